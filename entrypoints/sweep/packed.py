@@ -22,6 +22,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.sweep.journal import Journal, SweepState
 from cloudtrain.entrypoints.sweep.search import Allowance, Search, Segment, best, decide
@@ -33,6 +34,7 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
 MARGIN = 1.5  # of the measured pace: a segment's highest expected time
 JOIN_S = 300.0  # until all nodes have said how many slots they have
+HOPELESS = 3  # failures without any result before them: the task itself is at fault
 KEEP = 5  # trials whose checkpoints stay at the end
 
 # A stop request, before the deadline's own.
@@ -165,14 +167,17 @@ class _Driver:
         self._search = replace(search, parallel=min(search.parallel, total))
         self._running: dict[tuple[int, int], tuple[Segment, int]] = {}
         self._pending = list(journal.state.open.values())  # interrupted at the last end, in the order of their starts
+        if self._has_no_result():  # the user may have mended the task since
+            journal.state.results.clear()
         self._saved = ""  # why the sweep leaves early
+        self._fault = ""  # the first failure, if no segment has a result
 
     def drive(self) -> int:
-        """Run the search to its end or to a stop; return the exit code."""
+        """Run the search to its end or to a stop; return the exit code. Raises TaskError if all trials fail."""
         while True:
             if _stops and not self._saved:
                 self._saved = "sigterm"
-            if self._saved:
+            if self._saved or self._is_hopeless():
                 for node in self._nodes:
                     node.stop()
             else:
@@ -184,10 +189,21 @@ class _Driver:
                     self._note(end)
             heartbeat.beat()
             time.sleep(LOOK_S)
+        if self._has_no_result():
+            for node in self._nodes:
+                node.end()
+            raise TaskError(f"no trial has a result; the first failure: {self._fault or 'see the log'}")
         if not self._saved and (self._pending or decide(self._search, self._state.results, ())):
             self._saved = "deadline"  # the search could go on with more time
         self._finish()
         return EXIT_SAVED if self._saved else EXIT_DONE
+
+    def _is_hopeless(self) -> bool:
+        return len(self._state.results) >= HOPELESS and self._has_no_result()
+
+    def _has_no_result(self) -> bool:
+        """Return whether segments have ended, and all of them have failed."""
+        return bool(self._state.results) and all(value is None for value in self._state.results.values())
 
     @property
     def _state(self) -> SweepState:
@@ -234,15 +250,20 @@ class _Driver:
         held = sum(start_s + step_s * (s.until_step - s.from_step) for s, _ in self._running.values())
         return Allowance(serial * self._search.parallel - held, start_s, step_s, serial)
 
+    def _is_late(self) -> bool:
+        return self._deadline_s is not None and time.monotonic() >= self._deadline_s
+
     def _note(self, end: SegmentEnd) -> None:
         """Enter the end of a segment; an interrupted segment has no result."""
         segment, _ = self._running.pop((end.trial, end.rung))
         if end.state == "saved":
-            self._saved = self._saved or "deadline"  # the segments obey the job's deadline by themselves
+            # A node's segments obey the deadline by themselves, and may get a stop request before this process does.
+            self._saved = self._saved or ("sigterm" if _stops or not self._is_late() else "deadline")
             self._say(segment, "saved", end.step, None, f"saved at step {end.step}")
             return
         value = end.value if end.value is not None and not math.isnan(end.value) else None
         self._journal.add("end", **{**asdict(end), "value": value})
+        self._fault = self._fault or end.message
         words = end.message or f"{end.state} at step {end.step}, value {'nan' if value is None else f'{value:.6g}'}"
         self._say(segment, end.state, end.step, value, words)
 

@@ -23,6 +23,7 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     evaluations is too good by chance: evaluate the trial once more, on data that chose no trial.
     """
     from cloudtrain.launcher.errors import ConfigError
+    from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store import sweeps
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.sweeps import driving, overview
@@ -33,7 +34,8 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     if not shown["best"]:
         say(f"{found.id} has no result yet")
         return 1
-    first = {**shown["best"][0], "job": f"{found.id}-{shown['best'][0]['trial']}"}
+    first = shown["best"][0]
+    first = {**first, "job": found.id if is_packed(found.config) else f"{found.id}-{first['trial']}"}
     if output is not None:
         import yaml
 

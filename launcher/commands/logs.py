@@ -73,23 +73,30 @@ def command(
     attempt: int | str | None,
     as_json: bool,
 ) -> int:
-    """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`."""
+    """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; SWEEP.17 is a trial of a sweep."""
     from cloudtrain.launcher.jobs.follow import follow, show, view_of
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.logs.view import View, parse_ranks
     from cloudtrain.launcher.store.registry import Registry
 
+    registry = Registry()
+    if trial := registry.packed_trial(job):
+        job, pattern = (
+            trial[0].id,
+            _pattern(rf"^(?:\[{trial[1]}\] |trial {trial[1]}, ){f'.*(?:{grep})' if grep else ''}"),
+        )
+    else:
+        pattern = _pattern(grep)
     view = View(
         ranks=parse_ranks(ranks) if ranks else None,
         node=node,
-        grep=_pattern(grep),
+        grep=pattern,
         since_s=None if since is None else time.time() - duration_s("--since", since),
         timestamps=timestamps,
         raw=raw,
         as_json=as_json,
         hold_back_s=None if hold_back is None else duration_s("--hold-back", hold_back),
     )
-    registry = Registry()
     found = refresh(registry, registry.find(job))
     if attempt == ALL:
         return _show_all(registry, found, view_of(found, view), tail, following=following)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.jobs.shown_config import differences
+from cloudtrain.launcher.planning.search_spec import is_packed
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def has_saved(registry: Registry, job: Job) -> bool:
     """Return whether a resume finds a checkpoint or kept files; a done job may have saved in any attempt."""
     if job.attempt.state.resumable or job.attempt.state.state != "succeeded":
         return job.attempt.state.resumable
-    return any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
+    return is_packed(job.config) or any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
 
 
 def budget_setting(job: Job, text: str) -> str:

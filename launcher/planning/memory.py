@@ -124,9 +124,15 @@ def _left_out(other: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def _ask(prepared: Prepared) -> dict[str, Any]:
-    """Return the parts of the job's spec that decide on memory."""
+    """Return the parts of the job's spec that decide on memory; for a packed sweep, those of a trial."""
     spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
-    return {**spec, "notices": None, "checkpoint": {}}
+    trial = {
+        "nodes": 1,
+        "nproc_per_node": prepared.plan.slot_ranks,
+        "run": {**spec["run"], "kind": "task"},
+        "sweep": None,
+    }
+    return {**spec, **(trial if spec.get("sweep") else {}), "notices": None, "checkpoint": {}}
 
 
 def _measured(prepared: Prepared, ask: dict[str, Any], usable_bytes: int) -> tuple[Lines, bool]:

@@ -35,6 +35,7 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
 _TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
+_TRIAL_ID = re.compile(r"([a-z0-9-]+)-(\d+)")
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -238,9 +239,18 @@ class Registry:
                 raise UsageError(f"`{key}` is the name of {len(several)} jobs: {ids}", hint=hint)
         if len(rows) == 1 and key:
             return rows[0]
+        if not rows and (trial := _TRIAL_ID.fullmatch(key)) and self._select("AND jobs.id = ?", trial[1]):
+            hint = f"cloudtrain logs {trial[1]}.{trial[2]}, cloudtrain status {trial[1]}"
+            raise NoSuchJobError(f"trial {trial[2]} has no job of its own: the job {trial[1]} trains it", hint=hint)
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
         raise _ambiguous(key, rows)
+
+    def packed_trial(self, key: str) -> tuple[Job, int] | None:
+        """Return the job and the number of a trial, for `SWEEP.17` of a packed sweep; else None."""
+        named = _TRIAL.fullmatch(key)
+        rows = self._select("AND jobs.id = ?", named[1]) if named else []
+        return (rows[0], int(named[2])) if named and rows else None
 
     def _meant(self, key: str) -> str:
         """Return the question for a similar name or id, or for `last`, else an empty text."""

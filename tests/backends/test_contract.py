@@ -72,6 +72,15 @@ training:
   seed: 3
 """
 
+SWEEP = """\
+sweep:
+  space: {training.optimizer.lr: [1e-4, 1e-3, 1e-2]}
+  algorithm: halving
+  trials: 3
+  first_rung: 3
+  parallel: 2
+"""
+
 # Prints its identity; then runs until a stop request, and saves before it exits.
 SCRIPT = """
 import json, os, signal, sys, time
@@ -328,6 +337,28 @@ def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp
     assert (status["state"], status["step"], status["attempt"]) == ("succeeded", 9, 3)
     assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
     assert losses(cli, "paused", 1, 2, 3) == losses(cli, "whole", 1)
+
+
+@cases("local", "ssh", "sagemaker", "azureml", "vertex", soaked=())
+def test_packed_sweep_trains_its_trials_on_both_nodes(backend: str, cli: Any, tmp_path: Path) -> None:
+    """The best trial's file, submitted as a job of its own, has the trial's loss bit for bit."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "task.py").write_text(
+        TASK.replace("time.sleep(0.01)", "pass").replace('if split == "train" else None', "")
+    )
+    (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{PAUSED}{SWEEP}")
+    done = cli("submit", "-y", "--name", "search", cwd=folder, timeout_s=200)
+    assert done.code == 0, done.stdout + done.stderr
+    shown = cli("status", "search", "--json").json
+    assert (shown["state"], shown["jobs"]) == ("ended", ["search"])
+    assert [(each["step"], each["done"], each["failed"]) for each in shown["rungs"]] == [(3, 3, 0), (9, 1, 0)]
+    best = cli("best", "search", "--json", "-o", "best.yaml", cwd=folder).json
+    assert (best["trial"], best["step"], best["job"]) == (shown["best"][0]["trial"], 9, "search")
+    words = ["--backend", "local", "--set", "resources={}", "--name", "alone", "--force"]
+    alone = cli("submit", "best.yaml", "-y", *words, cwd=folder)
+    assert alone.code == 0, alone.stdout + alone.stderr
+    assert cli("status", "alone", "--json").json["metrics"]["loss"] == best["value"]
 
 
 def losses(cli: Any, job: str, *attempts: int) -> list[tuple[int, str]]:

@@ -263,3 +263,18 @@ def test_journal_cut_at_every_byte_has_the_last_whole_line(tmp_path: Path) -> No
         again.close()
         assert again.state == cut.state
         assert (7, 0) in again.state.results
+
+
+@pytest.mark.slow
+def test_task_without_the_metric_fails_early_and_begins_again(tmp_path: Path) -> None:
+    """After three failures without a result the sweep fails with the cause; a mended sweep trains all trials."""
+    sweep = Sweep(tmp_path, {**SEARCH, "trials": 6, "rungs": [2]}, training={"monitor": {"metric": "accuracy"}})
+    code, found = sweep.run()
+    assert code != 0
+    failed = [each for each in found if each["e"] == "trial" and each["state"] == "failed"]
+    assert 3 <= len(failed) <= 4
+    cause = json.loads((tmp_path / "result" / "rank-0.json").read_text())["message"]
+    assert cause.startswith("no trial has a result; the first failure: the evaluation has no accuracy; it has loss")
+    sweep.training = {}
+    assert sweep.run()[0] == 0
+    assert len(results(tmp_path)) == 6
