@@ -1,0 +1,138 @@
+"""Packed sweeps as whole jobs: without a launcher, after a stop, after kill -9, and on a spot machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wholejobs
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.sweep.journal import NAME
+from doubles.aws.handle import ROLE, Aws
+
+pytestmark = pytest.mark.slow
+
+HEAD = """\
+name: j
+task: task.py
+env: {OMP_NUM_THREADS: "1"}
+training:
+  global_batch_size: 16
+  max_steps: 12
+  optimizer: {name: adamw}
+  schedule: {name: cosine}
+  log_every: 1
+  seed: 3
+sweep:
+  space: {training.optimizer.lr: {log: [1e-4, 1e-2]}}
+  algorithm: halving
+  trials: 4
+  first_rung: 4
+  parallel: 2
+budget: {limit: 2 USD}
+"""
+LOCAL = f"{HEAD}backend: local\nlocal: {{price_per_hour: 1}}\n"
+AWS = (
+    f'{HEAD}backend: sagemaker\nsagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}\n'
+    "resources: {instances: 1, instance_type: ml.g5.xlarge, spot: true}\ndistributed: {nproc_per_node: 1}\n"
+)
+
+
+def write(folder: Path, config: str) -> Path:
+    """Write the project, whose task has an evaluation of 16 samples; return the folder."""
+    wholejobs.write_task(folder, config)
+    short = "else torch.utils.data.Subset(Data(), range(16))"
+    (folder / "task.py").write_text(wholejobs.TASK.replace("else None", short))
+    return folder
+
+
+def results(cli: Any, job: str) -> dict[tuple[int, int], float]:
+    """Return the results in the journal of a local sweep."""
+    lines = (cli.home / "local" / job / "checkpoints" / NAME).read_text().splitlines()
+    ends = [found for found in map(json.loads, lines) if found["e"] == "end"]
+    return {(each["trial"], each["rung"]): each["value"] for each in ends}
+
+
+def test_sweep_ends_without_a_launcher(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """After `submit -d` no command looks: the sweep ends within its limit, exports the best, and leaves no process."""
+    folder = write(tmp_path / "project", LOCAL)
+    assert cli("submit", "-d", "-y", "--name", "alone", cwd=folder).code == 0
+    node = cli.home / "local" / "alone" / "attempt-1" / "node-0"
+    wait_until((node / "exit.json").exists, 120, 0.2)
+    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_JOB="alone"), 20, 0.1)
+    shown = cli("status", "alone", "--json").json
+    assert (shown["state"], shown["trials"], shown["is_finished"], shown["held_usd"]) == ("ended", 4, True, 0)
+    assert 0 < shown["spend_usd"] < shown["limit_usd"] == 2
+    best = shown["best"][0]
+    assert best["value"] == min(value for (_, rung), value in results(cli, "alone").items() if rung == 1)
+    assert wholejobs.weights(cli, "alone", folder)
+    own = cli("logs", f"alone.{best['trial']}").stdout.splitlines()
+    assert all(line.startswith((f"[{best['trial']}] ", f"trial {best['trial']}, ")) for line in own)
+    assert any("done at step 12" in line for line in own)
+
+
+def kill(pids: list[int]) -> None:
+    """Kill the processes."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_interrupted_sweep_continues_exactly(cli: Any, tmp_path: Path) -> None:
+    """After a stop, kill -9 of all ranks, or a power cut, the results and the weights are an undisturbed sweep's."""
+    folder = write(tmp_path / "project", LOCAL)
+    assert cli("submit", "-y", "--name", "whole", cwd=folder, timeout_s=120).code == 0
+    for end in ("stop", "kill", "power"):
+        assert cli("submit", "-d", "-y", "--name", end, cwd=folder).code == 0
+        cli.watch("] step 6/12", "logs", "-f", end)
+        if end == "stop":
+            assert cli("stop", end, "-y").code == 0
+        if end == "power":
+            agent = cli.home / "local" / end / "attempt-1" / "node-0" / "state.json"
+            kill([json.loads(agent.read_text())["pid"]])
+        if end != "stop":
+            kill(processes.with_environment(CLOUDTRAIN_JOB=end))
+        if end == "kill":  # the agent starts the sweep again
+            assert cli("wait", end, timeout_s=120).code == 0
+        else:
+            cli("wait", end)
+            assert cli("status", end, "--json").json["state"] == "stopped"
+            done = cli("resume", end, "-y", timeout_s=120)
+            assert done.code == 0, done.stdout + done.stderr
+        assert results(cli, end) == results(cli, "whole")
+        wholejobs.assert_equal(wholejobs.weights(cli, end, folder), wholejobs.weights(cli, "whole", folder))
+        assert cli("status", end, "--json").json["state"] == "ended"
+
+
+def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
+    """An ended sweep goes on with more trials; the trials before keep their results."""
+    folder = write(tmp_path / "project", LOCAL)
+    fewer = ["--set", "sweep.algorithm=asha", "--set", "sweep.factor=2"]
+    assert cli("submit", "-y", "--name", "more", "--set", "sweep.trials=2", *fewer, cwd=folder, timeout_s=120).code == 0
+    before = results(cli, "more")
+    done = cli("resume", "more", "-y", "--set", "sweep.trials=4", timeout_s=120)
+    assert done.code == 0, done.stdout + done.stderr
+    after = results(cli, "more")
+    assert {key: after[key] for key in before} == before
+    shown = cli("status", "more", "--json").json
+    assert (shown["trials"], shown["state"], shown["rungs"][1]["done"]) == (4, "ended", 2)
+
+
+def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path, wait_until: Any) -> None:
+    """Interrupted in mid-run, a new machine continues from the journal in S3, and the results are the same."""
+    folder = write(tmp_path / "project", AWS)
+    assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder, timeout_s=200).code == 0
+    assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
+    wait_until(lambda: "] step 6/12" in cli("logs", "broken").stdout, 100, 0.3)
+    account.interrupt("broken-1")
+    done = cli("logs", "-f", "broken", timeout_s=200)
+    assert done.code == 0, done.stdout + done.stderr
+    assert cli("status", "broken", "--json").json["rungs"] == cli("status", "whole", "--json").json["rungs"]
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), wholejobs.weights(cli, "whole", folder))
