@@ -18,6 +18,7 @@ import first_step
 import restart
 import ssh_fleet
 import startup
+import sweep_decisions
 import vertex_jobs
 import vertex_submits
 
@@ -25,7 +26,7 @@ import vertex_submits
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    local = (startup, first_step, environments, fanout, crash, restart, faults, ssh_fleet)
+    local = (startup, first_step, environments, fanout, crash, restart, faults, ssh_fleet, sweep_decisions)
     aws = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines)
     azure = (azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
     vertex = (vertex_jobs.cost, vertex_submits.ambiguous, lambda: vertex_submits.submits(20), vertex_jobs.lines)

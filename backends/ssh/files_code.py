@@ -39,12 +39,33 @@ def ship(
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
     `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
+    A host that receives the same archive from a competing submit is busy. The other hosts get the archive first: two
+    submits that each waited for a host of the other would wait forever.
     """
-    reply = _ask(fleet, bundle, [seat.host for seat in assignments])
-    paths = {seat.host.name: reply[seat.host]["path"] for seat in assignments}
+    paths, left = dict[str, str](), list(assignments)
+    end_s, is_first = time.monotonic() + BUSY_S, True
+    while True:
+        reply = _ask(fleet, bundle, [seat.host for seat in left])
+        paths |= {seat.host.name: reply[seat.host]["path"] for seat in left}
+        busy = [seat for seat in left if reply[seat.host]["busy"]]
+        _ship_to_free(fleet, bundle, [seat for seat in left if seat not in busy], reply, ports)
+        if not busy:
+            return paths
+        _pause([seat.host.name for seat in busy], end_s, is_first=is_first)
+        left, is_first = busy, False
+
+
+def _ship_to_free(
+    fleet: Fleet,
+    bundle: Bundle,
+    assignments: Sequence[Assignment],
+    reply: Mapping[Host, Mapping[str, Any]],
+    ports: Sequence[int] | None,
+) -> None:
+    """Send the archive to the hosts that lack the archive; `reply` has their answers to `has`."""
     missing = [seat for seat in assignments if not reply[seat.host]["kept"]]
     if not missing:
-        return paths
+        return
     if bundle.bytes > EXPLAIN_BYTES:
         say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {counted(len(missing), 'host')}")
     with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
@@ -58,26 +79,22 @@ def ship(
     if seconds > SLOW_S and seconds * len(missing) > FAN_OUT_S:
         missing = _fan_out(fleet, bundle, with_it[0], missing, ports)
     _upload_all(fleet, bundle, {seat.host: reply[seat.host]["arrived"] for seat in missing})
-    return paths
 
 
 def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict[str, Any]]:
-    """Return each host's part of the archive, once no competing submit is sending the archive to a host."""
-    end_s = time.monotonic() + BUSY_S
-    is_said = False
-    while True:
-        call = Call("has", {**_asked(bundle), "bytes": bundle.bytes})
-        reply = _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
-        busy = [host.name for host in hosts if reply[host]["busy"]]
-        if not busy:
-            return reply
-        if time.monotonic() > end_s:
-            hint = "end it, or change a file of the code"
-            raise CapacityError(f"another submit is still sending the same code to {', '.join(busy)}", hint=hint)
-        if not is_said:
-            say(f"another submit is sending the same code to {', '.join(busy)}: waiting for it")
-            is_said = True
-        time.sleep(LOOK_S)
+    """Return each host's part of the archive. A host that is not busy then accepts the archive from this process."""
+    call = Call("has", {**_asked(bundle), "bytes": bundle.bytes})
+    return _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
+
+
+def _pause(busy: Sequence[str], end_s: float, *, is_first: bool) -> None:
+    """Wait LOOK_S for competing submits; the first time, print the hosts. Raises CapacityError after `end_s`."""
+    if time.monotonic() > end_s:
+        hint = "end it, or change a file of the code"
+        raise CapacityError(f"another submit is still sending the same code to {', '.join(busy)}", hint=hint)
+    if is_first:
+        say(f"another submit is sending the same code to {', '.join(busy)}: waiting for it")
+    time.sleep(LOOK_S)
 
 
 def _asked(bundle: Bundle) -> dict[str, Any]:
@@ -107,10 +124,12 @@ def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> No
 
 def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
     """Send the archive to one host, from the end of an earlier try; a large one by rsync from an older archive."""
+    end_s = time.monotonic() + BUSY_S
     for number in range(TRIES):
         try:
             if number:
-                reply = _ask(fleet, bundle, [host])[host]
+                while (reply := _ask(fleet, bundle, [host])[host])["busy"]:
+                    _pause([host.name], end_s, is_first=False)
                 if reply["kept"]:
                     return
                 arrived = reply["arrived"]

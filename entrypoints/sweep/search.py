@@ -144,7 +144,7 @@ def origin(search: Search, results: Results, trial: int, rung: int) -> int | Non
     last = {number: value for (number, at), value in results.items() if at == rung - 1}
     ranked, count = _ranked(search, last), len(last) // _QUARTER
     failed = sorted(last.keys() - set(ranked))
-    losers = {*failed, *[each for each in ranked[count:] if ranked.index(each) >= len(last) - count]}
+    losers = {*failed, *ranked[max(count, len(last) - count) :]}
     if trial not in losers or not ranked:
         return None
     highest = [each for each in ranked[: max(1, count)] if each not in losers] or ranked[:1]

@@ -163,19 +163,23 @@ def set_state(database: Database, sweep_id: str, state: str) -> None:
     database.execute("UPDATE sweeps SET state = ? WHERE id = ?", (state, sweep_id))
 
 
-def lease(database: Database, sweep_id: str) -> bool:
-    """Return whether this process may drive the sweep for LEASE_S seconds: no other process has the lease."""
+def lease(database: Database, sweep_id: str, held_s: float = 0.0) -> float:
+    """Take the right to drive the sweep for LEASE_S seconds; return its end, or 0 if a different process has the right.
+
+    `held_s`: the end of the caller's own lease, which the call renews.
+    """
     now_s = time.time()
     with database.transaction():
-        held = database.execute("SELECT 1 FROM sweeps WHERE id = ? AND lease_s > ?", (sweep_id, now_s))
-        if not held:
-            database.execute("UPDATE sweeps SET lease_s = ? WHERE id = ?", (now_s + LEASE_S, sweep_id))
-    return not held
+        (row,) = database.execute("SELECT lease_s FROM sweeps WHERE id = ?", (sweep_id,))
+        if row["lease_s"] > now_s and row["lease_s"] != held_s:
+            return 0.0
+        database.execute("UPDATE sweeps SET lease_s = ? WHERE id = ?", (now_s + LEASE_S, sweep_id))
+    return now_s + LEASE_S
 
 
-def free(database: Database, sweep_id: str) -> None:
-    """End the lease."""
-    database.execute("UPDATE sweeps SET lease_s = 0 WHERE id = ?", (sweep_id,))
+def free(database: Database, sweep_id: str, held_s: float) -> None:
+    """End the own lease, which ends at `held_s`; leave the lease of a different process."""
+    database.execute("UPDATE sweeps SET lease_s = 0 WHERE id = ? AND lease_s = ?", (sweep_id, held_s))
 
 
 def segments(database: Database, sweep_id: str) -> list[SegmentRecord]:
@@ -195,10 +199,20 @@ def write(database: Database, segment: SegmentRecord) -> None:
     )
 
 
+def update(database: Database, before: SegmentRecord, after: SegmentRecord) -> None:
+    """Store `after` in place of `before`, or if the row was removed; leave the row of a concurrent process."""
+    key = before.sweep, before.trial, before.rung
+    with database.transaction():
+        rows = database.execute("SELECT * FROM segments WHERE sweep = ? AND trial = ? AND rung = ?", key)
+        if not rows or SegmentRecord(**dict(rows[0])) == before:
+            write(database, after)
+
+
 def remove(database: Database, segment: SegmentRecord) -> None:
-    """Delete the row of a segment that was not sent."""
+    """Delete the row of a segment that is still due."""
     database.execute(
-        "DELETE FROM segments WHERE sweep = ? AND trial = ? AND rung = ?", (segment.sweep, segment.trial, segment.rung)
+        "DELETE FROM segments WHERE sweep = ? AND trial = ? AND rung = ? AND state = 'due'",
+        (segment.sweep, segment.trial, segment.rung),
     )
 
 

@@ -21,7 +21,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, new_id
 from cloudtrain.launcher.jobs import retry, stopping, submit
-from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
 from cloudtrain.launcher.planning import planner
 from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.planning.search_spec import is_packed, training_of
@@ -72,28 +72,24 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
     if is_packed(sweep.config):
         refresh(registry, registry.find(sweep.id))
         return []
-    if sweep.state == "ended" or not sweeps.lease(database, sweep.id):
+    held_s = 0.0 if sweep.state == "ended" else sweeps.lease(database, sweep.id)
+    if not held_s:
         return []
     try:
         told = [line for each in sweeps.segments(database, sweep.id) for line in _collect(registry, sweep, each)]
-        if sweeps.find(database, sweep.id).state == "stopped":
-            return told
-        _choose(registry, sweep)
-        due = [each for each in sweeps.segments(database, sweep.id) if each.state == "due"]
-        for each in due:
-            try:
-                told.append(_send(registry, sweep, each, environ))
-            except BudgetError as error:
-                told.append(error.message)
-                sweeps.remove(database, each)
-            except CloudtrainError as error:
-                told.append(f"{each.job_id} is not sent: {error}")
-        if all(each.state in ("done", "failed") for each in sweeps.segments(database, sweep.id)):
-            sweeps.set_state(database, sweep.id, "ended")
+        is_decided = _choose(registry, sweep)
+        for each in sweeps.segments(database, sweep.id):
+            if each.state != "due":
+                continue
+            held_s = sweeps.lease(database, sweep.id, held_s)
+            if not held_s or not _is_running(registry, sweep):
+                return told
+            told.append(_try_to_send(registry, sweep, each, environ))
+        if is_decided and _has_ended(registry, sweep):
             told.append(_end(registry, sweep))
         return told
     finally:
-        sweeps.free(database, sweep.id)
+        sweeps.free(database, sweep.id, held_s)
 
 
 def follow(registry: Registry, sweep: SweepRecord, say: Callable[[str], object], *, once: bool = False) -> int:
@@ -114,15 +110,37 @@ def follow(registry: Registry, sweep: SweepRecord, say: Callable[[str], object],
 
 
 def stop(registry: Registry, sweep: SweepRecord) -> list[Job]:
-    """Send no further segment, and ask the running trials to save and stop; return those trials."""
+    """Send no further segment, and ask the running trials to save and stop; return those trials.
+
+    Raises the first error of a backend, after all trials were asked.
+    """
     sweeps.set_state(registry.database, sweep.id, "stopped")
-    asked = []
+    asked, errors = [], list[CloudtrainError]()
     for each in sweeps.segments(registry.database, sweep.id):
-        if each.state == "due":
+        if each.state == "due" and not _is_sent(_job(registry, each.job_id), each):
             sweeps.remove(registry.database, each)
-        elif each.state == "sent":
-            asked.append(stopping.ask(registry, each.job_id, now=False, agrees=lambda wish: True).job)
+        elif each.state in ("due", "sent"):  # the sender of a due segment may have died after the send
+            try:
+                asked.append(stopping.ask(registry, each.job_id).job)
+            except CloudtrainError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
     return asked
+
+
+def _is_running(registry: Registry, sweep: SweepRecord) -> bool:
+    return sweeps.find(registry.database, sweep.id).state == "running"
+
+
+def _has_ended(registry: Registry, sweep: SweepRecord) -> bool:
+    """Store the sweep's end if all segments have ended; return whether the sweep has ended now."""
+    database = registry.database
+    with database.transaction():
+        ended = all(each.state in ("done", "failed") for each in sweeps.segments(database, sweep.id))
+        if ended := ended and _is_running(registry, sweep):
+            sweeps.set_state(database, sweep.id, "ended")
+    return ended
 
 
 def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
@@ -157,7 +175,7 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
     try:
         job = refresh(registry, registry.find(segment.job_id))
     except NoSuchJobError:
-        sweeps.write(registry.database, replace(segment, state="failed"))
+        sweeps.update(registry.database, segment, replace(segment, state="failed"))
         return [f"{segment.job_id} was removed"]
     if job.active or job.attempt.number < segment.attempt:
         return []
@@ -167,11 +185,12 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
     if is_whole:
         metric = searching.metric_of(sweep.config)
         value = searching.value_at(registry.database, job.id, segment.until_step, metric)
-    elif _may_go_on(job) and segment.tries + 1 < MOST_TRIES:
-        again = replace(segment, state="due", attempt=job.attempt.number + 1, tries=segment.tries + 1)
-        sweeps.write(registry.database, again)
+    elif _may_go_on(job) and (tries := segment.tries + (state.detail != NEVER_SENT)) < MOST_TRIES:
+        again = replace(segment, state="due", attempt=job.attempt.number + 1, tries=tries)
+        sweeps.update(registry.database, segment, again)
         return [f"{job.id} ended early ({state.reason or state.state}), and goes on"]
-    sweeps.write(registry.database, replace(segment, state="done" if value is not None else "failed", value=value))
+    ended = replace(segment, state="done" if value is not None else "failed", value=value)
+    sweeps.update(registry.database, segment, ended)
     how = f"{searching.metric_of(sweep.config)} {value:.6g}" if value is not None else "no result"
     return [f"{job.id}, rung {segment.rung + 1}: {how}"]
 
@@ -187,8 +206,8 @@ def _may_go_on(job: Job) -> bool:
     return is_fault and state.reason != "user"
 
 
-def _choose(registry: Registry, sweep: SweepRecord) -> None:
-    """Write a row for each segment that the search starts now."""
+def _choose(registry: Registry, sweep: SweepRecord) -> bool:
+    """Write a row for each segment that the search starts now; return False if a concurrent process was faster."""
     database = registry.database
     known = sweeps.segments(database, sweep.id)
     search, results = searching.search_of(sweep.config), searching.results_of(known)
@@ -196,12 +215,18 @@ def _choose(registry: Registry, sweep: SweepRecord) -> None:
     allowance, _ = _money(registry, sweep, known)
     if allowance is None:  # the first trial measures the pace
         search = replace(search, parallel=1)
+    rows = []
     for chosen in decide(search, results, running, allowance):
         job_id, number = f"{sweep.id}-{chosen.trial}", 1
         if chosen.rung:
             number = registry.find(job_id).attempt.number + 1
         until = chosen.until_step if searching.pauses(sweep.config) else None
-        sweeps.write(database, SegmentRecord(sweep.id, chosen.trial, chosen.rung, job_id, number, until))
+        rows.append(SegmentRecord(sweep.id, chosen.trial, chosen.rung, job_id, number, until))
+    with database.transaction():
+        is_current = sweeps.segments(database, sweep.id) == known and _is_running(registry, sweep)
+        for row in rows if is_current else ():
+            sweeps.write(database, row)
+    return is_current
 
 
 def _money(
@@ -221,20 +246,37 @@ def _money(
     return pace.allowance(plan, left_micro), pace
 
 
+def _try_to_send(registry: Registry, sweep: SweepRecord, segment: SegmentRecord, environ: Mapping[str, str]) -> str:
+    """Send the segment, and return a line of text. Without room in the budget, the segment is removed."""
+    try:
+        return _send(registry, sweep, segment, environ)
+    except BudgetError as error:
+        sweeps.remove(registry.database, segment)
+        return error.message
+    except CloudtrainError as error:
+        return f"{segment.job_id} is not sent: {error}"
+
+
 def _send(registry: Registry, sweep: SweepRecord, segment: SegmentRecord, environ: Mapping[str, str]) -> str:
     """Send the segment unless it was sent before, and mark its row. Raises CloudtrainError."""
     known = _job(registry, segment.job_id)
-    is_sent = known is not None and known.attempt.number >= segment.attempt and known.attempt.phase != "never_sent"
-    if not is_sent:
+    if not _is_sent(known, segment):
         settings = _settings(registry, sweep, segment)
         if known is None or registry.never_ran(known):
             _send_first(registry, sweep, segment, settings, environ)
         else:
             submit.resend(registry, known, retry.prepare_next(registry, known, settings), environ)
     number = registry.find(segment.job_id).attempt.number
-    sweeps.write(registry.database, replace(segment, state="sent", attempt=number))
+    sweeps.update(registry.database, segment, replace(segment, state="sent", attempt=number))
+    if not _is_running(registry, sweep):  # the user has stopped the sweep during the send
+        stopping.ask(registry, segment.job_id)
     to = f" to step {segment.until_step}" if segment.until_step else ""
     return f"sent: {segment.job_id}, rung {segment.rung + 1}{to}"
+
+
+def _is_sent(job: Job | None, segment: SegmentRecord) -> bool:
+    """Return whether the segment's attempt was sent, or may have been."""
+    return job is not None and job.attempt.number >= segment.attempt and job.attempt.phase != "never_sent"
 
 
 def _send_first(

@@ -190,6 +190,23 @@ def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[...,
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
+def test_submits_that_wait_for_each_other_both_end(
+    pair: Cluster, code: Callable[..., Bundle], wait_until: Callable[..., Any]
+) -> None:
+    """A submit serves its free hosts before the wait for a busy host: a competing submit may need these free hosts."""
+    bundle, hosts = code(), seats(pair)
+    other = Fleet(fleet().loop, channel_master.Masters())
+    assert not other.call(hosts[0].host, "has", {**files_code._asked(bundle), "bytes": bundle.bytes})["busy"]
+    thread = threading.Thread(target=files_code.ship, args=(fleet(), bundle, hosts))
+    thread.start()
+    wait_until(lambda: kept(pair, 1) == [f"{bundle.sha256}.tar.gz"], 30)
+    files_code.ship(other, bundle, list(reversed(hosts)))
+    thread.join(30)
+    assert not thread.is_alive()
+    assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
+    other.run(other._close())
+
+
 def test_full_disk_is_reported_before_the_upload(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """The message has the folder, the free space and the remedy; no file remains."""
     bundle = code(6)

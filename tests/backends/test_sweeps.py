@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,24 @@ training:
   {max_steps: 6, global_batch_size: 8, optimizer: {name: sgd, lr: 0.1}, schedule: {name: cosine}}
 sweep: {space: {training.optimizer.lr: [0.0001, 0.001, 0.05]}, trials: 3, parallel: 3, first_rung: 2, place: jobs}
 """
+# A driver that dies at a statement of the registry: before the first for 1, after the first for 2, and so on.
+DYING = """\
+import os, signal
+from cloudtrain.launcher.store.database import Database
+
+left, execute = int(os.environ["DIES_AT"]), Database.execute
+
+def counted(self, sql, values=()):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return execute(self, sql, values)
+
+Database.execute = counted
+from cloudtrain.launcher.cli import main
+main()
+"""
 
 
 def sweep_of(home: Path) -> tuple[Registry, Any]:
@@ -88,6 +108,50 @@ def test_drivers_that_die_send_each_trial_once(
     best = cli("best", sweep.id, "--json").json
     assert (best["trial"], best["value"], best["values"]) == (2, 0.0, {"args.lr": 3})
     assert cli("status", f"{sweep.id}.2", "--json").json["job"] == f"{sweep.id}-2"
+
+
+@pytest.mark.parametrize(("trials", "step", "deaths"), [(6, 9, 8), pytest.param(40, 1, 100, marks=pytest.mark.soak)])
+def test_driver_that_dies_at_a_statement_loses_no_trial(
+    cli: Any,
+    project: Callable[..., Path],
+    home: Path,
+    wait_until: Any,
+    tmp_path: Path,
+    trials: int,
+    step: int,
+    deaths: int,
+) -> None:
+    """A driver dies at each of its statements, every time at a later one: each trial is sent once, and has a result."""
+    folder = project(RANDOM.replace("[1, 2, 3, 4, 5]", str(list(range(1, trials + 1)))), text=SCRIPT)
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+    program = tmp_path / "dying.py"
+    program.write_text(f"#!{sys.executable}\n{DYING}")
+    program.chmod(0o755)
+    dying, died, at, survived = replace(cli, command=(str(program),)), 0, 1, 0
+
+    def is_over() -> bool:
+        nonlocal died, at, survived
+        done = dying("advance", sweep.id, env={"DIES_AT": str(at if died < deaths else 0)})
+        assert done.code in (0, -signal.SIGKILL), done.stderr
+        print("DEAD", at, done.code, done.stdout)
+        died, at, survived = (died + 1, at + step, 0) if done.code else (died, at, survived + 1)
+        at = 1 if survived > 3 else at  # no driver has so many statements
+        registry.database.execute("UPDATE sweeps SET lease_s = 0")  # in place of 30 s after the death of a driver
+        return sweeps.find(registry.database, sweep.id).state == "ended"
+
+    wait_until(is_over, 400, 0.0)
+    assert died >= deaths
+    require_sent_once(registry, sweep, trials)
+
+
+def require_sent_once(registry: Registry, sweep: Any, trials: int) -> None:
+    """Check that each trial has a result of a single attempt, and that the budget holds."""
+    jobs = registry.jobs()
+    assert {job.id for job in jobs} == {f"{sweep.id}-{trial}" for trial in range(trials)}
+    assert len([attempt for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]) == trials
+    assert {each.state for each in sweeps.segments(registry.database, sweep.id)} == {"done"}
+    assert sum(sweeps.spent_and_held(registry.database, sweep.id)) <= 3_000_000
 
 
 def test_asha_pauses_and_promotes(cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None) -> None:

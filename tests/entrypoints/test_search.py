@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,54 +25,77 @@ def search(algorithm: str, trials: int = 27, parallel: int = 4, last: int = 81, 
 
 
 class History:
-    """A random history of a search: segments end in any order, fail, repeat; a segment costs at most its worst case."""
+    """A random history of a search: segments end in any order, fail, repeat; a segment costs at most its worst case.
+
+    Results come late: an ended segment may count as running for some decisions more. Results repeat: a known result
+    may change, and a segment with a result may still count as running.
+    """
 
     def __init__(self, what: Search, seed: int, *, failures: float, limit: float, start: float = 0.3) -> None:
         self.search, self.draw = what, random.Random(seed)
         self.failures, self.limit, self.start = failures, limit, start
         self.results: dict[tuple[int, int], float | None] = {}
         self.running: dict[tuple[int, int], float] = {}
+        self.late: dict[tuple[int, int], float | None] = {}
         self.sent: list[tuple[int, int]] = []
         self.spent = 0.0
 
-    def run(self) -> None:
-        """Decide and end segments until the search is over; check each decision."""
-        while True:
+    def run(self, *, added: int = 0) -> None:
+        """Decide and end segments until the search is over; check each decision. Add trials once, at a random time."""
+        adds_at = self.draw.randrange(2 * self.search.trials) if added else -1
+        for decision in itertools.count():
+            if decision == adds_at:
+                self.search = replace(self.search, trials=self.search.trials + added)
             self._send()
-            if not self.running:
+            if not self.running and not self.late:
                 return
-            key = self.draw.choice(sorted(self.running))
-            self.spent += self.running.pop(key) * self.draw.uniform(0.1, 1.0)
-            value = round(self.draw.random(), 2)  # ties
-            odd = self.draw.random() < self.failures
-            self.results[key] = self.draw.choice([None, math.nan]) if odd else value
+            if self.running and self.draw.random() < 0.8:
+                self._end(self.draw.choice(sorted(self.running)))
+            if self.late and (not self.running or self.draw.random() < 0.7):
+                key = self.draw.choice(sorted(self.late))
+                self.results[key] = self.late.pop(key)
+            if self.results and self.search.algorithm == "asha" and self.draw.random() < 0.05:
+                self.results[self.draw.choice(sorted(self.results))] = self._value()
+
+    def _end(self, key: tuple[int, int]) -> None:
+        self.spent += self.running.pop(key) * self.draw.uniform(0.1, 1.0)
+        self.late[key] = self._value()
+
+    def _value(self) -> float | None:
+        if self.draw.random() < self.failures:
+            return self.draw.choice([None, math.nan])
+        return round(self.draw.random(), 2)  # ties
 
     def _send(self) -> None:
         allowance = Allowance(self.limit - self.spent - sum(self.running.values()), self.start, 1.0)
         items = list(self.results.items())
+        repeated = self.draw.sample(items, min(len(items), self.draw.choice([0, 0, 2])))
+        running = [*self.running, *self.late, *(key for key, _ in repeated)]
         self.draw.shuffle(items)
-        found = decide(self.search, self.results, self.running, allowance)
-        assert found == decide(self.search, dict(items), set(self.running), allowance)
+        found = decide(self.search, self.results, [*self.running, *self.late], allowance)
+        assert found == decide(self.search, dict(items), self.draw.sample(running, len(running)), allowance)
         for segment in found:
             assert segment.key not in self.sent
-            assert not any(trial == segment.trial for trial, _ in self.running)
+            assert not any(trial == segment.trial for trial, _ in (*self.running, *self.late))
             self.sent.append(segment.key)
             self.running[segment.key] = allowance.cost(segment.from_step, segment.until_step)
         assert self.spent + sum(self.running.values()) <= self.limit + 1e-9
-        assert len(self.running) <= self.search.parallel
+        assert len(self.running) + len(self.late) <= self.search.parallel
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(2500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("algorithm", ["random", "halving", "asha", "pbt"])
-def test_random_histories_never_overspend(algorithm: str) -> None:
+def test_random_histories_never_overspend(algorithm: str, count: int) -> None:
     """No segment is sent twice, held and spent money stays within the limit, and a trial finishes if none fails."""
     ladder = 5 * 0.3 + 81
-    for seed in range(60):
+    for seed in range(count):
         draw = random.Random(seed)
         failures = draw.choice([0.0, 0.05, 0.3])
         what = search(algorithm, trials=draw.randint(4, 40), parallel=draw.randint(1, 9))
+        added = 0 if algorithm == "pbt" else draw.choice([0, 0, 9])  # a population has a fixed size
         many = what.trials if algorithm == "pbt" else 1  # a generation needs its whole population
         history = History(what, seed, failures=failures, limit=ladder * many * draw.uniform(1.0, 12.0))
-        history.run()
+        history.run(added=added)
         if failures == 0.0:
             assert any(rung == len(what.rungs) - 1 for _, rung in history.results), (seed, algorithm)
 

@@ -77,10 +77,15 @@ def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
 
 
 def test_lease_admits_one_driver(tmp_path: Path) -> None:
-    """A second process gets no lease until the first has freed it."""
+    """A second process gets no lease until the first has freed its own; a process renews and frees only its own."""
     database = Database(tmp_path)
     sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
-    assert sweeps.lease(database, "s-abcde")
+    first_s = sweeps.lease(database, "s-abcde")
+    assert first_s
     assert not sweeps.lease(database, "s-abcde")
-    sweeps.free(database, "s-abcde")
+    renewed_s = sweeps.lease(database, "s-abcde", first_s)
+    assert renewed_s > first_s
+    sweeps.free(database, "s-abcde", first_s)
+    assert not sweeps.lease(database, "s-abcde")
+    sweeps.free(database, "s-abcde", renewed_s)
     assert sweeps.lease(database, "s-abcde")
