@@ -15,9 +15,10 @@ from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import BudgetError, NoSuchJobError
 from cloudtrain.launcher.store.database import Database
 
-__all__ = ["SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
+__all__ = ["TRIAL_JOBS", "RungFigures", "SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
 
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
+TRIAL_JOBS = "SELECT job_id FROM segments"
 
 SegmentState = Literal["due", "sent", "done", "failed"]
 
@@ -129,6 +130,31 @@ def remove(database: Database, segment: SegmentRecord) -> None:
     database.execute(
         "DELETE FROM segments WHERE sweep = ? AND trial = ? AND rung = ?", (segment.sweep, segment.trial, segment.rung)
     )
+
+
+@dataclass(frozen=True)
+class RungFigures:
+    """The ended segments of a rung: their count, and the least and the greatest metric; None without a number."""
+
+    rung: int
+    ended: int
+    least: float | None
+    greatest: float | None
+
+
+def rung_figures(database: Database, sweep_id: str) -> list[RungFigures]:
+    """Return the figures of each rung with an ended segment, the lowest rung first."""
+    rows = database.execute(
+        "SELECT rung, COUNT(*) AS ended, MIN(value) AS least, MAX(value) AS greatest FROM segments"
+        " WHERE sweep = ? AND state IN ('done', 'failed') GROUP BY rung ORDER BY rung",
+        (sweep_id,),
+    )
+    return [RungFigures(**dict(row)) for row in rows]
+
+
+def trial_jobs(database: Database) -> set[str]:
+    """Return the ids of the jobs of all sweeps."""
+    return {row["job_id"] for row in database.execute(TRIAL_JOBS)}
 
 
 def spent_and_held(database: Database, sweep_id: str) -> tuple[int, int]:
