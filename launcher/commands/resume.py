@@ -1,7 +1,8 @@
-"""`cloudtrain resume`: a new attempt of a job, from its newest checkpoint."""
+"""`cloudtrain resume`: a new attempt of a job, from its newest checkpoint; or more trials and money for a sweep."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 
 @click.command(
@@ -34,13 +37,15 @@ if TYPE_CHECKING:
         "cloudtrain resume last",
         "cloudtrain resume digits --update-code --instances 4",
         "cloudtrain resume digits --budget +50USD",
+        "cloudtrain resume digits-x7k2p --trials +40 --budget +50USD",
     ),
 )
 @named_job_argument
 @click.option("--instances", type=WholeNumber(min=1), help="Continue with another number of instances.")
 @click.option("--backend", "asked", hidden=True)  # answered, not obeyed: a job stays on its backend
 @set_option
-@click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
+@click.option("--trials", metavar="[+]N", help="Of a sweep: add +40 trials, or set their number to 67.")
+@click.option("--budget", metavar="[+]USD", help="Raise the budget by +50USD, or set it to 200USD.")
 @price_option
 @click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
 @click.option("--update-config", is_flag=True, help="Use the present config file, not the submitted config.")
@@ -53,6 +58,7 @@ def command(
     instances: int | None,
     asked: str | None,
     settings: tuple[str, ...],
+    trials: str | None,
     budget: str | None,
     price_micro: int | None,
     update_code: bool,
@@ -62,7 +68,11 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Resume from a job's newest checkpoint, with the code and the config as they were submitted."""
+    """Resume from a job's newest checkpoint, with the code and the config as they were submitted.
+
+    For a sweep, JOB is the sweep's name: the sweep goes on with its stopped trials, and with more trials or money.
+    """
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.jobs import retry, submit
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
@@ -73,6 +83,15 @@ def command(
     if budget is not None:
         require_one_budget(settings)
     registry = Registry()
+    if sweep := sweep_of(registry, (job,)):
+        given = {"--instances": instances, "--set": settings, "--price-per-hour": price_micro, "--backend": asked}
+        given |= {"--update-code": update_code, "--update-config": update_config, "--dry-run": dry_run}
+        if others := [option for option, value in given.items() if value not in (None, (), False)]:
+            hint = "a sweep keeps its code and its config; submit a new sweep for others"
+            raise UsageError(f"{others[0]} is for a job, and {sweep.id} is a sweep", hint=hint)
+        return _sweep(registry, sweep, trials, budget, yes=yes, detach=detach, as_json=as_json)
+    if trials is not None:
+        raise UsageError("--trials is for a sweep", hint="cloudtrain list shows the sweeps")
     found = refresh(registry, registry.find(job))
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
     retry.require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
@@ -105,6 +124,69 @@ def command(
         say("\n".join(unattended(found)))
         return 0
     return follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _sweep(
+    registry: Registry,
+    sweep: SweepRecord,
+    trials: str | None,
+    budget: str | None,
+    *,
+    yes: bool,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    """Store the new values of the sweep, and drive the sweep as `submit` does."""
+    from pathlib import Path
+
+    from cloudtrain.launcher.backend import Bundle
+    from cloudtrain.launcher.commands.status import drive
+    from cloudtrain.launcher.planning.prepare import prepare
+    from cloudtrain.launcher.sweeps import driving, growing, overview
+
+    grown = growing.grown(registry.database, sweep, trials, budget)
+    if growing.is_packed(grown):
+        return _packed(registry, grown, yes=yes, detach=detach, as_json=as_json)
+    bundle = Bundle.load(sweep.bundle)
+    if not bundle.path.exists():
+        raise UsageError("the code of the sweep is no longer here", hint="submit the sweep again")
+    config, cache = driving.config_of(grown, {}), registry.folder / "bundles"
+    prepared = prepare(config, Path(sweep.config_file), cache, dry=False, shipped=bundle)
+    if not approved(replace(prepared, notes=tuple(overview.plan_lines(grown.config))), yes=yes):
+        return 1
+    growing.go_on(registry, grown)
+    say(f"goes on: {sweep.id}, {growing.words(registry.database, grown)}")
+    if as_json:
+        print_json({"sweep": sweep.id, "backend": config.backend})
+    return drive(registry, grown, once=detach)
+
+
+def _packed(registry: Registry, sweep: SweepRecord, *, yes: bool, detach: bool, as_json: bool) -> int:
+    """Send the next attempt of a sweep that is a single job, with the new values; the job reads them at its start."""
+    from cloudtrain.launcher.jobs import retry, submit
+    from cloudtrain.launcher.jobs.describe import unattended
+    from cloudtrain.launcher.jobs.follow import follow, view_of
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.logs.view import View
+    from cloudtrain.launcher.sweeps import growing
+
+    job = refresh(registry, registry.find(sweep.id))
+    if job.active:
+        hint = f"cloudtrain stop {sweep.id}, and then resume the sweep"
+        raise UsageError(f"{sweep.id} runs, and a packed sweep takes new values at its next start", hint=hint)
+    prepared = retry.prepare_next(registry, job, growing.settings_of(sweep))
+    check = partial(submit.require_room, registry, prepared, is_first=False)
+    if not approved(prepared, yes=yes, before=job, check=check):
+        return 1
+    growing.go_on(registry, sweep)
+    job = submit.resend(registry, job, prepared)
+    say(f"goes on: {sweep.id}, {growing.words(registry.database, sweep)}")
+    if as_json:
+        print_json({"sweep": sweep.id, "backend": job.backend, "attempt": job.attempt.number})
+    if detach:
+        say("\n".join(unattended(job)))
+        return 0
+    return follow(registry, job, view_of(job, View(as_json=as_json)))
 
 
 def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:

@@ -93,6 +93,12 @@ def set_state(database: Database, sweep_id: str, state: str) -> None:
     database.execute("UPDATE sweeps SET state = ? WHERE id = ?", (state, sweep_id))
 
 
+def update(database: Database, sweep: SweepRecord) -> None:
+    """Store the sweep's config, limit and state."""
+    values = (json.dumps(sweep.config), sweep.limit_micro, sweep.state, sweep.id)
+    database.execute("UPDATE sweeps SET config = ?, limit_micro = ?, state = ? WHERE id = ?", values)
+
+
 def lease(database: Database, sweep_id: str) -> bool:
     """Return whether this process may drive the sweep for LEASE_S seconds: no other process has the lease."""
     now_s = time.time()
