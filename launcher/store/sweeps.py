@@ -158,6 +158,21 @@ def rung_figures(database: Database, sweep_id: str) -> list[RungFigures]:
     return [RungFigures(**dict(row)) for row in rows]
 
 
+def running(database: Database, sweep_id: str) -> list[dict[str, Any]]:
+    """Return the segments that are due or run, the highest rung first, with the state and the progress of the attempt.
+
+    The progress of a packed sweep's job is no trial's, and is left out.
+    """
+    rows = database.execute(
+        "SELECT s.trial, s.rung, s.job_id AS job, s.until_step, COALESCE(a.state, s.state) AS state,"
+        " CASE WHEN s.job_id != s.sweep THEN a.progress END AS progress FROM segments s"
+        " LEFT JOIN attempts a ON a.job_id = s.job_id AND a.number = s.attempt"
+        " WHERE s.sweep = ? AND s.state IN ('due', 'sent') ORDER BY s.rung DESC, s.trial",
+        (sweep_id,),
+    )
+    return [{**dict(row), "progress": json.loads(row["progress"] or "{}")} for row in rows]
+
+
 def trial_jobs(database: Database) -> set[str]:
     """Return the ids of the jobs of all sweeps."""
     return {row["job_id"] for row in database.execute(TRIAL_JOBS)}

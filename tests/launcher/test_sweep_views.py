@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,10 +15,14 @@ from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.live.sweepview import SweepShot, view
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.sweeps import growing, searching
+from cloudtrain.launcher.store.sweeps import SweepRecord
+from cloudtrain.launcher.sweeps import growing, overview, searching
+from cloudtrain.launcher.text.charts import ASCII, UNICODE
 from doubles import swept
+from doubles.terminals import Terminal
 
 
 @pytest.fixture
@@ -147,3 +153,85 @@ def test_options_of_a_job_are_refused_for_a_sweep(
     seed("alone", State("stopped", "user", started_s=1.0, ended_s=2.0))
     with pytest.raises(UsageError, match="--trials is for a sweep"):
         run("resume", "alone", "--trials", "+2")
+
+
+# -- watch and wait ---------------------------------------------------------------------------------------------------
+
+
+def running_sweep(registry: Registry) -> SweepRecord:
+    """Return a running sweep of nine trials, two of which run."""
+    sweep = swept.put(registry, 9, state="running")
+    for trial, rung in ((3, 1), (6, 2)):
+        row = sweeps.SegmentRecord(sweep.id, trial, rung, f"{sweep.id}-{trial}", 1, (90, 270, 810)[rung], "sent")
+        sweeps.write(registry.database, row)
+    return sweep
+
+
+def test_screen_of_a_sweep_has_rungs_money_and_trials(registry: Registry) -> None:
+    """The screen fits any terminal, and leaves trials out where the terminal is low."""
+    sweep = running_sweep(registry)
+    shot = SweepShot(overview.as_json(registry.database, sweep), ("sent: digits-x7k2p-3, rung 2",))
+    rows = [each.plain for each in view(shot, (100, 30), UNICODE, 0.0)]
+    assert len(rows) == 30
+    text = "\n".join(rows)
+    assert "digits-x7k2p  running  asha, 9 of 9 trials began" in rows[0]
+    assert "1.21 USD of 9.00 USD spent" in rows[1]
+    assert [row.split() for row in rows[4:7]] == [
+        ["1", "90", "8", "0", "1", "0.286541"],
+        ["2", "270", "3", "1", "0", "0.173688"],
+        ["3", "810", "0", "1", "0", "-"],
+    ]
+    assert re.search(r"3  rung 2 +.*step 90/270, loss", text)
+    assert re.search(r"6  loss 0.173688 at step 270  lr 0.0045", text)
+    assert rows[-2] == "sent: digits-x7k2p-3, rung 2"
+    for size in ((20, 4), (40, 10), (300, 80)):
+        found = view(shot, size, ASCII, 0.0)
+        assert len(found) == size[1]
+        assert all(each.cell_len <= size[0] for each in found)
+
+
+def test_watch_of_an_ended_sweep_ends_at_once(
+    registry: Registry, terminal: Callable[..., Terminal], run: Callable[..., Any]
+) -> None:
+    """The live view leaves with the exit code of the sweep, and the status stays on the terminal."""
+    sweep = swept.put(registry, 9)
+    screen = terminal(sweep.id)
+    assert screen.end() == 0
+    assert screen.is_given_back()
+    assert "rung 3 (step 810): 1 done" in screen.after()
+    assert run("watch", sweep.id, "--json")["state"] == "ended"
+
+
+def test_user_leaves_a_running_sweep(registry: Registry, terminal: Callable[..., Terminal]) -> None:
+    """Ctrl-C ends the view with 130, restores the terminal, and says how the sweep goes on."""
+    sweep = running_sweep(registry)
+    registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))  # another process drives
+    screen = terminal(sweep.id)
+    screen.see("9 of 9 trials began")
+    screen.press("\x03")
+    assert screen.end() == 130
+    assert screen.is_given_back()
+    assert f"cloudtrain advance {sweep.id}" in screen.after()
+
+
+def test_wait_returns_the_exit_code_of_the_sweep(registry: Registry, run: Callable[..., Any]) -> None:
+    """0 after a finished trial, 1 without; 9 for a sweep stopped before; 124 after the timeout."""
+    sweep = swept.put(registry, 9)
+
+    def code(state: str) -> int:
+        sweeps.set_state(registry.database, sweep.id, state)
+        found: int = cli.cli.main(["wait", sweep.id, "--timeout", "1s"], standalone_mode=False)
+        return found
+
+    assert (code("ended"), code("stopped")) == (0, 0)
+    registry.database.execute("DELETE FROM segments WHERE rung = 2")
+    assert (code("ended"), code("stopped")) == (1, 9)
+    registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))
+    assert code("running") == 124
+
+
+def test_watch_of_all_jobs_drives_the_sweeps(registry: Registry, run: Callable[..., Any]) -> None:
+    """A watch in the background takes the results of the trials, and finds the sweep's end."""
+    sweep = swept.put(registry, 9, state="running")
+    run("watch", "--once")
+    assert sweeps.find(registry.database, sweep.id).state == "ended"
