@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import BudgetError, NoSuchJobError
+from cloudtrain.launcher.job import Attempt
 from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.store.registry import attempt_of
 
 __all__ = ["TRIAL_JOBS", "RungFigures", "SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
 
@@ -171,6 +174,30 @@ def running(database: Database, sweep_id: str) -> list[dict[str, Any]]:
         (sweep_id,),
     )
     return [{**dict(row), "progress": json.loads(row["progress"] or "{}")} for row in rows]
+
+
+def attempts(database: Database, sweep_id: str) -> dict[str, list[Attempt]]:
+    """Return all attempts of the sweep's jobs by job, in order."""
+    rows = database.execute(
+        "SELECT *, created_s AS sent_s FROM attempts"
+        " WHERE job_id IN (SELECT job_id FROM segments WHERE sweep = ?) ORDER BY job_id, number",
+        (sweep_id,),
+    )
+    found = defaultdict[str, list[Attempt]](list)
+    for row in rows:
+        found[row["job_id"]].append(attempt_of(row, row["job_id"]))
+    return found
+
+
+def paces(database: Database, sweep_id: str) -> dict[tuple[str, int], tuple[float, int]]:
+    """Return by job and attempt the seconds in which the attempt trained, and the steps; by the points of steps."""
+    rows = database.execute(
+        "SELECT job_id, attempt, MAX(time_s) - MIN(time_s) AS seconds, MAX(step) - MIN(step) AS steps FROM points"
+        " WHERE kind IN ('step', 'eval') AND step IS NOT NULL"
+        " AND job_id IN (SELECT job_id FROM segments WHERE sweep = ?) GROUP BY job_id, attempt",
+        (sweep_id,),
+    )
+    return {(row["job_id"], row["attempt"]): (row["seconds"], row["steps"]) for row in rows if row["steps"]}
 
 
 def trial_jobs(database: Database) -> set[str]:

@@ -90,12 +90,12 @@ class _Writer:
         who = {**this_process(), "settings": []}
         attempt = Attempt(job_id, number, "intent", plan, {"body": 1}, began_s, who)
         with self.registry.database.transaction():
+            config = {key: value for key, value in self.sweep.config.items() if key not in ("sweep", "budget")}
             if number == 1:
-                config = {key: value for key, value in self.sweep.config.items() if key not in ("sweep", "budget")}
                 job = Job(job_id, "digits", "local", began_s, config, self.sweep.config_file, {}, attempt)
                 self.registry.add(job_id, lambda name, first: job, exclusive=True, key=None)
             else:
-                self.registry.add_attempt(attempt, {}, {})
+                self.registry.add_attempt(attempt, config, {})
             ledger.reserve(self.registry.database, job_id, number, "", 1_000_000, began_s)
         self.registry.mark_sent(attempt, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
         return attempt

@@ -235,3 +235,63 @@ def test_watch_of_all_jobs_drives_the_sweeps(registry: Registry, run: Callable[.
     sweep = swept.put(registry, 9, state="running")
     run("watch", "--once")
     assert sweeps.find(registry.database, sweep.id).state == "ended"
+
+
+# -- cost and compare -------------------------------------------------------------------------------------------------
+
+
+def test_cost_of_a_sweep_adds_up(registry: Registry, run: Callable[..., Any]) -> None:
+    """Trials, rungs and the sum agree; the starts and the untrained steps of paused trials follow from the rows."""
+    sweep = swept.put(registry, 9)
+    found = run("cost", sweep.id, "--json")
+    assert [each["segments"] for each in found["rungs"]] == [9, 3, 1]
+    for parts in (found["rungs"], found["trials"]):
+        assert sum(each["usd"] for each in parts) == pytest.approx(found["spend_usd"])
+    assert found["spend_usd"] == pytest.approx(1.205)
+    reached = {each["trial"]: len(each["rungs"]) for each in found["trials"]}
+    assert sorted(reached.values()) == [1, 1, 1, 1, 1, 1, 2, 2, 3]
+    # 5 trials paused at step 90 and 2 at step 270 of 810; trial 1 has failed, and one has finished.
+    assert found["saved_steps"] == 5 * 720 + 2 * 540
+    trained = 13 * swept.START_S + 5  # the failed segment's steps before its first report count as its start
+    assert found["starts_share"] == pytest.approx(trained / 1205, rel=1e-3)
+    price = (1.205 - trained / 1000) / (9 * 90 - 10 + 3 * 180 + 540)
+    assert found["saved_usd_estimate"] == pytest.approx(price * found["saved_steps"], rel=0.01)
+    text = run("cost", sweep.id)
+    assert "saved       about 2.3" in text
+    assert text.splitlines()[2].split()[-1] == "finished"
+    assert len(run("cost", sweep.id, "--csv").splitlines()) == 1 + 9 + 1
+
+
+def test_cost_table_of_many_trials_is_short(registry: Registry, run: Callable[..., Any]) -> None:
+    """The most expensive trials are shown with the sums of all; --csv has all trials."""
+    sweep = swept.put(registry, 60)
+    assert len(run("cost", sweep.id).splitlines()) == 1 + 1 + 20 + 1 + 3
+    assert len(run("cost", sweep.id, "--csv").splitlines()) == 1 + 60 + 1
+
+
+def test_cost_of_a_packed_sweep_is_divided_by_steps(registry: Registry, run: Callable[..., Any]) -> None:
+    """All segments name one job, whose cost is divided by the trained steps of the trials."""
+    sweep = swept.put(registry, 9)
+    registry.database.execute("DELETE FROM segments WHERE trial != 6")
+    registry.database.execute("UPDATE segments SET job_id = ?, attempt = 1", (sweep.id,))
+    registry.database.execute("PRAGMA foreign_keys = OFF")
+    registry.database.execute("UPDATE jobs SET id = ? WHERE id = ?", (sweep.id, f"{sweep.id}-6"))
+    registry.database.execute("UPDATE attempts SET job_id = ? WHERE job_id = ?", (sweep.id, f"{sweep.id}-6"))
+    found = run("cost", sweep.id, "--json")
+    assert found["is_shared"]
+    assert found["spend_usd"] == pytest.approx(0.465)
+    assert [each["usd"] for each in found["rungs"]] == pytest.approx(
+        [0.465 / 9, 0.465 * 2 / 9, 0.465 * 6 / 9], abs=2e-6
+    )
+    with pytest.raises(UsageError, match="are one job together"):
+        run("compare", sweep.id)
+
+
+def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., Any]) -> None:
+    """The best five trials stand side by side, the best first; a sweep with one result has no comparison."""
+    sweep = swept.put(registry, 9)
+    best = [f"{sweep.id}-{each['trial']}" for each in run("status", sweep.id, "--json")["best"]]
+    assert [each["job"]["job"] for each in run("compare", sweep.id, "--json")["jobs"]] == best
+    registry.database.execute("DELETE FROM segments WHERE trial != 6")
+    with pytest.raises(UsageError, match="has results of 1 trial"):
+        run("compare", sweep.id)
