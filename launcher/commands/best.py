@@ -49,7 +49,8 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"sweep": found.id, "metric": shown["metric"], **first})
         return 0
-    lines = [f"trial {first['trial']} of {found.id}: {shown['metric']} {first['value']:.6g} at step {first['step']}"]
+    value = overview.figure(first["value"])
+    lines = [f"trial {first['trial']} of {found.id}: {shown['metric']} {value} at step {first['step']}"]
     lines += [f"  {key}: {value}" for key, value in first["values"].items()]
     print_text([*lines, f"  its job: {first['job']}"])
     return 0

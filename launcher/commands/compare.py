@@ -13,6 +13,8 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, print_tex
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.report.comparing import Comparison
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
@@ -20,6 +22,7 @@ _TYPED = (
     "cloudtrain compare digits digits-lr",
     "cloudtrain compare digits digits-lr -o compared.html",
     "cloudtrain compare digits digits-lr --loss 0.5",
+    "cloudtrain compare digits-x7k2p      the best five trials of a sweep",
 )
 
 
@@ -38,20 +41,23 @@ def command(
     """Lay jobs side by side: where their configs differ, and what came of each.
 
     Two to eight jobs: final and lowest loss, metrics, time, cost, throughput, and what it cost to come down to a loss
-    that all of them reached.
+    that all of them reached. Of a single SWEEP, the best five trials.
     """
     import time
 
     from cloudtrain.launcher.commands.report import seen
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.errors import UsageError
     from cloudtrain.launcher.report import comparing
     from cloudtrain.launcher.store.registry import Registry
 
+    registry = Registry()
+    if (sweep := sweep_of(registry, jobs)) is not None:
+        jobs = _trials(registry, sweep)
     if not 2 <= len(jobs) <= MOST:
         raise UsageError(f"compare takes two to {MOST} jobs, not {len(jobs)}", hint="cloudtrain list shows their names")
     if opens and output is None:
         raise UsageError("--open shows the page, which is written with -o", hint="add -o compared.html")
-    registry = Registry()
     found = [seen(registry, key) for key in jobs]
     if twice := sorted({job.id for job in found if [each.id for each in found].count(job.id) > 1}):
         raise UsageError(f"{twice[0]} is named twice", hint="name another job")
@@ -70,6 +76,24 @@ def command(
         print_json(comparing.as_json(comparison))
     elif output is None:
         _print(comparison)
+
+
+def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
+    """Return the jobs of the sweep's best trials. Raises UsageError for less than two results, and without jobs."""
+    from cloudtrain.entrypoints.format import counted
+    from cloudtrain.launcher.errors import UsageError
+    from cloudtrain.launcher.store import sweeps
+    from cloudtrain.launcher.sweeps import overview
+
+    jobs = {each.trial: each.job_id for each in sweeps.segments(registry.database, sweep.id)}
+    if sweep.id in jobs.values():
+        hint = f"cloudtrain report {sweep.id} has all trials on a page"
+        raise UsageError(f"the trials of {sweep.id} are one job together", hint=hint)
+    best = [jobs[each["trial"]] for each in overview.as_json(registry.database, sweep)["best"]]
+    if len(best) < 2:
+        hint = f"cloudtrain status {sweep.id} shows the running trials"
+        raise UsageError(f"{sweep.id} has results of {counted(len(best), 'trial')}", hint=hint)
+    return tuple(best)
 
 
 def _print(found: Comparison) -> None:

@@ -1,4 +1,4 @@
-"""`cloudtrain cost`: the cost of a job, leg by leg, or the cost of all jobs in a month or since a day."""
+"""`cloudtrain cost`: the cost of a job, leg by leg, of a sweep, or of all jobs in a month or since a day."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.money.bill import Bill
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -42,7 +43,11 @@ def command(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month."""
+    """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month.
+
+    For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
+    """
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.store.registry import Registry
 
     if as_csv and as_json:
@@ -57,7 +62,11 @@ def command(
         close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
         hint = f"did you mean `{close[0]}`?"
         raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
-    if job is not None:
+    if job is not None and (sweep := sweep_of(registry := Registry(), (job,))) is not None:
+        if with_invoice:
+            raise UsageError("--invoice is about one job", hint=f"cloudtrain cost {sweep.id}.0 --invoice")
+        _sweep(registry, sweep, as_csv=as_csv, as_json=as_json)
+    elif job is not None:
         _one(Registry(), job, with_invoice=with_invoice, as_csv=as_csv, as_json=as_json)
     else:
         from_s, to_s = _span(month, since)
@@ -84,6 +93,25 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
         legs = _legs(found) if found.lines else ["nothing was ever sent"]
         lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)]
         print_text([*lines, *(bill_text.invoice_lines(invoice) if invoice else ())])
+
+
+def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: bool) -> None:
+    """Print the cost of a sweep by trial and rung."""
+    from cloudtrain.launcher.sweeps import costs
+
+    found = costs.costs_of(registry.database, sweep, time.time())
+    if as_json:
+        print_json(costs.as_json(found))
+        return
+    head, rows = costs.cells(found, is_whole=as_csv)
+    if as_csv:
+        print_lines([csv_text(head, rows)])
+        return
+    shown, notes = costs.lines(found)
+    print_lines([f"{sweep.id}  {sweep.state}", *table(head, rows, columns=width())])
+    print_text(shown)
+    for note in notes:
+        say(note)
 
 
 def _legs(found: Bill) -> list[str]:

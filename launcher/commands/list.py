@@ -1,4 +1,4 @@
-"""`cloudtrain list`: the jobs, the newest first."""
+"""`cloudtrain list`: the jobs and the sweeps, the newest first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.sweeps.summary import Summary
 
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
@@ -33,7 +34,9 @@ DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow te
     ),
 )
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
-@click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
+@click.option(
+    "--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones and trials."
+)
 @click.option("-n", "--limit", type=WholeNumber(min=1), help="How many.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
@@ -56,11 +59,13 @@ def command(
 ) -> None:
     """List jobs, the newest first. Those that may be running are asked for their state, all at once.
 
-    What has not answered after ten seconds is listed as it was last seen.
+    What has not answered after ten seconds is listed as it was last seen. A sweep is one line; --all, --state and
+    --json also list the sweep's trials.
     """
     from cloudtrain.launcher.job import ACTIVE
     from cloudtrain.launcher.jobs import list_cache
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.sweeps import summary
 
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
@@ -72,6 +77,7 @@ def command(
         since_s=None if since is None else time.time() - duration_s("--since", since),
         limit=limit or (None if everything or as_json else SHOWN),
         hides_unsent=not (everything or as_json),
+        hides_trials=not (everything or as_json or states),
     )
     registry, faults = Registry(), dict[str, CloudtrainError]()
 
@@ -83,22 +89,26 @@ def command(
         return answers.jobs
 
     found = list_cache.chosen(registry, choice, ask, described=as_json)
-    if choice.backends and not found.lines:
+    searches = summary.chosen(registry.database, choice, active=active)
+    if choice.backends and not (found.lines or searches):
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(registry, found, faults)
-    elif found.lines:
-        _print(registry, found)
+        _print_json(registry, found, searches, faults)
+    elif found.lines or searches:
+        _print(registry, found, searches, choice.limit)
     else:
         say(_none(registry, choice, active=active))
     for job_id, fault in faults.items():
         say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
+def _print_json(
+    registry: Registry, found: Listing, searches: list[Summary], faults: dict[str, CloudtrainError]
+) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from cloudtrain.launcher.jobs.list_cache import attempts_of
     from cloudtrain.launcher.money.forecast import forecast
+    from cloudtrain.launcher.sweeps import summary
     from cloudtrain.launcher.text.money import as_usd
 
     now_s = time.time()
@@ -106,17 +116,24 @@ def _print_json(registry: Registry, found: Listing, faults: dict[str, Cloudtrain
     running = sum(job.attempt.state.state != "pending" for job in found.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
-    more = json_line({"running": running, "burn_usd_per_hour": burn, "not_answered": silent})
+    sweeps = [summary.as_json(each) for each in searches]
+    more = json_line({"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent})
     write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
 
 
-def _print(registry: Registry, found: Listing) -> None:
+def _print(registry: Registry, found: Listing, searches: list[Summary], limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
-    rows = [
-        (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money, when(line.created_s, now_s))
-        for line in found.lines
+    dated = [
+        (each.created_s, (each.job_id, each.backend, each.ranks, each.outcome, each.progress, each.money))
+        for each in found.lines
     ]
+    for each in searches:
+        sweep = each.sweep
+        cells = (sweep.id, sweep.config["backend"], "-", f"sweep {sweep.state}", each.progress, each.money)
+        place = next((i for i, (created_s, _) in enumerate(dated) if created_s < sweep.created_s), len(dated))
+        dated.insert(place, (sweep.created_s, cells))
+    rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
     print_lines(lines)
     for note in hidden(HEAD, lines):

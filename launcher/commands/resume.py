@@ -1,7 +1,8 @@
-"""`cloudtrain resume`: a new attempt of a job, from its newest checkpoint."""
+"""`cloudtrain resume`: a new attempt of a job, from its newest checkpoint; or more trials and money for a sweep."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 
 @click.command(
@@ -34,13 +37,15 @@ if TYPE_CHECKING:
         "cloudtrain resume last",
         "cloudtrain resume digits --update-code --instances 4",
         "cloudtrain resume digits --budget +50USD",
+        "cloudtrain resume digits-x7k2p --trials +40 --budget +50USD",
     ),
 )
 @named_job_argument
 @click.option("--instances", type=WholeNumber(min=1), help="Continue with another number of instances.")
 @click.option("--backend", "asked", hidden=True)  # answered, not obeyed: a job stays on its backend
 @set_option
-@click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
+@click.option("--trials", metavar="[+]N", help="Of a sweep: add +40 trials, or set their number to 67.")
+@click.option("--budget", metavar="[+]USD", help="Raise the budget by +50USD, or set it to 200USD.")
 @price_option
 @click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
 @click.option("--update-config", is_flag=True, help="Use the present config file, not the submitted config.")
@@ -53,6 +58,7 @@ def command(
     instances: int | None,
     asked: str | None,
     settings: tuple[str, ...],
+    trials: str | None,
     budget: str | None,
     price_micro: int | None,
     update_code: bool,
@@ -62,20 +68,38 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Resume from a job's newest checkpoint, with the code and the config as they were submitted."""
+    """Resume from a job's newest checkpoint, with the code and the config as they were submitted.
+
+    For a sweep, JOB is the sweep's name: the sweep continues with its stopped trials, and with more trials or money.
+    """
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.jobs import retry, submit
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.logs.view import View
+    from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.sweeps.growing import trials_after
 
     if budget is not None:
         require_one_budget(settings)
     registry = Registry()
+    sweep = sweep_of(registry, (job,))
+    if sweep is not None and not is_packed(sweep.config):
+        given = {"--instances": instances, "--set": settings, "--price-per-hour": price_micro, "--backend": asked}
+        given |= {"--update-code": update_code, "--update-config": update_config, "--dry-run": dry_run}
+        if others := [option for option, value in given.items() if value not in (None, (), False)]:
+            hint = "a sweep keeps its code and its config; submit a new sweep for others"
+            raise UsageError(f"{others[0]} is for a job, and {sweep.id} is a sweep", hint=hint)
+        return _sweep(registry, sweep, trials, budget, yes=yes, detach=detach, as_json=as_json)
+    if trials is not None:
+        if sweep is None:
+            raise UsageError("--trials is for a sweep", hint="cloudtrain list shows the sweeps")
+        settings = (*settings, f"sweep.trials={trials_after(registry.database, sweep, trials)}")
     found = refresh(registry, registry.find(job))
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    retry.require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
+    retry.require_ended(registry, found, is_changed=bool(settings or budget or update_code or update_config))
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:
         say("no checkpoint of this job yet: starting from the beginning")
@@ -105,6 +129,39 @@ def command(
         say("\n".join(unattended(found)))
         return 0
     return follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _sweep(
+    registry: Registry,
+    sweep: SweepRecord,
+    trials: str | None,
+    budget: str | None,
+    *,
+    yes: bool,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    """Store the new values of the sweep, and drive the sweep as `submit` does."""
+    from pathlib import Path
+
+    from cloudtrain.launcher.backend import Bundle
+    from cloudtrain.launcher.commands.status import drive
+    from cloudtrain.launcher.planning.prepare import prepare
+    from cloudtrain.launcher.sweeps import driving, growing, overview
+
+    grown = growing.grown(registry.database, sweep, trials, budget)
+    bundle = Bundle.load(sweep.bundle)
+    if not bundle.path.exists():
+        raise UsageError("the code of the sweep is no longer here", hint="submit the sweep again")
+    config, cache = driving.config_of(grown, {}), registry.folder / "bundles"
+    prepared = prepare(config, Path(sweep.config_file), cache, dry=False, shipped=bundle)
+    if not approved(replace(prepared, notes=tuple(overview.plan_lines(grown.config))), yes=yes):
+        return 1
+    growing.go_on(registry, grown)
+    say(f"goes on: {sweep.id}, {growing.words(registry.database, grown)}")
+    if as_json:
+        print_json({"sweep": sweep.id, "backend": config.backend})
+    return drive(registry, grown, once=detach)
 
 
 def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:

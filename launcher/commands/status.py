@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.store.sweeps import SweepRecord
 
-__all__ = ["command", "show", "show_sweep", "sweep_of"]
+__all__ = ["command", "drive", "show", "show_sweep", "sweep_of"]
 
 PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
@@ -73,6 +73,17 @@ def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None
         print_json(overview.as_json(registry.database, sweep))
     else:
         print_lines(overview.as_lines(registry.database, sweep))
+
+
+def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s: float | None = None) -> int:
+    """Drive the sweep to its end, and print each change; return the exit code. Ctrl-C leaves the running trials."""
+    from cloudtrain.launcher.sweeps import driving
+
+    try:
+        return driving.follow(registry, sweep, say, once=once, until_s=until_s)
+    except KeyboardInterrupt:
+        hint = f"cloudtrain advance {sweep.id} goes on, cloudtrain stop {sweep.id} stops"
+        raise KeyboardInterrupt(f"the running trials of {sweep.id} go on: {hint}") from None
 
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:

@@ -1,11 +1,15 @@
-"""`cloudtrain wait`: wait for the end of jobs."""
+"""`cloudtrain wait`: wait for the end of jobs, or of a sweep."""
 
 from __future__ import annotations
+
+import time
 
 import click
 
 from cloudtrain.launcher.commands.options import completes, duration_s, json_option
 from cloudtrain.launcher.text.terminal import print_json, say
+
+TIMED_OUT = 124
 
 
 @click.command("wait")
@@ -17,7 +21,9 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
     The exit code is the job's; of several, the first that is not 0.
     With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
+    For a sweep, the command drives the sweep meanwhile; the exit code is 0 if a trial has finished.
     """
+    from cloudtrain.launcher.commands.status import drive, show_sweep, sweep_of
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.describe import as_json as describe
     from cloudtrain.launcher.jobs.describe import headline, outcome
@@ -27,6 +33,11 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
     timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
+    if sweep := sweep_of(registry, jobs):
+        code = drive(registry, sweep, until_s=None if timeout_s is None else time.time() + timeout_s)
+        if as_json and code != TIMED_OUT:
+            show_sweep(registry, sweep, as_json=True)
+        return code
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 
     def report(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import sys
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.commands.options import completes, duration_s, examples, json_option
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.poller import Seen
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 EVERY, LEAST_S = "60s", 1
 CHOOSE_S = 5.0  # for the list of jobs
@@ -59,7 +62,7 @@ def command(
     A terminal shows the jobs live: a single job with its curves and its log, many jobs in a table; the keys are on the
     screen. Without a terminal each poll prints a line per job. The command ends when the named JOBS have ended, with
     their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
-    job.
+    job. A single SWEEP is shown as a whole, and driven to its end; without JOBS all running sweeps are driven.
     """
     every_s = _every_s(every or EVERY)
     if jobs and everything:
@@ -68,6 +71,8 @@ def command(
         if install and uninstall:
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
+    if (found := _sweep_of(jobs)) is not None:
+        return _watch_sweep(*found, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
     if not (once or plain or as_json) and _is_live():
         from cloudtrain.launcher.live.main_loop import show
 
@@ -77,6 +82,43 @@ def command(
     except KeyboardInterrupt:
         say("no longer watching; the jobs continue")
         return 130
+
+
+def _sweep_of(names: tuple[str, ...]) -> tuple[Registry, SweepRecord] | None:
+    """Return the open registry and the sweep if the only name is the id of a sweep, else None."""
+    if len(names) != 1:
+        return None
+    from cloudtrain.launcher.commands.status import sweep_of
+    from cloudtrain.launcher.store.registry import Registry
+
+    registry = Registry()
+    sweep = sweep_of(registry, names)
+    return None if sweep is None else (registry, sweep)
+
+
+def _watch_sweep(
+    registry: Registry, sweep: SweepRecord, every_s: float, *, once: bool, plain: bool, as_json: bool
+) -> int:
+    """Drive the sweep, and show it: on a terminal as a screen, else a line for each change, or an object a look."""
+    from cloudtrain.launcher.commands.status import drive, show_sweep
+    from cloudtrain.launcher.store import sweeps
+    from cloudtrain.launcher.sweeps import driving
+
+    if once:
+        show_sweep(registry, sweep, as_json=as_json)
+        return 0
+    if not (plain or as_json) and _is_live():
+        from cloudtrain.launcher.live.sweep_loop import show
+
+        return show(registry, sweep, every_s)
+    if not as_json:
+        return drive(registry, sweep)
+    while True:
+        show_sweep(registry, sweep, as_json=True)
+        sweep = sweeps.find(registry.database, sweep.id)
+        if not driving.is_going_on(registry.database, sweep):
+            return driving.exit_code(registry.database, sweep)
+        time.sleep(every_s or driving.LOOK_S)
 
 
 def _every_s(text: str) -> float:
@@ -107,11 +149,15 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
     jobs: list[Job] = []
+    sweeps_due_s = 0.0
     codes: dict[str, int] = {}  # of the ended jobs, in the order of their ends
     faults = polls = 0
     begin, pacing = watching.notifying(watching.look), Pacing(every_s=lambda: every_s)
     with Poller(registry.folder, begin, found.put, pacing, once=once) as poller:
         while True:
+            if not names and time.monotonic() >= sweeps_due_s:
+                sweeps_due_s = math.inf if once else time.monotonic() + every_s
+                _advance_sweeps(registry)
             if not (once and polls) and (changed := selection.news(time.time())) is not None:
                 jobs = changed
                 poller.watch(jobs)
@@ -124,6 +170,20 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 logs.take(seen)
     logs.close()
     return int(faults > 0) if once else next((code for code in codes.values() if code), 0)
+
+
+def _advance_sweeps(registry: Registry) -> None:
+    """Drive the running sweeps once; an error of a sweep does not end the watch of the jobs."""
+    from cloudtrain.launcher.store import sweeps
+
+    for sweep in sweeps.sweeps(registry.database, active=True):
+        from cloudtrain.launcher.sweeps.driving import advance
+
+        try:
+            for line in advance(registry, sweep):
+                say(line)
+        except CloudtrainError as error:
+            say(f"{sweep.id}: {error}")
 
 
 def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:

@@ -18,6 +18,7 @@ from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.jobs.describe import as_json, in_line, outcome
 from cloudtrain.launcher.money.forecast import forecast
+from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
 from cloudtrain.launcher.text.terminal import json_line
@@ -34,7 +35,7 @@ class JobFilter:
     """A filter of jobs; an empty field, or None, matches all jobs. `limit`: how many of the newest jobs to list.
 
     `tags` with their values, None for any value; `since_s`: the earliest submit, in unix seconds. `hides_unsent`:
-    without jobs that were never sent, from a day after the submit on.
+    without jobs that were never sent, from a day after the submit on. `hides_trials`: without the jobs of sweeps.
     """
 
     states: frozenset[str] = frozenset()
@@ -44,6 +45,7 @@ class JobFilter:
     since_s: float | None = None
     limit: int | None = None
     hides_unsent: bool = False
+    hides_trials: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -68,7 +70,10 @@ class ListRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The lines of the chosen jobs, the newest first; `active` has the listed jobs that may be running."""
+    """The lines of the chosen jobs, the newest first.
+
+    `active` has the jobs that may be running: the listed jobs and the hidden trials.
+    """
 
     lines: list[ListRow]
     active: list[Job]
@@ -98,10 +103,12 @@ def chosen(
         active = ask(active)
     now_s = time.time()
     active_lines = {job.seq: _line(row_of(job, attempts_of(registry, job), now_s)) for job in active}
-    lines = [*(line for line in active_lines.values() if is_any or line.state in choice.states), *ended]
+    trials = sweeps.trial_jobs(registry.database) if choice.hides_trials and active else set()
+    listed = [line for line in active_lines.values() if line.job_id not in trials]
+    lines = [*(line for line in listed if is_any or line.state in choice.states), *ended]
     lines = sorted(lines, key=lambda line: -line.seq)[: choice.limit] if active_lines else ended
     shown_seqs = {line.seq for line in lines} if active_lines else set()
-    return Listing(lines, [job for job in active if job.active and job.seq in shown_seqs])
+    return Listing(lines, [job for job in active if job.active and (job.seq in shown_seqs or job.id in trials)])
 
 
 def attempts_of(registry: Registry, job: Job) -> list[Attempt]:
@@ -153,6 +160,8 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
     if choice.hides_unsent:
         parts.append("NOT (outcome = 'not sent' AND created_s < ? AND job_id NOT IN (" + RAN + "))")
         values.append(time.time() - UNSENT_S)
+    if choice.hides_trials:
+        parts.append(f"job_id NOT IN ({sweeps.TRIAL_JOBS})")
     for key, value in choice.tags:
         parts.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = COALESCE(?, value))")
         values += [key, value]
@@ -177,8 +186,11 @@ def _is_old_unsent(each: _Fresh) -> bool:
 
 def _missing(registry: Registry, choice: JobFilter) -> list[_Fresh]:
     """Make the rows of ended jobs that are not cached; with only a `limit`, no more rows than the list can show."""
+    hidden = sweeps.TRIAL_JOBS if choice.hides_trials else "''"
     missing = registry.database.execute(
-        "SELECT seq FROM jobs WHERE seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY seq DESC", (FORM,)
+        f"SELECT seq FROM jobs WHERE seq NOT IN (SELECT seq FROM listed WHERE form = ?) AND id NOT IN ({hidden})"
+        " ORDER BY seq DESC",
+        (FORM,),
     )
     seqs = [row[0] for row in missing]
     if choice.limit is not None and not choice.is_narrow:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_DAMAGED",
+    "budget_after",
     "budget_setting",
     "has_saved",
     "is_due",
@@ -140,18 +141,25 @@ def has_saved(registry: Registry, job: Job) -> bool:
 def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises or sets the job's budget. Raises UsageError."""
     from cloudtrain.launcher.money.forecast import budget_micro
-    from cloudtrain.launcher.text.units import format_money, parse_money
+    from cloudtrain.launcher.text.units import format_money
 
-    wanted, before = text.strip(), budget_micro(job)
+    return f"budget.limit={format_money(budget_after(job.id, budget_micro(job), text))}"
+
+
+def budget_after(name: str, before_micro: int | None, text: str) -> int:
+    """Return the budget of a job or a sweep after `+50USD`, or `200USD`, in micro-dollars. Raises UsageError."""
+    from cloudtrain.launcher.text.units import parse_money
+
+    wanted = text.strip()
     try:
         micro = parse_money(wanted.removeprefix("+"))
     except ValueError as error:
         raise UsageError(f"--budget: expected {error}", hint="+50USD adds to the budget, 200USD sets it") from None
-    if wanted.startswith("+"):
-        if before is None:
-            raise UsageError(f"{job.id} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
-        micro += before
-    return f"budget.limit={format_money(micro)}"
+    if not wanted.startswith("+"):
+        return micro
+    if before_micro is None:
+        raise UsageError(f"{name} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
+    return before_micro + micro
 
 
 def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,17 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import BudgetError, NoSuchJobError
-from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.job import ACTIVE, Attempt
 from cloudtrain.launcher.store import sanitize
 from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.store.registry import attempt_of
 from cloudtrain.launcher.text.units import parse_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
+__all__ = ["TRIAL_JOBS", "RungFigures", "SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
 
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
+TRIAL_JOBS = "SELECT job_id FROM segments"
 
 SegmentState = Literal["due", "sent", "done", "failed"]
 # The states in a report of a packed sweep. `saved`: interrupted; the segment begins again later.
@@ -121,10 +124,7 @@ def add_packed(database: Database, job: Job) -> None:
     if not known:
         add(database, sweep)
     elif known[0].config != sweep.config:
-        database.execute(
-            "UPDATE sweeps SET config = ?, limit_micro = ? WHERE id = ?",
-            (json.dumps(sweep.config), sweep.limit_micro, job.id),
-        )
+        change(database, sweep)
 
 
 def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], state: str) -> None:
@@ -161,6 +161,12 @@ def _limit_of(config: dict[str, Any]) -> int | None:
 def set_state(database: Database, sweep_id: str, state: str) -> None:
     """Store the sweep's state."""
     database.execute("UPDATE sweeps SET state = ? WHERE id = ?", (state, sweep_id))
+
+
+def change(database: Database, sweep: SweepRecord) -> None:
+    """Store the sweep's config, limit and state."""
+    values = (json.dumps(sweep.config), sweep.limit_micro, sweep.state, sweep.id)
+    database.execute("UPDATE sweeps SET config = ?, limit_micro = ?, state = ? WHERE id = ?", values)
 
 
 def lease(database: Database, sweep_id: str, held_s: float = 0.0) -> float:
@@ -214,6 +220,70 @@ def remove(database: Database, segment: SegmentRecord) -> None:
         "DELETE FROM segments WHERE sweep = ? AND trial = ? AND rung = ? AND state = 'due'",
         (segment.sweep, segment.trial, segment.rung),
     )
+
+
+@dataclass(frozen=True)
+class RungFigures:
+    """The ended segments of a rung: their count, and the least and the greatest metric; None without a number."""
+
+    rung: int
+    ended: int
+    least: float | None
+    greatest: float | None
+
+
+def rung_figures(database: Database, sweep_id: str) -> list[RungFigures]:
+    """Return the figures of each rung with an ended segment, the lowest rung first."""
+    rows = database.execute(
+        "SELECT rung, COUNT(*) AS ended, MIN(value) AS least, MAX(value) AS greatest FROM segments"
+        " WHERE sweep = ? AND state IN ('done', 'failed') GROUP BY rung ORDER BY rung",
+        (sweep_id,),
+    )
+    return [RungFigures(**dict(row)) for row in rows]
+
+
+def running(database: Database, sweep_id: str) -> list[dict[str, Any]]:
+    """Return the segments that are due or run, the highest rung first, with the state and the progress of the attempt.
+
+    The progress of a packed sweep's job is no trial's, and is left out.
+    """
+    rows = database.execute(
+        "SELECT s.trial, s.rung, s.job_id AS job, s.until_step, COALESCE(a.state, s.state) AS state,"
+        " CASE WHEN s.job_id != s.sweep THEN a.progress END AS progress FROM segments s"
+        " LEFT JOIN attempts a ON a.job_id = s.job_id AND a.number = s.attempt"
+        " WHERE s.sweep = ? AND s.state IN ('due', 'sent') ORDER BY s.rung DESC, s.trial",
+        (sweep_id,),
+    )
+    return [{**dict(row), "progress": json.loads(row["progress"] or "{}")} for row in rows]
+
+
+def attempts(database: Database, sweep_id: str) -> dict[str, list[Attempt]]:
+    """Return all attempts of the sweep's jobs by job, in order."""
+    rows = database.execute(
+        "SELECT *, created_s AS sent_s FROM attempts"
+        " WHERE job_id IN (SELECT job_id FROM segments WHERE sweep = ?) ORDER BY job_id, number",
+        (sweep_id,),
+    )
+    found = defaultdict[str, list[Attempt]](list)
+    for row in rows:
+        found[row["job_id"]].append(attempt_of(row, row["job_id"]))
+    return found
+
+
+def paces(database: Database, sweep_id: str) -> dict[tuple[str, int], tuple[float, int]]:
+    """Return by job and attempt the seconds in which the attempt trained, and the steps; by the points of steps."""
+    rows = database.execute(
+        "SELECT job_id, attempt, MAX(time_s) - MIN(time_s) AS seconds, MAX(step) - MIN(step) AS steps FROM points"
+        " WHERE kind IN ('step', 'eval') AND step IS NOT NULL"
+        " AND job_id IN (SELECT job_id FROM segments WHERE sweep = ?) GROUP BY job_id, attempt",
+        (sweep_id,),
+    )
+    return {(row["job_id"], row["attempt"]): (row["seconds"], row["steps"]) for row in rows if row["steps"]}
+
+
+def trial_jobs(database: Database) -> set[str]:
+    """Return the ids of the jobs of all sweeps."""
+    return {row["job_id"] for row in database.execute(TRIAL_JOBS)}
 
 
 def spent_and_held(database: Database, sweep_id: str) -> tuple[int, int]:

@@ -33,12 +33,14 @@ from cloudtrain.launcher.text.units import format_money
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["advance", "begin", "config_of", "follow", "stop"]
+__all__ = ["advance", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
 
 MOST_TRIES = 3  # of a segment that a fault or its time limit has ended
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
+STOPPED, TIMED_OUT, RUNNING = 9, 124, 130  # exit codes, as of a job
 
 
 def begin(registry: Registry, prepared: Prepared) -> SweepRecord:
@@ -92,21 +94,50 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
         sweeps.free(database, sweep.id, held_s)
 
 
-def follow(registry: Registry, sweep: SweepRecord, say: Callable[[str], object], *, once: bool = False) -> int:
-    """Drive the sweep to its end; with `once`, look a single time. Return 0 if a trial has finished, else 1."""
+def follow(
+    registry: Registry,
+    sweep: SweepRecord,
+    say: Callable[[str], object],
+    *,
+    once: bool = False,
+    until_s: float | None = None,
+) -> int:
+    """Drive the sweep to its end; with `once`, look a single time. Return the exit code of the sweep (`exit_code`).
+
+    At the time `until_s`, return 124. The trials of a stopped sweep are waited for.
+    """
     while True:
         for line in advance(registry, sweep):
             say(line)
         sweep = sweeps.find(registry.database, sweep.id)
-        if sweep.state != "running" or once:
+        if once or not is_going_on(registry.database, sweep):
             break
+        if until_s is not None and time.time() >= until_s:
+            say(f"still running: {sweep.id}")
+            return TIMED_OUT
         time.sleep(LOOK_S)
     if once:
         say(f"cloudtrain advance {sweep.id} sends the next trials; cloudtrain status {sweep.id} shows the sweep")
         return 0
+    return exit_code(registry.database, sweep)
+
+
+def is_going_on(database: Database, sweep: SweepRecord) -> bool:
+    """Return whether the sweep may send trials, or a trial of the stopped sweep still saves."""
+    if sweep.state == "stopped":
+        return any(each.state == "sent" for each in sweeps.segments(database, sweep.id))
+    return sweep.state == "running"
+
+
+def exit_code(database: Database, sweep: SweepRecord) -> int:
+    """Return 0 if a trial has finished, 9 if the user has stopped the sweep before, 130 while it runs, else 1."""
     search = searching.search_of(sweep.config)
-    found = best(search, searching.results_of(sweeps.segments(registry.database, sweep.id)))
-    return 0 if found is not None and found[1] == len(search.rungs) - 1 else 1
+    found = best(search, searching.results_of(sweeps.segments(database, sweep.id)))
+    if sweep.state == "running":
+        return RUNNING
+    if found is not None and found[1] == len(search.rungs) - 1:
+        return 0
+    return STOPPED if sweep.state == "stopped" else 1
 
 
 def stop(registry: Registry, sweep: SweepRecord) -> list[Job]:

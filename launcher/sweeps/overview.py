@@ -9,6 +9,7 @@ from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
 from cloudtrain.launcher.config import fields
 from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.progress import finite
 from cloudtrain.launcher.sweeps import searching
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["as_json", "as_lines", "plan_lines"]
+__all__ = ["as_json", "as_lines", "figure", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
@@ -43,31 +44,51 @@ def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
         money += f" of {usd(up(sweep.limit_micro))}; {usd(up(round(found['held_usd'] * 1e6)))} held, {left} left"
     lines = [f"{sweep.id}: {sweep.state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
     for each in found["rungs"]:
-        value = "" if each["best"] is None else f", best {found['metric']} {each['best']:.6g}"
+        value = "" if each["best"] is None else f", best {found['metric']} {figure(each['best'])}"
         states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])
         lines.append(f"  rung {each['rung']} (step {each['step']}): {states or 'no trial yet'}{value}")
     for each in found["best"]:
-        written = ", ".join(
-            f"{key.rpartition('.')[2]} {fields.as_yaml(value)}" for key, value in each["values"].items()
-        )
-        lines.append(
-            f"  trial {each['trial']}: {found['metric']} {each['value']:.6g} at step {each['step']}; {written}"
-        )
+        result = f"{found['metric']} {figure(each['value'])} at step {each['step']}"
+        lines.append(f"  trial {each['trial']}: {result}; {values_text(each['values'])}")
+    for each in found["running"][:MOST_BEST]:
+        lines.append(f"  running: trial {each['trial']}, rung {each['rung']}{_progress(each)}")
+    if len(found["running"]) > MOST_BEST:
+        lines.append(f"  and {counted(len(found['running']) - MOST_BEST, 'more trial')} running")
     return lines
 
 
+def figure(value: float | str) -> str:
+    """Return a metric as text; a value that is not finite is text already."""
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def values_text(values: dict[str, Any]) -> str:
+    """Return a trial's values on one line, by the last words of their keys."""
+    return ", ".join(f"{key.rpartition('.')[2]} {fields.as_yaml(value)}" for key, value in values.items())
+
+
+def _progress(running: dict[str, Any]) -> str:
+    """Return the state of a running trial, or its step and its loss."""
+    if running["step"] is None:
+        return f": {running['state']}"
+    until = "" if running["until_step"] is None else f" of {running['until_step']}"
+    loss = "" if running["loss"] is None else f", loss {figure(running['loss'])}"
+    return f": step {running['step']}{until}{loss}"
+
+
 def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
-    """Return the sweep with stable names: money in dollars."""
+    """Return the sweep with stable names: money in dollars; a number that is not finite is text (`nan`, `inf`)."""
     search, segments = searching.search_of(sweep.config), sweeps.segments(database, sweep.id)
     results = searching.results_of(segments)
     spent, held = sweeps.spent_and_held(database, sweep.id)
     winner = best(search, results)
-    return {
+    found = {
         "sweep": sweep.id,
         "state": sweep.state,
         "algorithm": search.algorithm,
         "metric": searching.metric_of(sweep.config),
         "trials": len({each.trial for each in segments}),
+        "planned": search.trials,
         "spend_usd": spent / 1e6,
         "held_usd": held / 1e6,
         "limit_usd": None if sweep.limit_micro is None else sweep.limit_micro / 1e6,
@@ -75,8 +96,15 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
         "rungs": [_rung(search, number, segments) for number in range(len(search.rungs))],
         "best": _best(search, results),
+        "running": [_running(each) for each in sweeps.running(database, sweep.id)],
         "jobs": sorted({each.job_id for each in segments}),
     }
+    return {name: finite(value) for name, value in found.items()}
+
+
+def _running(row: dict[str, Any]) -> dict[str, Any]:
+    progress = row.pop("progress")
+    return {**row, "rung": row["rung"] + 1, "step": progress.get("step"), "loss": progress.get("loss")}
 
 
 def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.registry import Registry
 
 pytestmark = pytest.mark.slow
@@ -209,3 +209,49 @@ def test_budget_stops_a_sweep_before_it_overspends(
     assert shown["state"] == "ended", json.dumps(shown)
     assert 1 <= shown["trials"] < 5
     assert result.code == 0, result.stderr
+
+
+def test_ended_sweep_gets_more_trials_and_money(
+    cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
+) -> None:
+    """A random search of two trials ends, and gets a third trial and another dollar; `wait` drives the sweep."""
+    text = RANDOM.replace("algorithm: grid", "algorithm: random, trials: 2").replace("3 USD", "2 USD")
+    folder = project(text, text=SCRIPT)
+    assert cli("submit", "-y", cwd=folder, timeout_s=240).code == 0
+    registry, sweep = sweep_of(home)
+    before = cli("status", sweep.id, "--json").json
+    assert (before["state"], before["trials"]) == ("ended", 2)
+    refused = cli("resume", sweep.id)
+    assert (refused.code, "has ended" in refused.stderr) == (2, True)
+    grown = cli("resume", sweep.id, "--trials", "+1", "--budget", "+1USD", "-d", "-y")
+    assert grown.code == 0, grown.stderr
+    assert f"goes on: {sweep.id}, 3 trials" in grown.stderr
+    assert cli("wait", sweep.id, "--timeout", "1s").code in (0, 124)
+    assert cli("wait", sweep.id, timeout_s=240).code == 0
+    after = cli("status", sweep.id, "--json").json
+    assert (after["state"], after["trials"], after["limit_usd"]) == ("ended", 3, 3.0)
+    first = {each.trial: each.value for each in sweeps.segments(registry.database, sweep.id)}
+    assert len(first) == 3
+
+
+def test_stopped_trial_goes_on_from_its_checkpoint(
+    cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None, wait_until: Any
+) -> None:
+    """A stop saves the running trials; `resume` sends their next attempts, which begin at the saved step."""
+    folder = project(
+        "", script="task.py", text=TASK.replace("    return ((", "    import time; time.sleep(0.1)\n    return ((")
+    )
+    asha = ASHA.replace("max_steps: 6", "max_steps: 60").replace("first_rung: 2", "first_rung: 40")
+    (folder / "cloudtrain.yaml").write_text(asha.replace("trials: 3, parallel: 3", "trials: 1, parallel: 1"))
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+    trial = f"{sweep.id}-0"
+    wait_until(lambda: (cli("status", trial, "--json").json["step"] or 0) > 3, 120, 0.1)
+    assert cli("stop", sweep.id).code == 0
+    assert cli("wait", sweep.id, timeout_s=120).code == 9
+    assert cli("resume", sweep.id, "-y", timeout_s=240).code == 0
+    job = registry.find(trial)
+    assert [each.state.reason for each in registry.attempts(job)] == ["user", "paused", None]
+    began = [each.step for each in series.read(registry.database, trial).points if each.kind == "restart"]
+    assert 3 < began[0] < 40
+    assert began[1:] == [40]

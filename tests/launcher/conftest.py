@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store.registry import Registry, this_process
 from doubles.plans import plan_of
+from doubles.terminals import COMMAND, Terminal
 
 PLAN = plan_of(instances=2, ranks=2, hourly_usd=0.0)
 
@@ -57,3 +58,17 @@ def seed(home: Path, make_job: Callable[..., Job]) -> Callable[..., Job]:
         return found
 
     return put
+
+
+@pytest.fixture
+def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
+    """Return a function that runs `cloudtrain watch` with arguments on a terminal."""
+    begun: list[Terminal] = []
+
+    def begin(*args: str, argv: list[str] | None = None, **environ: str) -> Terminal:
+        begun.append(Terminal(home, argv or [str(COMMAND), "watch", *args], **environ))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()

@@ -54,6 +54,7 @@ def test_list_is_json_without_any_job(home: Path, capsys: pytest.CaptureFixture[
     run("--json")
     assert json.loads(capsys.readouterr().out) == {
         "jobs": [],
+        "sweeps": [],
         "running": 0,
         "burn_usd_per_hour": 0.0,
         "not_answered": {},

@@ -1,0 +1,136 @@
+"""The live view of a sweep: threads drive the sweep and read the registry, the main thread draws and reads keys."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from cloudtrain.launcher.jobs.poller import as_fault
+from cloudtrain.launcher.live.screen import ESCAPE, Renderer, Screen, SignalExit
+from cloudtrain.launcher.live.sweepview import SweepShot, view
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.sweeps import SweepRecord
+from cloudtrain.launcher.sweeps import driving, overview
+from cloudtrain.launcher.text.charts import signs_of
+from cloudtrain.launcher.text.terminal import print_lines, say
+
+__all__ = ["show"]
+
+FRAME_S = 0.25  # minimum seconds between two pictures
+READ_S = 1.0  # between two reads of the registry
+BACK_OFF_S = 5.0  # after an error
+CLOSE_S = 2.0  # for a send to end, when the user leaves; a killed driver loses no segment, but a send in progress waits
+MOST_NOTES = 20
+
+
+class SweepFeed:
+    """Drives the sweep and reads its rows, each in a thread; call `close` at the end."""
+
+    def __init__(self, folder: Path, sweep: SweepRecord, every_s: float) -> None:
+        self._folder, self._id, self._every_s = folder, sweep.id, every_s
+        self._notes = deque[str](maxlen=MOST_NOTES)
+        self._busy = threading.Lock()  # held while the driver works, so that a suspension waits
+        self._closing = threading.Event()
+        self._shot: SweepShot | None = None
+        self.code: int | None = None
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._drive, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def shot(self) -> SweepShot | None:
+        """Return the newest picture; None before the first read."""
+        return self._shot
+
+    def note(self, words: str) -> None:
+        """Store a message for the view."""
+        self._notes.append(words)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Run the block while no segment is being sent, after at most CLOSE_S seconds."""
+        is_still = self._busy.acquire(timeout=CLOSE_S)
+        try:
+            yield
+        finally:
+            if is_still:
+                self._busy.release()
+
+    def close(self) -> None:
+        """End the threads, waiting at most CLOSE_S seconds for a send in progress."""
+        self._closing.set()
+        end_s = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def _drive(self) -> None:
+        while not self._closing.is_set():
+            wait_s = self._every_s
+            try:
+                with self._busy, closing(Registry(self._folder)) as registry:
+                    sweep = sweeps.find(registry.database, self._id)
+                    for line in driving.advance(registry, sweep):
+                        self.note(line)
+            except Exception as error:  # a busy registry or a full disk: the view goes on
+                self.note(as_fault(error).message)
+                wait_s = BACK_OFF_S
+            self._closing.wait(wait_s)
+
+    def _read(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with closing(Registry(self._folder)) as registry:
+                    sweep = sweeps.find(registry.database, self._id)
+                    self._shot = SweepShot(overview.as_json(registry.database, sweep), tuple(self._notes))
+                    if not driving.is_going_on(registry.database, sweep):
+                        self.code = driving.exit_code(registry.database, sweep)
+            except Exception as error:
+                self.note(as_fault(error).message)
+            self._closing.wait(READ_S)
+
+
+def show(registry: Registry, sweep: SweepRecord, every_s: float = 0.0) -> int:
+    """Show the sweep until its end, or until the user leaves; return the exit code, 130 if the sweep goes on."""
+    feed, code, has_terminal = SweepFeed(registry.folder, sweep, every_s or driving.LOOK_S), 130, True
+    try:
+        with Screen(feed.still) as screen:
+            code = _run(screen, feed)
+    except SignalExit as ended:
+        code = ended.exit_code
+        has_terminal = code != 129  # after SIGHUP (129) no terminal is left for messages
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        with suppress(KeyboardInterrupt):
+            feed.close()
+    if has_terminal:
+        print_lines(overview.as_lines(registry.database, sweeps.find(registry.database, sweep.id)))
+        if code == 130:
+            say(f"no longer watching; the running trials go on, and cloudtrain advance {sweep.id} sends the next ones")
+    return code
+
+
+def _run(screen: Screen, feed: SweepFeed) -> int:
+    """Draw and read keys until the sweep ends or the user leaves; return the exit code."""
+    signs = signs_of()
+    renderer, next_s = Renderer(signs.encoding), 0.0
+    while feed.code is None:
+        for words in screen.said():
+            if words.strip():
+                feed.note(words.strip())
+        if screen.is_stale:
+            screen.is_stale = False
+            renderer.forget()
+        shot = feed.shot()
+        if shot is not None and time.monotonic() >= next_s:
+            screen.write(renderer.render(view(shot, screen.size, signs, time.time())))
+            next_s = time.monotonic() + FRAME_S
+        keys = screen.keys(max(0.05, next_s - time.monotonic()))
+        if "q" in keys or ESCAPE in keys:
+            return 130
+        screen.is_stale = screen.is_stale or "redraw" in keys
+    return feed.code

@@ -1,0 +1,243 @@
+"""The cost of a sweep by trial and rung, the share of the starts, and the money that pauses have saved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import amount, counted, dollars
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.sweeps import SegmentRecord
+from cloudtrain.launcher.sweeps import searching
+from cloudtrain.launcher.text.money import as_usd
+from cloudtrain.launcher.text.units import percent
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.sweeps import SweepRecord
+
+__all__ = ["SegmentCost", "SweepCost", "as_json", "cells", "costs_of", "lines"]
+
+_NONE = SegmentRecord("", -1, 0, "", 0, None)  # before the first segment
+MOST_ROWS = 20  # trials in the table, the most expensive first
+
+
+@dataclass(frozen=True)
+class SegmentCost:
+    """A segment with its cost in micro-dollars, None if a price is unknown; `steps` are the steps that it trained.
+
+    `start_s`: the seconds of `run_s` before and after the steps, 0 if no step was reported. `ended_s`: None while the
+    segment runs.
+    """
+
+    segment: SegmentRecord
+    micro: int | None
+    steps: int
+    starts: int
+    start_s: float
+    run_s: float
+    ended_s: float | None
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """The segments of a sweep with their costs; `limit_micro` is the envelope, `counted_micro` the cost in the ledger.
+
+    `is_shared`: the trials share the machines of a single job, and the cost is divided by trained steps. `saved_steps`
+    are the steps that paused trials have not trained.
+    """
+
+    sweep: SweepRecord
+    segments: tuple[SegmentCost, ...]
+    rungs: tuple[int, ...]
+    counted_micro: int
+    saved_steps: int
+    paused: int
+    is_shared: bool = False
+    trials: Mapping[int, tuple[SegmentCost, ...]] = field(default_factory=dict)
+
+    @property
+    def spent_micro(self) -> int | None:
+        """The metered cost of all segments; None if a price is unknown."""
+        return _sum(self.segments)
+
+    @property
+    def starts_share(self) -> float | None:
+        """The share of the paid time before and after the steps; None without a reported step, and if shared."""
+        whole_s = sum(each.run_s for each in self.segments)
+        start_s = sum(each.start_s for each in self.segments)
+        return None if self.is_shared or not whole_s or not start_s else start_s / whole_s
+
+    @property
+    def saved_micro(self) -> int | None:
+        """The estimated cost of the steps that paused trials have not trained, at the cost of the trained steps."""
+        steps = sum(each.steps for each in self.segments)
+        if self.spent_micro is None or not steps:
+            return None
+        return round(self.spent_micro * (1 - (self.starts_share or 0.0)) * self.saved_steps / steps)
+
+
+def costs_of(database: Database, sweep: SweepRecord, now_s: float) -> SweepCost:
+    """Return the cost of the sweep until `now_s`."""
+    search, rows = searching.search_of(sweep.config), sweeps.segments(database, sweep.id)
+    attempts = sweeps.attempts(database, sweep.id)
+    paces = sweeps.paces(database, sweep.id)
+    is_shared = any(each.job_id == sweep.id for each in rows)
+    if is_shared:
+        found = _shared(rows, attempts.get(sweep.id, []), search.rungs, now_s)
+    else:
+        befores = [last.attempt if last.trial == each.trial else 0 for last, each in pairwise([_NONE, *rows])]
+        found = [
+            _own(each, _between(attempts.get(each.job_id, ()), before, each.attempt), paces, search.rungs, now_s)
+            for before, each in zip(befores, rows, strict=True)
+        ]
+    trials = defaultdict[int, list[SegmentCost]](list)
+    for cost in found:
+        trials[cost.segment.trial].append(cost)
+    last, active = len(search.rungs) - 1, [each.trial for each in rows if each.state in ("due", "sent")]
+    ends = [some[-1].segment for trial, some in trials.items() if trial not in active]
+    paused = [each for each in ends if each.state == "done" and each.rung < last]
+    saved_steps = sum(search.rungs[-1] - search.rungs[each.rung] for each in paused)
+    counted_micro, _ = sweeps.spent_and_held(database, sweep.id)
+    by_trial = {trial: tuple(some) for trial, some in trials.items()}
+    return SweepCost(
+        sweep, tuple(found), search.rungs, counted_micro, saved_steps, len(paused), is_shared, by_trial
+    )  # fmt: skip
+
+
+def lines(found: SweepCost) -> tuple[list[str], list[str]]:
+    """Return the lines of the sum, and notes about rows that are left out and about estimates."""
+    spent, limit_micro = dollars(found.spent_micro), found.sweep.limit_micro
+    limit = "" if limit_micro is None else f"; {dollars(found.counted_micro)} of {dollars(limit_micro)} in the budget"
+    shown = [f"spent       {spent}{limit}"]
+    if found.starts_share is not None:
+        count = counted(sum(each.starts for each in found.segments), "start")
+        shown.append(f"starts      {count}, {percent(found.starts_share)} of the paid time")
+    if found.paused and found.saved_micro is not None:
+        words = f"{found.saved_steps:,} untrained steps of {counted(found.paused, 'paused trial')}"
+        shown.append(f"saved       about {dollars(found.saved_micro)}: {words} at the price of the trained steps")
+    left = len(found.trials) - MOST_ROWS
+    notes = [f"{counted(left, 'cheaper trial')} left out: --csv has all trials"] if left > 0 else []
+    if found.is_shared:
+        notes.append("the trials share the machines of one job: the cost is divided by trained steps")
+    return shown, notes
+
+
+def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table by trial and rung, the most expensive trial first; a row of sums at the end.
+
+    Without `is_whole`, at most MOST_ROWS trials.
+    """
+    head = ["TRIAL", *(f"TO STEP {step}" for step in found.rungs), "USD", "STATE"]
+    ranked = sorted(found.trials, key=lambda trial: (-(_sum(found.trials[trial]) or 0), trial))
+    rows = [
+        [
+            str(trial),
+            *_by_rung(found.trials[trial], found.rungs),
+            _text(_sum(found.trials[trial])),
+            _state(found, trial),
+        ]
+        for trial in (ranked if is_whole else ranked[:MOST_ROWS])
+    ]
+    return head, [*rows, ["all", *_by_rung(found.segments, found.rungs), _text(found.spent_micro), ""]]
+
+
+def as_json(found: SweepCost) -> dict[str, Any]:
+    """Return the cost with stable names: money in dollars."""
+    limit_micro = found.sweep.limit_micro
+    at = [[each for each in found.segments if each.segment.rung == rung] for rung in range(len(found.rungs))]
+    return {
+        "sweep": found.sweep.id,
+        "state": found.sweep.state,
+        "spend_usd": as_usd(found.spent_micro),
+        "counted_usd": as_usd(found.counted_micro),
+        "limit_usd": as_usd(limit_micro),
+        "starts": sum(each.starts for each in found.segments),
+        "starts_share": found.starts_share,
+        "saved_steps": found.saved_steps,
+        "saved_usd_estimate": as_usd(found.saved_micro),
+        "is_shared": found.is_shared,
+        "rungs": [
+            {"rung": rung + 1, "step": found.rungs[rung], "segments": len(some), "usd": as_usd(_sum(some))}
+            for rung, some in enumerate(at)
+        ],
+        "trials": [
+            {
+                "trial": trial,
+                "job": some[0].segment.job_id,
+                "usd": as_usd(_sum(some)),
+                "rungs": [{"rung": each.segment.rung + 1, "usd": as_usd(each.micro)} for each in some],
+            }
+            for trial, some in sorted(found.trials.items())
+        ],
+    }
+
+
+def _between(attempts: Sequence[Attempt], before: int, last: int) -> list[Attempt]:
+    """Return the attempts after the segment before, until the segment's last attempt."""
+    return [each for each in attempts if before < each.number <= last and each.phase != "never_sent"]
+
+
+def _own(
+    segment: SegmentRecord,
+    attempts: Sequence[Attempt],
+    paces: Mapping[tuple[str, int], tuple[float, int]],
+    rungs: Sequence[int],
+    now_s: float,
+) -> SegmentCost:
+    """Return the cost of a segment by its attempts of the trial's job."""
+    legs = meter.legs_of(attempts)
+    run_s = sum(leg.seconds(now_s) for leg in legs)
+    reported = [paces[key] for each in attempts if (key := (each.job_id, each.number)) in paces]
+    trained_s, steps = sum(seconds for seconds, _ in reported), sum(count for _, count in reported)
+    if segment.state == "done" and steps:  # the first report comes after some steps
+        trained_s, steps = trained_s / steps * _steps(segment, rungs), _steps(segment, rungs)
+    start_s = max(0.0, run_s - trained_s) if reported else 0.0
+    ended_s = max((each.state.ended_s or 0.0 for each in attempts), default=0.0) or None
+    return SegmentCost(segment, meter.spent_micro(legs, now_s), steps, len(attempts), start_s, run_s, ended_s)
+
+
+def _shared(
+    rows: Sequence[SegmentRecord], attempts: Sequence[Attempt], rungs: Sequence[int], now_s: float
+) -> list[SegmentCost]:
+    """Return the costs of the segments of a packed sweep: the job's cost, divided by trained steps."""
+    spent, steps = meter.spent_micro(meter.legs_of(attempts), now_s), [_steps(each, rungs) for each in rows]
+    whole = max(1, sum(steps))
+    shares = [None if spent is None else round(spent * each / whole) for each in steps]
+    return [
+        SegmentCost(row, micro, count, 0, 0.0, 0.0, None)
+        for row, micro, count in zip(rows, shares, steps, strict=True)
+    ]  # fmt: skip
+
+
+def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:
+    before = rungs[segment.rung - 1] if segment.rung else 0
+    return rungs[segment.rung] - before if segment.state in ("done", "failed") else 0
+
+
+def _by_rung(some: Sequence[SegmentCost], rungs: Sequence[int]) -> list[str]:
+    at = [[each for each in some if each.segment.rung == rung] for rung in range(len(rungs))]
+    return [_text(_sum(each)) if each else "-" for each in at]
+
+
+def _state(found: SweepCost, trial: int) -> str:
+    last = found.trials[trial][-1].segment
+    if last.state in ("due", "sent"):
+        return "running"
+    if last.state == "failed":
+        return "failed"
+    return "finished" if last.rung == len(found.rungs) - 1 else "paused"
+
+
+def _sum(some: Sequence[SegmentCost]) -> int | None:
+    costs = [each.micro for each in some]
+    return None if None in costs else sum(each or 0 for each in costs)
+
+
+def _text(micro: int | None) -> str:
+    return "?" if micro is None else amount(micro)

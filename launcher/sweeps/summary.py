@@ -1,0 +1,99 @@
+"""A sweep as a line in a list: its state, its trials with a result, its best metric, its money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import amount
+from cloudtrain.launcher.job import StoredConfig
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.progress import finite
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.jobs.list_cache import JobFilter
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.sweeps import SweepRecord
+
+__all__ = ["Summary", "as_json", "chosen", "summary_of"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sweep in short. `done`: the trials with an end on the first rung; `best` is of the highest rung with a result.
+
+    `step` is the step of `best`. Money in micro-dollars.
+    """
+
+    sweep: SweepRecord
+    metric: str
+    done: int
+    trials: int
+    best: float | None
+    step: int | None
+    spent_micro: int
+    held_micro: int
+
+    @property
+    def progress(self) -> str:
+        """The trials and the best metric, in words."""
+        best = "" if self.best is None else f", {self.metric} {self.best:.4g}"
+        return f"{self.done}/{self.trials} trials{best}"
+
+    @property
+    def money(self) -> str:
+        """The cost so far, and its share of the limit."""
+        limit = self.sweep.limit_micro
+        return amount(self.spent_micro) + (f" {100 * self.spent_micro // limit}%" if limit else "")
+
+
+def chosen(database: Database, choice: JobFilter, *, active: bool = False) -> list[Summary]:
+    """Return the sweeps that the filter includes, the newest first; no sweep if the filter names states of jobs."""
+    if choice.states and not active:
+        return []
+    found = [each for each in sweeps.sweeps(database, active=active) if _fits(each, choice)]
+    return [summary_of(database, each) for each in found[: choice.limit]]
+
+
+def summary_of(database: Database, sweep: SweepRecord) -> Summary:
+    """Return the sweep in short."""
+    from cloudtrain.launcher.sweeps import searching  # a list without sweeps needs no search
+
+    search, figures = searching.search_of(sweep.config), sweeps.rung_figures(database, sweep.id)
+    values = [(each.greatest if search.mode == "max" else each.least, each.rung) for each in figures]
+    best, rung = next(((value, rung) for value, rung in reversed(values) if value is not None), (None, None))
+    done = figures[0].ended if figures and figures[0].rung == 0 else 0
+    step = None if rung is None else search.rungs[rung]
+    metric = searching.metric_of(sweep.config)
+    return Summary(sweep, metric, done, search.trials, best, step, *sweeps.spent_and_held(database, sweep.id))
+
+
+def as_json(found: Summary) -> dict[str, Any]:
+    """Return the sweep with stable names: money in dollars."""
+    sweep, limit = found.sweep, found.sweep.limit_micro
+    return {
+        "sweep": sweep.id,
+        "name": sweep.config["name"],
+        "backend": sweep.config["backend"],
+        "state": sweep.state,
+        "algorithm": sweep.config["sweep"]["algorithm"],
+        "trials_done": found.done,
+        "trials": found.trials,
+        "metric": found.metric,
+        "best": finite(found.best),
+        "best_step": found.step,
+        "spend_usd": found.spent_micro / 1e6,
+        "held_usd": found.held_micro / 1e6,
+        "limit_usd": None if limit is None else limit / 1e6,
+        "created_s": sweep.created_s,
+    }
+
+
+def _fits(sweep: SweepRecord, choice: JobFilter) -> bool:
+    asked = StoredConfig.load(sweep.config)
+    return (
+        (not choice.backends or sweep.config["backend"] in choice.backends)
+        and (choice.project is None or choice.project == asked.project)
+        and (choice.since_s is None or sweep.created_s >= choice.since_s)
+        and all(key in asked.tags and value in (None, asked.tags[key]) for key, value in choice.tags)
+    )

@@ -1,0 +1,297 @@
+"""A sweep as a whole in the commands: list, cost, compare, report, wait, watch, resume; rows without real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
+from cloudtrain.launcher import cli
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.live.sweepview import SweepShot, view
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.sweeps import SweepRecord
+from cloudtrain.launcher.sweeps import growing, overview, searching
+from cloudtrain.launcher.text.charts import ASCII, UNICODE
+from doubles import swept
+from doubles.terminals import Terminal
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs a command in this process; with `--json` it returns the object, else the text."""
+
+    def call(*args: str) -> Any:
+        capsys.readouterr()
+        cli.cli.main(list(args), standalone_mode=False)
+        out = capsys.readouterr().out
+        return json.loads(out) if "--json" in args else out
+
+    return call
+
+
+# -- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_a_sweep_as_one_line(registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]) -> None:
+    """Trials are hidden below their sweep, and do not push older jobs from the list; --all and --state show trials."""
+    seed("older", State("succeeded", started_s=1.0, ended_s=2.0))
+    sweep = swept.put(registry, 30)
+    lines = run("list").splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", sweep.id, "older"]
+    assert "sweep ended" in lines[1]
+    assert "30/30 trials, loss 0.12" in lines[1]
+    assert len(run("list", "--all").splitlines()) == 1 + 1 + 30 + 1
+    failed = run("list", "--state", "failed").splitlines()
+    assert [line.split()[0] for line in failed] == ["JOB", f"{sweep.id}-1"]
+
+
+def test_list_counts_the_money_and_the_trials_of_a_sweep(registry: Registry, run: Callable[..., Any]) -> None:
+    """JSON has the sweep beside all jobs, with the cost by the ledger."""
+    sweep = swept.put(registry, 9)
+    found = run("list", "--json")
+    (shown,) = found["sweeps"]
+    assert len(found["jobs"]) == 9
+    assert (shown["sweep"], shown["state"], shown["trials_done"], shown["trials"]) == (sweep.id, "ended", 9, 9)
+    assert (shown["best_step"], shown["limit_usd"]) == (810, 9.0)
+    seconds = 13 * swept.START_S + swept.STEP_S * (9 * 90 + 3 * 180 + 540)
+    assert shown["spend_usd"] == pytest.approx(seconds * swept.HOURLY_MICRO / 3600 / 1e6, rel=0.01)
+    best = run("status", sweep.id, "--json")["best"][0]
+    assert shown["best"] == best["value"]
+
+
+@pytest.mark.parametrize(
+    ("args", "count"),
+    [(["--active"], 0), (["--tag", "team=vision"], 1), (["--tag", "team=x"], 0), (["--since", "1h"], 1), (["-n1"], 1)],
+)
+def test_list_chooses_sweeps_as_jobs(args: list[str], count: int, registry: Registry, run: Callable[..., Any]) -> None:
+    """The filters of jobs hold for sweeps."""
+    swept.put(registry, 9)
+    assert len(run("list", *args, "--json")["sweeps"]) == count
+
+
+def test_active_list_has_a_running_sweep(registry: Registry, run: Callable[..., Any]) -> None:
+    """A sweep is active as long as it may send trials, also between two trials."""
+    sweep = swept.put(registry, 9, state="running")
+    assert [each["sweep"] for each in run("list", "--active", "--json")["sweeps"]] == [sweep.id]
+    assert "sweep running" in run("list", "--active")
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+def test_grown_sweep_keeps_the_values_of_its_trials(registry: Registry) -> None:
+    """More trials and more money change no value of a known trial, and the stored config has both."""
+    sweep = swept.put(registry, 9)
+    grown = growing.grown(registry.database, sweep, "+18", "+1.50USD")
+    before, after = searching.search_of(sweep.config), searching.search_of(grown.config)
+    assert (after.trials, grown.limit_micro, grown.state) == (27, 10_500_000, "running")
+    assert grown.config["budget"]["limit"] == "10.50 USD"
+    assert [values_of(before, {}, n, 0) for n in range(9)] == [values_of(after, {}, n, 0) for n in range(9)]
+    assert growing.grown(registry.database, sweep, "12", "20USD").limit_micro == 20_000_000
+    growing.go_on(registry, grown)
+    assert sweeps.find(registry.database, sweep.id) == grown
+    results = searching.results_of(sweeps.segments(registry.database, sweep.id))
+    assert [each.key for each in decide(before, results, [], Allowance())] == []
+    assert [each.key for each in decide(after, results, [], Allowance())] == [(n, 0) for n in range(9, 13)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "budget", "words"),
+    [
+        (None, None, "has ended"),
+        ("+x", None, "expected a whole number"),
+        ("8", None, "9 trials of digits-x7k2p began already"),
+        ("-3", None, "expected a whole number"),
+        ("+40000", None, "at most 10000"),
+        (None, "1USD", "has spent and holds 1.2"),
+        (None, "+much", "expected an amount"),
+    ],
+)
+def test_impossible_growth_is_refused(trials: str | None, budget: str | None, words: str, registry: Registry) -> None:
+    """Each refusal says what is wrong, and changes no row."""
+    sweep = swept.put(registry, 9)
+    with pytest.raises(CloudtrainError, match=words):
+        growing.grown(registry.database, sweep, trials, budget)
+    assert sweeps.find(registry.database, sweep.id) == sweep
+
+
+def test_grid_and_population_take_no_more_trials(registry: Registry) -> None:
+    """A grid's trials are all in the sweep, and a population keeps its size."""
+    space = {"training.optimizer.lr": [0.1, 0.01], "training.optimizer.name": ["adamw", "sgd"]}
+    sweep = swept.put(registry, 4, algorithm="grid", space=space)
+    with pytest.raises(UsageError, match="the grid has 4 trials"):
+        growing.grown(registry.database, sweep, "+1", None)
+    of_pbt = replace(sweep, config=swept.config_of(4, algorithm="pbt"))
+    with pytest.raises(UsageError, match="a population keeps its 4 trials"):
+        growing.grown(registry.database, of_pbt, "+1", None)
+
+
+def test_sweep_without_a_budget_gets_one(registry: Registry) -> None:
+    """`+` needs a budget to add to; a plain sum sets the first one."""
+    sweep = swept.put(registry, 9, limit_micro=None)
+    with pytest.raises(UsageError, match="no budget to add to"):
+        growing.grown(registry.database, sweep, None, "+5USD")
+    assert growing.grown(registry.database, sweep, None, "5USD").config["budget"]["limit"] == "5 USD"
+
+
+def test_options_of_a_job_are_refused_for_a_sweep(
+    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
+) -> None:
+    """A sweep keeps its machines and its code, and a job has no trials."""
+    sweep = swept.put(registry, 9)
+    with pytest.raises(UsageError, match="--instances is for a job"):
+        run("resume", sweep.id, "--instances", "2")
+    seed("alone", State("stopped", "user", started_s=1.0, ended_s=2.0))
+    with pytest.raises(UsageError, match="--trials is for a sweep"):
+        run("resume", "alone", "--trials", "+2")
+
+
+# -- watch and wait ---------------------------------------------------------------------------------------------------
+
+
+def running_sweep(registry: Registry) -> SweepRecord:
+    """Return a running sweep of nine trials, two of which run."""
+    sweep = swept.put(registry, 9, state="running")
+    for trial, rung in ((3, 1), (6, 2)):
+        row = sweeps.SegmentRecord(sweep.id, trial, rung, f"{sweep.id}-{trial}", 1, (90, 270, 810)[rung], "sent")
+        sweeps.write(registry.database, row)
+    return sweep
+
+
+def test_screen_of_a_sweep_has_rungs_money_and_trials(registry: Registry) -> None:
+    """The screen fits any terminal, and leaves trials out where the terminal is low."""
+    sweep = running_sweep(registry)
+    shot = SweepShot(overview.as_json(registry.database, sweep), ("sent: digits-x7k2p-3, rung 2",))
+    rows = [each.plain for each in view(shot, (100, 30), UNICODE, 0.0)]
+    assert len(rows) == 30
+    text = "\n".join(rows)
+    assert "digits-x7k2p  running  asha, 9 of 9 trials began" in rows[0]
+    assert "1.21 USD of 9.00 USD spent" in rows[1]
+    assert [row.split() for row in rows[4:7]] == [
+        ["1", "90", "8", "0", "1", "0.286541"],
+        ["2", "270", "3", "1", "0", "0.173688"],
+        ["3", "810", "0", "1", "0", "-"],
+    ]
+    assert re.search(r"3  rung 2 +.*step 90/270, loss", text)
+    assert re.search(r"6  loss 0.173688 at step 270  lr 0.0045", text)
+    assert rows[-2] == "sent: digits-x7k2p-3, rung 2"
+    for size in ((20, 4), (40, 10), (300, 80)):
+        found = view(shot, size, ASCII, 0.0)
+        assert len(found) == size[1]
+        assert all(each.cell_len <= size[0] for each in found)
+
+
+def test_watch_of_an_ended_sweep_ends_at_once(
+    registry: Registry, terminal: Callable[..., Terminal], run: Callable[..., Any]
+) -> None:
+    """The live view leaves with the exit code of the sweep, and the status stays on the terminal."""
+    sweep = swept.put(registry, 9)
+    screen = terminal(sweep.id)
+    assert screen.end() == 0
+    assert screen.is_given_back()
+    assert "rung 3 (step 810): 1 done" in screen.after()
+    assert run("watch", sweep.id, "--json")["state"] == "ended"
+
+
+def test_user_leaves_a_running_sweep(registry: Registry, terminal: Callable[..., Terminal]) -> None:
+    """Ctrl-C ends the view with 130, restores the terminal, and says how the sweep goes on."""
+    sweep = running_sweep(registry)
+    registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))  # another process drives
+    screen = terminal(sweep.id)
+    screen.see("9 of 9 trials began")
+    screen.press("\x03")
+    assert screen.end() == 130
+    assert screen.is_given_back()
+    assert f"cloudtrain advance {sweep.id}" in screen.after()
+
+
+def test_wait_returns_the_exit_code_of_the_sweep(registry: Registry, run: Callable[..., Any]) -> None:
+    """0 after a finished trial, 1 without; 9 for a sweep stopped before; 124 after the timeout."""
+    sweep = swept.put(registry, 9)
+
+    def code(state: str) -> int:
+        sweeps.set_state(registry.database, sweep.id, state)
+        found: int = cli.cli.main(["wait", sweep.id, "--timeout", "1s"], standalone_mode=False)
+        return found
+
+    assert (code("ended"), code("stopped")) == (0, 0)
+    registry.database.execute("DELETE FROM segments WHERE rung = 2")
+    assert (code("ended"), code("stopped")) == (1, 9)
+    registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))
+    assert code("running") == 124
+
+
+def test_watch_of_all_jobs_drives_the_sweeps(registry: Registry, run: Callable[..., Any]) -> None:
+    """A watch in the background takes the results of the trials, and finds the sweep's end."""
+    sweep = swept.put(registry, 9, state="running")
+    run("watch", "--once")
+    assert sweeps.find(registry.database, sweep.id).state == "ended"
+
+
+# -- cost and compare -------------------------------------------------------------------------------------------------
+
+
+def test_cost_of_a_sweep_adds_up(registry: Registry, run: Callable[..., Any]) -> None:
+    """Trials, rungs and the sum agree; the starts and the untrained steps of paused trials follow from the rows."""
+    sweep = swept.put(registry, 9)
+    found = run("cost", sweep.id, "--json")
+    assert [each["segments"] for each in found["rungs"]] == [9, 3, 1]
+    for parts in (found["rungs"], found["trials"]):
+        assert sum(each["usd"] for each in parts) == pytest.approx(found["spend_usd"])
+    assert found["spend_usd"] == pytest.approx(1.205)
+    reached = {each["trial"]: len(each["rungs"]) for each in found["trials"]}
+    assert sorted(reached.values()) == [1, 1, 1, 1, 1, 1, 2, 2, 3]
+    # 5 trials paused at step 90 and 2 at step 270 of 810; trial 1 has failed, and one has finished.
+    assert found["saved_steps"] == 5 * 720 + 2 * 540
+    trained = 13 * swept.START_S + 5  # the failed segment's steps before its first report count as its start
+    assert found["starts_share"] == pytest.approx(trained / 1205, rel=1e-3)
+    price = (1.205 - trained / 1000) / (9 * 90 - 10 + 3 * 180 + 540)
+    assert found["saved_usd_estimate"] == pytest.approx(price * found["saved_steps"], rel=0.01)
+    text = run("cost", sweep.id)
+    assert "saved       about 2.3" in text
+    assert text.splitlines()[2].split()[-1] == "finished"
+    assert len(run("cost", sweep.id, "--csv").splitlines()) == 1 + 9 + 1
+
+
+def test_cost_table_of_many_trials_is_short(registry: Registry, run: Callable[..., Any]) -> None:
+    """The most expensive trials are shown with the sums of all; --csv has all trials."""
+    sweep = swept.put(registry, 60)
+    assert len(run("cost", sweep.id).splitlines()) == 1 + 1 + 20 + 1 + 3
+    assert len(run("cost", sweep.id, "--csv").splitlines()) == 1 + 60 + 1
+
+
+def test_cost_of_a_packed_sweep_is_divided_by_steps(registry: Registry, run: Callable[..., Any]) -> None:
+    """All segments name one job, whose cost is divided by the trained steps of the trials."""
+    sweep = swept.put(registry, 9)
+    registry.database.execute("DELETE FROM segments WHERE trial != 6")
+    registry.database.execute("UPDATE segments SET job_id = ?, attempt = 1", (sweep.id,))
+    registry.database.execute("PRAGMA foreign_keys = OFF")
+    registry.database.execute("UPDATE jobs SET id = ? WHERE id = ?", (sweep.id, f"{sweep.id}-6"))
+    registry.database.execute("UPDATE attempts SET job_id = ? WHERE job_id = ?", (sweep.id, f"{sweep.id}-6"))
+    found = run("cost", sweep.id, "--json")
+    assert found["is_shared"]
+    assert found["spend_usd"] == pytest.approx(0.465)
+    assert [each["usd"] for each in found["rungs"]] == pytest.approx(
+        [0.465 / 9, 0.465 * 2 / 9, 0.465 * 6 / 9], abs=2e-6
+    )
+    with pytest.raises(UsageError, match="are one job together"):
+        run("compare", sweep.id)
+
+
+def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., Any]) -> None:
+    """The best five trials stand side by side, the best first; a sweep with one result has no comparison."""
+    sweep = swept.put(registry, 9)
+    best = [f"{sweep.id}-{each['trial']}" for each in run("status", sweep.id, "--json")["best"]]
+    assert [each["job"]["job"] for each in run("compare", sweep.id, "--json")["jobs"]] == best
+    registry.database.execute("DELETE FROM segments WHERE trial != 6")
+    with pytest.raises(UsageError, match="has results of 1 trial"):
+        run("compare", sweep.id)
