@@ -99,7 +99,9 @@ def command(
         settings = (*settings, f"sweep.trials={trials_after(registry.database, sweep, trials)}")
     found = refresh(registry, registry.find(job))
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    retry.require_ended(registry, found, is_changed=bool(settings or budget or update_code or update_config))
+    retry.require_ended(
+        registry, found, is_changed=bool(settings or (sweep and budget) or update_code or update_config)
+    )
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:
         say("no checkpoint of this job yet: starting from the beginning")

@@ -53,12 +53,16 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
             say(f"{job.id} is shown as it was last seen: {fault.message}")
 
 
-def sweep_of(registry: Registry, names: tuple[str, ...]) -> SweepRecord | None:
-    """Return the sweep if the only name is the id of a sweep, else None."""
+def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = False) -> SweepRecord | None:
+    """Return the sweep if the only name is the id of a sweep, else None.
+
+    `of_jobs`: only a sweep whose trials are jobs; for most commands, a packed sweep is a job like others.
+    """
+    from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store import sweeps
 
     known = sweeps.sweeps(registry.database, sweep_id=names[0]) if len(names) == 1 else []
-    return known[0] if known else None
+    return known[0] if known and not (of_jobs and is_packed(known[0].config)) else None
 
 
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:

@@ -33,12 +33,10 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     """
     from cloudtrain.launcher.commands.status import show, sweep_of
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store.registry import Registry
 
     registry, names = Registry(), jobs or ("last",)
-    sweep = sweep_of(registry, jobs)
-    if sweep is not None and not is_packed(sweep.config):
+    if sweep := sweep_of(registry, jobs, of_jobs=True):
         from cloudtrain.entrypoints.format import counted
         from cloudtrain.launcher.sweeps import driving
 

@@ -33,7 +33,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
     timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
-    if sweep := sweep_of(registry, jobs):
+    if sweep := sweep_of(registry, jobs, of_jobs=True):
         code = drive(registry, sweep, until_s=None if timeout_s is None else time.time() + timeout_s)
         if as_json and code != TIMED_OUT:
             show_sweep(registry, sweep, as_json=True)

@@ -71,9 +71,10 @@ def command(
         if install and uninstall:
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
-    if (found := _sweep_of(jobs)) is not None:
+    shows_live = not (once or plain or as_json) and _is_live()
+    if (found := _sweep_of(jobs, of_jobs=not shows_live)) is not None:
         return _watch_sweep(*found, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
-    if not (once or plain or as_json) and _is_live():
+    if shows_live:
         from cloudtrain.launcher.live.main_loop import show
 
         return show(jobs, every_s if every else 0.0)
@@ -84,15 +85,15 @@ def command(
         return 130
 
 
-def _sweep_of(names: tuple[str, ...]) -> tuple[Registry, SweepRecord] | None:
-    """Return the open registry and the sweep if the only name is the id of a sweep, else None."""
+def _sweep_of(names: tuple[str, ...], *, of_jobs: bool) -> tuple[Registry, SweepRecord] | None:
+    """Return the open registry and the sweep if the only name is the id of a sweep, else None (status.sweep_of)."""
     if len(names) != 1:
         return None
     from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
-    sweep = sweep_of(registry, names)
+    sweep = sweep_of(registry, names, of_jobs=of_jobs)
     return None if sweep is None else (registry, sweep)
 
 

@@ -124,7 +124,7 @@ def follow(
 
 def is_going_on(database: Database, sweep: SweepRecord) -> bool:
     """Return whether the sweep may send trials, or a trial of the stopped sweep still saves."""
-    if sweep.state == "stopped":
+    if sweep.state == "stopped" and not is_packed(sweep.config):
         return any(each.state == "sent" for each in sweeps.segments(database, sweep.id))
     return sweep.state == "running"
 

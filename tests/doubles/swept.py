@@ -41,6 +41,7 @@ def config_of(trials: int, **sweep: Any) -> dict[str, Any]:
         "sweep": {
             "space": SPACE,
             "algorithm": "asha",
+            "place": "jobs",
             "metric": None,
             "mode": None,
             "trials": trials,
