@@ -107,7 +107,7 @@ def sweep_of(home: Path) -> tuple[Registry, Any]:
 def test_drivers_that_die_send_each_trial_once(
     cli: Any, project: Callable[..., Path], home: Path, wait_until: Any, warm_nodes: None
 ) -> None:
-    """Six drivers at a time, half of them killed at a random moment: one attempt a trial, and the best one is found."""
+    """Six drivers at a time, half of them killed at random: a single attempt for each trial, and the best is found."""
     folder, draw = project(RANDOM, text=SCRIPT), random.Random(1)
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
     registry, sweep = sweep_of(home)
@@ -134,7 +134,7 @@ def test_drivers_that_die_send_each_trial_once(
 def test_driver_that_dies_at_a_statement_loses_no_trial(
     cli: Any, signalled: Any, project: Any, home: Path, wait_until: Any, trials: int, step: int, deaths: int
 ) -> None:
-    """A driver dies at each of its statements, every time at a later one: each trial is sent once, and has a result."""
+    """A driver dies at a statement, every time at a later statement: each trial is sent once, and has a result."""
     folder = project(RANDOM.replace("[1, 2, 3, 4, 5]", str(list(range(1, trials + 1)))), text=SCRIPT)
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
     registry, sweep = sweep_of(home)
@@ -146,7 +146,7 @@ def test_driver_that_dies_at_a_statement_loses_no_trial(
         done = signalled("advance", sweep.id, env=sign)
         assert done.code in (0, -signal.SIGKILL), done.stderr
         died, at, survived = (died + 1, at + step, 0) if done.code else (died, at, survived + 1)
-        at = 1 if survived > 3 else at  # no driver has so many statements
+        at = 1 if survived > 3 else at  # a driver has fewer statements
         registry.database.execute("UPDATE sweeps SET lease_s = 0")  # in place of 30 s after the death of a driver
         return sweeps.find(registry.database, sweep.id).state == "ended"
 
@@ -160,7 +160,7 @@ def test_driver_that_dies_at_a_statement_loses_no_trial(
 def test_driver_that_was_suspended_sends_no_segment_twice(
     cli: Any, signalled: Any, project: Any, home: Path, wait_until: Any
 ) -> None:
-    """A driver sleeps beyond its lease, at each of its statements; meanwhile a different driver takes and sends."""
+    """A driver sleeps beyond the lease, at any statement; meanwhile a different driver takes and sends."""
     folder = project("", script="task.py", text=TASK)
     (folder / "cloudtrain.yaml").write_text(LONG_ASHA)
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
@@ -190,7 +190,7 @@ def test_driver_that_was_suspended_sends_no_segment_twice(
 
 
 def suspended(signalled: Any, sweep_id: str, at: int, wait_until: Any) -> Any:
-    """Return a driver that has ended, or that is suspended at its statement `at`."""
+    """Return a driver, suspended at statement `at`, or ended before."""
     driver = signalled.start("advance", sweep_id, env={"AT": str(at), "SIGNAL": str(int(signal.SIGSTOP))})
     status = Path(f"/proc/{driver.pid}/stat")
     wait_until(lambda: driver.poll() is not None or status.read_text().rpartition(")")[2].split()[0] == "T", 60)
@@ -198,7 +198,7 @@ def suspended(signalled: Any, sweep_id: str, at: int, wait_until: Any) -> Any:
 
 
 def require_sent_once(registry: Registry, sweep: Any, trials: int) -> None:
-    """Check that each segment was sent once, by an attempt of its own, and that the budget holds."""
+    """Check that each segment has an attempt, that no further attempt exists, and that the budget holds."""
     jobs, segments = registry.jobs(), sweeps.segments(registry.database, sweep.id)
     assert {job.id for job in jobs} == {f"{sweep.id}-{trial}" for trial in range(trials)}
     sent = [(job.id, attempt.number) for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]
