@@ -1,4 +1,4 @@
-"""Random gang jobs in line for the same hosts, against real sshd in namespaces, while waiting agents are killed.
+"""Random gang jobs in line for the same hosts, against real sshd in namespaces, while agents are killed.
 
 What tests/backends/test_ssh_queue.py holds for two hosts and a few jobs is held here for eight hosts and two hundred.
 """
@@ -54,8 +54,8 @@ note("end")
 
 
 def run(count: int = 200, kills: int = 20) -> Report:
-    """Submit `count` random gangs, kill `kills` waiting agents, and wait for the end of all jobs."""
-    report = Report(f"ssh: {count} random gangs in line for {HOSTS} hosts, {kills} waiting agents killed")
+    """Submit `count` random gangs, kill `kills` agents that wait or run, and wait for the end of all jobs."""
+    report = Report(f"ssh: {count} random gangs in line for {HOSTS} hosts, {kills} agents killed")
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
@@ -73,7 +73,7 @@ def run(count: int = 200, kills: int = 20) -> Report:
 
 
 def _submitted(box: Sandbox, cluster: Cluster, count: int, kills: int) -> tuple[dict[str, int], int]:
-    """Submit the jobs, AT_ONCE at a time, and kill waiting agents between; return the sizes by job, and the kills."""
+    """Submit the jobs, AT_ONCE at a time, and kill agents between; return the sizes by job, and the kills."""
     draw, sizes, killed, running = random.Random(1), dict[str, int](), 0, list[subprocess.Popen[str]]()
     for number in range(count):
         size, name = draw.randint(1, HOSTS), f"g{number}"
@@ -102,19 +102,17 @@ def _submitted(box: Sandbox, cluster: Cluster, count: int, kills: int) -> tuple[
 
 
 def _kill_one(cluster: Cluster, draw: random.Random) -> int:
-    """Kill the agent of a waiting node; return the number of kills."""
-    waiting = []
+    """Kill the agent of a node that waits or runs; return the number of kills."""
+    living = []
     for host in cluster.hosts:
         for path in host.folder.glob("home/*/.cloudtrain/jobs/*/attempt-1/node-*/state.json"):
-            state = json.loads(path.read_text())
-            if state["phase"] == "queued" and not (path.parent / "exit.json").exists():
-                waiting.append((host, f"/{path.relative_to(host.folder)}", state["pid"]))
-    if not waiting:
+            if not (path.parent / "exit.json").exists():
+                living.append((host, json.loads(path.read_text())["pid"]))
+    if not living:
         return 0
-    host, path, pid = draw.choice(waiting)
-    # The stand-in for torchrun outlives a killed agent, which torchrun does not: kill no agent that has started.
-    with contextlib.suppress(subprocess.CalledProcessError):  # started or ended meanwhile
-        host.run(["sh", "-c", f"grep -q '\"queued\"' '{path}' && kill -9 {pid}"])
+    host, pid = draw.choice(living)
+    with contextlib.suppress(subprocess.CalledProcessError):  # ended meanwhile
+        host.run(["kill", "-9", str(pid)])
         return 1
     return 0
 

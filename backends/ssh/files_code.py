@@ -1,4 +1,4 @@
-"""The transfer of the code to the hosts: once to each cache, by its hash; from host to host if our uplink is slow."""
+"""The transfer of the code to the hosts: once to each cache, by hash; from host to host if our uplink is slow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ship"]
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
 EXPLAIN_BYTES = 20 << 20  # from this size on a message explains the wait
-# Hosts fetch the archive from the first host if one upload takes longer than SLOW_S, and all further ones FAN_OUT_S.
+# Hosts fetch the archive from the first host if an upload takes longer than SLOW_S, and all further uploads FAN_OUT_S.
 SLOW_S, FAN_OUT_S = 1.0, 5.0
 FETCH_S = 3600.0
 RSYNC_BYTES = 50 << 20
@@ -38,9 +38,9 @@ def ship(
 ) -> dict[str, str]:
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
-    `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
-    A host that receives the same archive from a competing submit is busy. The other hosts get the archive first: two
-    submits that each waited for a host of the other would wait forever.
+    `ports`: the lowest and the highest port for transfers of the archive between hosts.
+    A host is busy while a competing submit sends the same archive. The free hosts get the archive before the wait for
+    busy hosts: otherwise two submits could each wait for a host of the competitor, without end.
     """
     paths, left = dict[str, str](), list(assignments)
     end_s, is_first = time.monotonic() + BUSY_S, True
@@ -62,7 +62,7 @@ def _ship_to_free(
     reply: Mapping[Host, Mapping[str, Any]],
     ports: Sequence[int] | None,
 ) -> None:
-    """Send the archive to the hosts that lack the archive; `reply` has their answers to `has`."""
+    """Send the archive to the hosts without the archive; `reply` has their answers to `has`."""
     missing = [seat for seat in assignments if not reply[seat.host]["kept"]]
     if not missing:
         return
@@ -82,7 +82,7 @@ def _ship_to_free(
 
 
 def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict[str, Any]]:
-    """Return each host's part of the archive. A host that is not busy then accepts the archive from this process."""
+    """Return each host's part of the archive. A free host then accepts the archive from this process."""
     call = Call("has", {**_asked(bundle), "bytes": bundle.bytes})
     return _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
 
@@ -109,7 +109,7 @@ def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
 
 
 def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> None:
-    """Send a small archive to all hosts at once, a large archive to one host after the other: they share our uplink."""
+    """Send a small archive to all hosts at once, a large archive to the hosts in turn: they share our uplink."""
     if bundle.bytes > BLOCK or any(arrived.values()):
         for host, begin in arrived.items():
             _upload(fleet, bundle, host, begin)
@@ -123,7 +123,7 @@ def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> No
 
 
 def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
-    """Send the archive to one host, from the end of an earlier try; a large one by rsync from an older archive."""
+    """Send the archive to a host, from the end of an earlier try; a large archive by rsync from an older archive."""
     end_s = time.monotonic() + BUSY_S
     for number in range(TRIES):
         try:
@@ -184,7 +184,7 @@ def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
 def _fan_out(
     fleet: Fleet, bundle: Bundle, source: Assignment, targets: Sequence[Assignment], ports: Sequence[int] | None
 ) -> list[Assignment]:
-    """Have the hosts fetch the archive from a host that has one; return the hosts that failed."""
+    """Have the hosts fetch the archive from `source`; return the hosts without success."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}
         offer = fleet.call(source.host, "offer", about)

@@ -1,6 +1,6 @@
-"""The tickets of waiting jobs on this host: files in the folder `queue` of the locks' folder.
+"""The tickets of waiting jobs on a host: files in the folder `queue` of the locks' folder.
 
-A ticket is a lock like those of gpulocks.py: an flock on `queue/NAME.lock`, held by the waiting agent, with a note. A
+A ticket is a lock as in gpulocks.py: an flock on `queue/NAME.lock`, held by the waiting agent, with a note. A
 ticket without a holder is dead, and does not count. NAME sorts in the order of the tickets. The door is a lock held
 for milliseconds: tickets change, and locks of machines are taken through the line, only behind the door.
 """
@@ -21,14 +21,14 @@ from cloudtrain.entrypoints.agent.queue_turns import Holding, HostLine, QueueTic
 
 __all__ = ["KILL_S", "PlacedTicket", "held_by", "tickets", "why_not"]
 
-KILL_S = 20.0  # from a job's cap to the end of its last process: as TERMS.tail_s of the ssh backend
+KILL_S = 20.0  # from a job's cap to the end of the last process: as TERMS.tail_s of the ssh backend
 DOOR = "door"
-LAST = -1  # the priority of a job that does not wait in line: all tickets are before it
+LAST = -1  # the priority of a job outside the line: all tickets are before the job
 _SUFFIX = ".lock"
 
 
 class PlacedTicket:
-    """A ticket on this host, held by this process until `close`."""
+    """A ticket on the host, held by this process until `close`."""
 
     def __init__(self, locks: Path, ticket: QueueTicket, host: str, units: tuple[str, ...]) -> None:
         """`units` are the names of the locks that the job may take. Raises gpulocks.Unusable."""
@@ -40,7 +40,7 @@ class PlacedTicket:
             self._taken = gpulocks.take(self._folder, [ticket.name], self._note())
 
     def line(self) -> HostLine:
-        """Return this host's line up to the own ticket."""
+        """Return the host's line up to the own ticket."""
         found = tickets(self.locks)
         ahead = tuple(_here(each, self.host) for each in found if each.key < self.ticket.key)
         return HostLine(self.host, self.units, held_by(self.locks), ahead, max(1, len(found)))
@@ -48,7 +48,7 @@ class PlacedTicket:
     def promise(self, start_s: float | None, seen: HostLine) -> None:
         """Write the job's expected start, and the locks held in `seen`, into the ticket's note.
 
-        Later jobs leave room for the job from the start on, until one of the locks is released.
+        Later jobs leave room for the job from the start on, until the first release of a lock.
         """
         if (start_s, seen.holders) != (self.ticket.start_s, self.ticket.held):
             self.ticket = replace(self.ticket, start_s=start_s, held=seen.holders)
@@ -84,7 +84,7 @@ class PlacedTicket:
 
 
 def tickets(locks: Path) -> list[QueueTicket]:
-    """Return the living tickets on this host, in order; `needs` has the number of locks here, under an empty name.
+    """Return the living tickets on the host, in order; `needs` has the number of locks, under an empty name.
 
     Submitters may use different names for the host.
     """
@@ -92,7 +92,7 @@ def tickets(locks: Path) -> list[QueueTicket]:
     for name, notes in _files(folder):
         if not gpulocks.is_free(folder / name):
             for each in notes:
-                with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):  # other users' notes
+                with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):  # notes of different users
                     note = gpulocks.read_note(folder / each) or {}
                     names = {"job": _plain(note["job"]), "user": _plain(note["owner"])}
                     found.append(QueueTicket.load({**note, **names, "needs": {"": note["here"]}}))
@@ -100,7 +100,7 @@ def tickets(locks: Path) -> list[QueueTicket]:
 
 
 def held_by(locks: Path) -> tuple[Holding, ...]:
-    """Return the held locks of this host."""
+    """Return the host's held locks."""
     found = []
     for each in gpulocks.holders(locks):
         root, until_s = each.get("root"), _number(each.get("until_s"))
@@ -130,7 +130,7 @@ def why_not(locks: Path, names: list[str], job: str, cap_s: float) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return the text without control characters: the notes of other users are untrusted input."""
+    """Return the text without control characters: the notes of different users are untrusted input."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:100])
 
 

@@ -1,9 +1,9 @@
 """The decision of the queue: whether a waiting job may start now. Pure functions of tickets, locks and the time.
 
-A waiting job has a ticket on each of its hosts. Tickets have one order on all hosts: priority, then the time of the
-submit, then the job's name. A job starts only if all its hosts have room at once. Every job has an enforced time cap,
-so backfill is exact: a job starts before an earlier ticket only if the job leaves room for the earlier ticket's start,
-by the caps of both.
+A waiting job has a ticket on each of the job's hosts. Tickets have the same order on all hosts: priority, then the time
+of the submit, then the job's name. A job starts only if all hosts have room at once. Every job has an enforced time
+cap, and therefore backfill is exact: a job starts before an earlier ticket only if the job leaves room for the earlier
+ticket's start, by the caps of both.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 __all__ = ["Holding", "HostLine", "QueueTicket", "Turn", "decide", "victims"]
 
-SPARED_S = 600.0  # a preempted job runs at least so long before the next preemption
-OVERDUE_S = 10.0  # a job beyond its cap is expected to end within so many seconds, always from now
+SPARED_S = 600.0  # a preempted job runs at least this time before the next preemption
+OVERDUE_S = 10.0  # the expected time to the end of a job beyond the job's cap, always from now
 
 _Span = tuple[float, float, int]  # from, until (unix seconds), and the number of locks in use
 
 
 @dataclass(frozen=True)
 class QueueTicket:
-    """A waiting job: its place in the order, its cap in seconds, and the number of locks that it takes on each host.
+    """A waiting job: the place in the order, the cap in seconds, and the number of locks needed on each host.
 
-    `time_s` is the submit's time by the submitter's clock. `start_s` is the start that the job's node 0 has computed,
-    None before the first computation; other jobs leave room for the job from then on. `held` names the locks of this
-    host, each with its job, by which node 0 computed the start.
+    `time_s` is the submit's time by the submitter's clock. `start_s` is the start by the computation of the job's node
+    0, None before the first computation; later jobs leave room for the job from then on. `held` names the host's locks
+    and their jobs at the time of the computation.
     """
 
     job: str
@@ -50,7 +50,7 @@ class QueueTicket:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> QueueTicket:
-        """Return the ticket from the fields of a note. Raises KeyError, TypeError or ValueError for other contents."""
+        """Return the ticket from the fields of a note. Raises KeyError, TypeError or ValueError if invalid."""
         start_s, needs = data.get("start_s"), {str(host): int(count) for host, count in data["needs"].items()}
         times = float(data["time_s"]), float(data["cap_s"])
         return cls(
@@ -66,7 +66,7 @@ class QueueTicket:
 
 @dataclass(frozen=True)
 class Holding:
-    """A lock that a running job holds. `until_s`: the latest end by the job's cap, in unix seconds; None if unknown.
+    """A lock of a running job. `until_s`: the latest end by the job's cap, in unix seconds; None if unknown.
 
     `root`: the agent's folder, None if the job cannot be preempted; `spared_until_s`: not to be preempted before.
     """
@@ -82,7 +82,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host as one of its agents sees the host: usable locks, held locks, and the waiting jobs' tickets.
+    """A host as seen by an agent on the host: usable locks, held locks, and the waiting jobs' tickets.
 
     `tickets` may leave out the tickets after the own job's; `waiting` counts all tickets.
     """
@@ -102,7 +102,7 @@ class HostLine:
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """The held locks, each with its job."""
+        """The held locks with their jobs."""
         return tuple(sorted(f"{each.name} {each.job}" for each in self.held))
 
     def dump(self) -> dict[str, Any]:
@@ -112,9 +112,9 @@ class HostLine:
 
 @dataclass(frozen=True)
 class Turn:
-    """The decision for one ticket. `place` in a line of `of` waiting jobs, counted over the job's hosts.
+    """The decision for a ticket. `place` in a line of `of` waiting jobs, counted over the job's hosts.
 
-    `start_s`: the expected start, the latest one by the caps; None if unknown. `reason` names who holds or waits.
+    `start_s`: the latest start by the caps; None if unknown. `reason` names the jobs that hold or wait.
     """
 
     starts: bool
@@ -125,7 +125,7 @@ class Turn:
 
 
 def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> Turn:
-    """Return whether the ticket's job may take its locks now on all its hosts, and otherwise why not.
+    """Return whether the ticket's job may take locks now on all hosts of the job, and otherwise the reason.
 
     `lines` has a line for each host of the ticket. `now_s` is in unix seconds.
     """
@@ -137,7 +137,7 @@ def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> Turn
 
 
 def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> list[Holding]:
-    """Return the locks of own jobs of lower priority whose end lets the ticket's job start; empty if none suffice.
+    """Return the locks of own jobs of lower priority to end, so that the ticket's job starts; empty if too few.
 
     Only the first in line preempts. On each host the jobs of the lowest priority go first.
     """
@@ -206,7 +206,7 @@ def _fits(spans: Sequence[_Span], room: int, start_s: float, end_s: float) -> bo
 
 
 def _reason(ticket: QueueTicket, lines: Sequence[HostLine], ahead: Sequence[QueueTicket]) -> str:
-    """Return who holds the missing locks, by host, else the first job in line before this one."""
+    """Return the jobs that hold the missing locks, by host, else the first job in line."""
     holders: dict[str, list[str]] = {}
     for line in lines:
         if len(line.units) - len(_held(line)) < ticket.needs[line.host]:

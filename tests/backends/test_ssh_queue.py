@@ -25,6 +25,7 @@ with (out / "starts").open("a") as file:
     file.write(f"{time.time()}\\n")
 Path("saved").mkdir(exist_ok=True)
 (Path("saved") / "step").write_text("1")
+(out / "pid").write_text(str(os.getpid()))
 while not (out / "go").exists():
     time.sleep(0.05)
 (out / "end").write_text(str(time.time()))
@@ -205,6 +206,23 @@ def test_killed_waiting_agent_ends_its_gang_alone(
     assert f"waiting agent of node {node} was lost" in found["error"]["message"]
     finish(pair, first)
     until(third, "running")
+
+
+def test_killed_running_agent_leaves_no_rank_beside_the_next_job(
+    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any
+) -> None:
+    """The lock of a killed agent is free at once, so its rank must end with the agent; the next job then starts."""
+    first = send("first", config(hosts="h0", instances=1), "--queue")
+    until(first, "running")
+    wait_until((output(pair, first) / "pid").exists)
+    second = send("second", config(hosts="h0", instances=1), "--queue")
+    in_line(second)
+    state = json.loads((output(pair, first).parent / "attempt-1/node-0/state.json").read_text())
+    rank = (output(pair, first) / "pid").read_text()
+    pair.hosts[0].run(["kill", "-9", str(state["pid"])])
+    wait_until((output(pair, second) / "starts").exists, 60)
+    pair.hosts[0].run(["sh", "-c", f"! kill -0 {rank}"])
+    assert until(first, "failed")["reason"] == "node_failure"
 
 
 def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any) -> None:

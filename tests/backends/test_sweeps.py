@@ -46,6 +46,14 @@ def dataset(params, split):
 def loss(model, batch):
     return ((model(batch[0]) - batch[1]) ** 2).mean()
 """
+LONG_ASHA = """\
+name: search
+task: task.py
+training:
+  {max_steps: 4, global_batch_size: 8, optimizer: {name: sgd, lr: 0.1}}
+sweep:
+  {space: {training.optimizer.lr: {log: [0.0001, 0.05]}}, trials: 9, parallel: 3, first_rung: 1, factor: 2, place: jobs}
+"""
 ASHA = """\
 name: search
 task: task.py
@@ -53,24 +61,40 @@ training:
   {max_steps: 6, global_batch_size: 8, optimizer: {name: sgd, lr: 0.1}, schedule: {name: cosine}}
 sweep: {space: {training.optimizer.lr: [0.0001, 0.001, 0.05]}, trials: 3, parallel: 3, first_rung: 2, place: jobs}
 """
-# A driver that dies at a statement of the registry: before the first for 1, after the first for 2, and so on.
-DYING = """\
+# A driver that gets a signal before statement AT of the registry; the first has number 1. For -1: after the journal has
+# the intent to send a trial.
+# A suspended driver holds no lock of the registry.
+SIGNALLED = """\
 import os, signal
 from cloudtrain.launcher.store.database import Database
 
-left, execute = int(os.environ["DIES_AT"]), Database.execute
+AT = int(os.environ["AT"])
+left, sign, execute = AT, int(os.environ["SIGNAL"]), Database.execute
 
 def counted(self, sql, values=()):
     global left
     left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if left == 0 and sign == signal.SIGSTOP and self._db.in_transaction:
+        left = 1
+    if AT == -1 and sql.startswith("INSERT INTO attempts"):
+        left = 1
+    if left == 0:
+        os.kill(os.getpid(), sign)
     return execute(self, sql, values)
 
 Database.execute = counted
 from cloudtrain.launcher.cli import main
 main()
 """
+
+
+@pytest.fixture
+def signalled(cli: Any, tmp_path: Path) -> Any:
+    """Return the command line as SIGNALLED."""
+    program = tmp_path / "signalled.py"
+    program.write_text(f"#!{sys.executable}\n{SIGNALLED}")
+    program.chmod(0o755)
+    return replace(cli, command=(str(program),))
 
 
 def sweep_of(home: Path) -> tuple[Registry, Any]:
@@ -83,7 +107,7 @@ def sweep_of(home: Path) -> tuple[Registry, Any]:
 def test_drivers_that_die_send_each_trial_once(
     cli: Any, project: Callable[..., Path], home: Path, wait_until: Any, warm_nodes: None
 ) -> None:
-    """Six drivers at a time, half of them killed at a random moment: one attempt a trial, and the best one is found."""
+    """Six drivers at a time, half of them killed at random: a single attempt for each trial, and the best is found."""
     folder, draw = project(RANDOM, text=SCRIPT), random.Random(1)
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
     registry, sweep = sweep_of(home)
@@ -100,11 +124,7 @@ def test_drivers_that_die_send_each_trial_once(
         return sweeps.find(registry.database, sweep.id).state == "ended"
 
     wait_until(is_over, 240, 0.1)
-    jobs = registry.jobs()
-    sent = [attempt for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]
-    assert len(sent) == 5
-    assert {job.id for job in jobs} == {f"{sweep.id}-{trial}" for trial in range(5)}
-    assert sum(sweeps.spent_and_held(registry.database, sweep.id)) <= 3_000_000
+    require_sent_once(registry, sweep, 5)
     best = cli("best", sweep.id, "--json").json
     assert (best["trial"], best["value"], best["values"]) == (2, 0.0, {"args.lr": 3})
     assert cli("status", f"{sweep.id}.2", "--json").json["job"] == f"{sweep.id}-2"
@@ -112,45 +132,77 @@ def test_drivers_that_die_send_each_trial_once(
 
 @pytest.mark.parametrize(("trials", "step", "deaths"), [(6, 9, 8), pytest.param(40, 1, 100, marks=pytest.mark.soak)])
 def test_driver_that_dies_at_a_statement_loses_no_trial(
-    cli: Any,
-    project: Callable[..., Path],
-    home: Path,
-    wait_until: Any,
-    tmp_path: Path,
-    trials: int,
-    step: int,
-    deaths: int,
+    cli: Any, signalled: Any, project: Any, home: Path, wait_until: Any, trials: int, step: int, deaths: int
 ) -> None:
-    """A driver dies at each of its statements, every time at a later one: each trial is sent once, and has a result."""
+    """A driver dies at a statement, every time at a later statement: each trial is sent once, and has a result."""
     folder = project(RANDOM.replace("[1, 2, 3, 4, 5]", str(list(range(1, trials + 1)))), text=SCRIPT)
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
     registry, sweep = sweep_of(home)
-    program = tmp_path / "dying.py"
-    program.write_text(f"#!{sys.executable}\n{DYING}")
-    program.chmod(0o755)
-    dying, died, at, survived = replace(cli, command=(str(program),)), 0, 1, 0
+    died, at, survived = 0, 1, 0
 
     def is_over() -> bool:
         nonlocal died, at, survived
-        done = dying("advance", sweep.id, env={"DIES_AT": str(at if died < deaths else 0)})
+        sign = {"AT": str(at if died < deaths else 0), "SIGNAL": str(int(signal.SIGKILL))}
+        done = signalled("advance", sweep.id, env=sign)
         assert done.code in (0, -signal.SIGKILL), done.stderr
-        print("DEAD", at, done.code, done.stdout)
         died, at, survived = (died + 1, at + step, 0) if done.code else (died, at, survived + 1)
-        at = 1 if survived > 3 else at  # no driver has so many statements
+        at = 1 if survived > 3 else at  # a driver has fewer statements
         registry.database.execute("UPDATE sweeps SET lease_s = 0")  # in place of 30 s after the death of a driver
         return sweeps.find(registry.database, sweep.id).state == "ended"
 
     wait_until(is_over, 400, 0.0)
     assert died >= deaths
     require_sent_once(registry, sweep, trials)
+    assert {each.state for each in sweeps.segments(registry.database, sweep.id)} == {"done"}
+
+
+@pytest.mark.soak
+def test_driver_that_was_suspended_sends_no_segment_twice(
+    cli: Any, signalled: Any, project: Any, home: Path, wait_until: Any
+) -> None:
+    """A driver sleeps beyond the lease, at any statement; meanwhile a different driver takes and sends."""
+    folder = project("", script="task.py", text=TASK)
+    (folder / "cloudtrain.yaml").write_text(LONG_ASHA)
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+
+    def known() -> Any:
+        return sweeps.segments(registry.database, sweep.id)
+
+    def is_over() -> bool:
+        registry.database.execute("UPDATE sweeps SET lease_s = 0")  # in place of 30 s
+        cli("advance", sweep.id)
+        return sweeps.find(registry.database, sweep.id).state == "ended"
+
+    def has_moved(before: Any) -> bool:
+        return is_over() or known() != before
+
+    for at in range(1, 61, 5):
+        driver = suspended(signalled, sweep.id, at, wait_until)
+        if driver.poll() is None:
+            before = known()
+            wait_until(lambda before=before: has_moved(before), 60, 0.2)
+            driver.send_signal(signal.SIGCONT)
+        assert "Traceback" not in driver.communicate(timeout=60)[1]
+    wait_until(is_over, 240, 0.2)
+    assert {each.state for each in known()} == {"done"}
+    require_sent_once(registry, sweep, 9)
+
+
+def suspended(signalled: Any, sweep_id: str, at: int, wait_until: Any) -> Any:
+    """Return a driver, suspended at statement `at`, or ended before."""
+    driver = signalled.start("advance", sweep_id, env={"AT": str(at), "SIGNAL": str(int(signal.SIGSTOP))})
+    status = Path(f"/proc/{driver.pid}/stat")
+    wait_until(lambda: driver.poll() is not None or status.read_text().rpartition(")")[2].split()[0] == "T", 60)
+    return driver
 
 
 def require_sent_once(registry: Registry, sweep: Any, trials: int) -> None:
-    """Check that each trial has a result of a single attempt, and that the budget holds."""
-    jobs = registry.jobs()
+    """Check that each segment has an attempt, that no further attempt exists, and that the budget holds."""
+    jobs, segments = registry.jobs(), sweeps.segments(registry.database, sweep.id)
     assert {job.id for job in jobs} == {f"{sweep.id}-{trial}" for trial in range(trials)}
-    assert len([attempt for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]) == trials
-    assert {each.state for each in sweeps.segments(registry.database, sweep.id)} == {"done"}
+    sent = [(job.id, attempt.number) for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]
+    assert sorted(sent) == sorted((each.job_id, each.attempt) for each in segments)
     assert sum(sweeps.spent_and_held(registry.database, sweep.id)) <= 3_000_000
 
 
@@ -191,6 +243,23 @@ def test_stop_ends_the_running_trial_and_sends_no_other(
     assert [(each["running"], each["failed"]) for each in shown["rungs"]] == [(0, 1)]
     assert [(job.id, job.attempt.state.reason) for job in registry.jobs()] == [(f"{sweep.id}-0", "user")]
     assert cli("best", sweep.id).code == 1
+
+
+def test_stop_reaches_a_trial_that_a_driver_is_sending(
+    cli: Any, signalled: Any, project: Callable[..., Path], home: Path, wait_until: Any
+) -> None:
+    """A driver that is suspended in the middle of a send asks the trial to stop, if the sweep was stopped meanwhile."""
+    folder = project(RANDOM, text=SCRIPT + "import time\nif lr > 1: time.sleep(600)\n")
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+    wait_until(lambda: cli("status", f"{sweep.id}.0", "--json").json["state"] == "succeeded")
+    driver = suspended(signalled, sweep.id, -1, wait_until)
+    assert [job.attempt.phase for job in registry.jobs()] == ["intent", "sent"]
+    assert cli("stop", "-d", sweep.id).code == 0
+    driver.send_signal(signal.SIGCONT)
+    assert "Traceback" not in driver.communicate(timeout=60)[1]
+    wait_until(lambda: not registry.jobs(active=True) or cli("advance", sweep.id) is None, 60)
+    assert [each.id for each in registry.jobs()] == [f"{sweep.id}-1", f"{sweep.id}-0"]
 
 
 def test_budget_stops_a_sweep_before_it_overspends(

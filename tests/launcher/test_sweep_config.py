@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,20 @@ def test_lease_admits_one_driver(tmp_path: Path) -> None:
     assert not sweeps.lease(database, "s-abcde")
     sweeps.free(database, "s-abcde", renewed_s)
     assert sweeps.lease(database, "s-abcde")
+
+
+def test_stale_driver_changes_no_row(tmp_path: Path) -> None:
+    """A row changes only if the row is as the driver has read the row; a removed row is stored again."""
+    database = Database(tmp_path)
+    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
+    due = sweeps.SegmentRecord("s-abcde", 0, 0, "s-abcde-0", 1, 10)
+    sent, done = replace(due, state="sent"), replace(due, state="done", value=0.5)
+    sweeps.write(database, due)
+    sweeps.update(database, due, sent)
+    sweeps.update(database, sent, done)
+    sweeps.update(database, due, sent)
+    sweeps.update(database, sent, replace(due, attempt=2, tries=1))
+    sweeps.remove(database, due)
+    assert sweeps.segments(database, "s-abcde") == [done]
+    sweeps.update(database, replace(due, trial=1), replace(sent, trial=1))
+    assert len(sweeps.segments(database, "s-abcde")) == 2

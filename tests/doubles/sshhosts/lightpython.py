@@ -15,6 +15,8 @@ SITE = """\
 import sys
 if "cloudtrain.entrypoints.agent.elastic" in sys.orig_argv:
     import os, pathlib, signal
+    from cloudtrain.entrypoints import processes
+    processes.die_with_parent()  # as torchrun; holds after exec, too
     os.environ["RANK"] = os.environ["CLOUDTRAIN_NODE_RANK"]
     os.environ["WORLD_SIZE"] = os.environ["CLOUDTRAIN_NUM_NODES"]
     for rank in ("met-0", "met-1"):  # as if all ranks had joined a process group

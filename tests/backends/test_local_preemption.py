@@ -1,0 +1,70 @@
+"""A preempted task: saves, leaves the machine to a job of higher priority, waits again, and continues bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wholejobs import losses
+
+pytestmark = pytest.mark.slow
+
+TASK = """\
+import time
+import torch
+
+class Points:
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        x = torch.randn(4, generator=torch.Generator().manual_seed(index))
+        return x, x.sum().reshape(1)
+
+def model(params):
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+
+def dataset(params, split):
+    return Points() if split == "train" else None
+
+def loss(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""
+CONFIG = """\
+name: task
+task: task.py
+training:
+  {max_steps: %d, log_every: 1, global_batch_size: 4, optimizer: {name: adamw, lr: 0.01}, schedule: {name: cosine}}
+"""
+
+
+def test_preempted_task_continues_with_the_same_losses(
+    cli: Any, project: Callable[..., Path], wait_until: Any, warm_nodes: None
+) -> None:
+    """The lower task saves and leaves, continues after the higher task, and its losses are those of a task alone."""
+
+    def send(name: str, steps: int, *options: str) -> str:
+        where = project("", script="task.py", text=TASK)
+        (where / "cloudtrain.yaml").write_text(CONFIG % steps)
+        done = cli("submit", "-d", "-y", "--name", name, *options, cwd=where)
+        assert done.code == 0, done.stderr
+        return name
+
+    def state(job: str) -> Any:
+        return cli("status", job, "--json").json
+
+    low = send("low", 40, "--queue", "--set", "queue.priority=low")
+    wait_until(lambda: len(losses(cli, low)) > 5, 60, 0.2)
+    high = send("high", 2, "--queue", "--set", "queue.priority=high", "--set", "queue.preempt=true")
+    wait_until(lambda: state(high)["state"] == "succeeded", 60, 0.2)
+    before = losses(cli, low)
+    assert 5 < len(before) < 40
+    wait_until(lambda: state(low)["state"] == "succeeded", 60, 0.2)
+    assert state(low)["attempt"] == 1
+    alone = send("alone", 40)
+    wait_until(lambda: state(alone)["state"] == "succeeded", 60, 0.2)
+    assert losses(cli, low) == losses(cli, alone)
+    assert len(losses(cli, alone)) == 40
