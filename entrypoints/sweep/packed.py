@@ -25,7 +25,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.sweep.journal import Journal, SweepState
-from cloudtrain.entrypoints.sweep.search import Allowance, Search, Segment, best, decide
+from cloudtrain.entrypoints.sweep.search import Allowance, Search, Segment, best, decide, steps_of
 from cloudtrain.entrypoints.sweep.segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
 
 __all__ = ["main"]
@@ -225,7 +225,13 @@ class _Driver:
             else:
                 self._journal.add("start", segment=asdict(segment), node=node)
             self._running[segment.key] = segment, node
-            self._say(segment, "running", segment.from_step, None, f"starts, to step {segment.until_step}")
+            self._say(
+                segment,
+                "running",
+                segment.from_step,
+                None,
+                f"starts, to step {steps_of(segment.until_step, segment.values)}",
+            )
             self._nodes[node].start(segment)
 
     def _node_for(self, segment: Segment) -> int | None:
@@ -250,15 +256,12 @@ class _Driver:
         held = sum(start_s + step_s * (s.until_step - s.from_step) for s, _ in self._running.values())
         return Allowance(serial * self._search.parallel - held, start_s, step_s, serial)
 
-    def _is_late(self) -> bool:
-        return self._deadline_s is not None and time.monotonic() >= self._deadline_s
-
     def _note(self, end: SegmentEnd) -> None:
         """Enter the end of a segment; an interrupted segment has no result."""
         segment, _ = self._running.pop((end.trial, end.rung))
         if end.state == "saved":
-            # A node's segments obey the deadline by themselves, and may get a stop request before this process does.
-            self._saved = self._saved or ("sigterm" if _stops or not self._is_late() else "deadline")
+            # The segments obey the job's deadline by themselves, and may save before this process does.
+            self._saved = self._saved or ("sigterm" if _stops else "deadline")
             self._say(segment, "saved", end.step, None, f"saved at step {end.step}")
             return
         value = end.value if end.value is not None and not math.isnan(end.value) else None

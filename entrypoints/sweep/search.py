@@ -20,9 +20,23 @@ from typing import Any
 
 from cloudtrain.entrypoints.sweep.space import Dimension, dimensions, drawn, grid, perturbed, unit
 
-__all__ = ["ALGORITHMS", "Allowance", "Results", "Search", "Segment", "best", "decide", "origin", "rungs", "values_of"]
+__all__ = [
+    "ALGORITHMS",
+    "BATCH",
+    "Allowance",
+    "Results",
+    "Search",
+    "Segment",
+    "best",
+    "decide",
+    "origin",
+    "rungs",
+    "steps_of",
+    "values_of",
+]
 
 ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
+BATCH = "training.global_batch_size"  # if this key varies, rungs are counted in samples, which all trials share
 _QUARTER = 4  # pbt: the population's size divided by the number of replaced trials
 
 Results = Mapping[tuple[int, int], float | None]
@@ -31,7 +45,10 @@ Results = Mapping[tuple[int, int], float | None]
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of a search. `rungs`: the step at the end of each segment; the last is the end of the training."""
+    """The settings of a search. `rungs`: the step at the end of each segment; the last is the end of the training.
+
+    If the space has BATCH, rungs and the segments' steps are numbers of samples; `steps_of` converts them.
+    """
 
     algorithm: str
     space: tuple[Dimension, ...]
@@ -81,6 +98,11 @@ class Allowance:
     def cost(self, from_step: int, until_step: int) -> float:
         """Return the highest cost of a segment."""
         return self.start + (until_step - from_step) * self.step
+
+
+def steps_of(rung: int, values: Mapping[str, Any]) -> int:
+    """Return the trial's step at a rung: the rung itself, or the samples divided by the trial's batch size."""
+    return -(-rung // int(values[BATCH])) if BATCH in values else rung
 
 
 def rungs(first: int, factor: int, last: int) -> tuple[int, ...]:

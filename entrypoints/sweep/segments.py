@@ -22,7 +22,7 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.sweep.search import Segment
+from cloudtrain.entrypoints.sweep.search import BATCH, Segment, steps_of
 
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
 
@@ -45,7 +45,8 @@ class Slot:
 class SegmentEnd:
     """The end of a segment. `state`: paused, done, failed, or saved: interrupted, and begun again later.
 
-    `start_s`: from the launch to the first step; `step_s`: seconds a step; None if no step was trained.
+    `start_s`: from the launch to the first step; `step_s`: seconds a step, or a sample if rungs are counted in samples;
+    None if no step was trained.
     """
 
     trial: int
@@ -87,8 +88,10 @@ def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
         for name in above:
             place[name] = place = dict(place.get(name) or {})
         place[last] = value
-    is_last = segment.until_step >= spec.sweep["search"]["rungs"][-1]
-    sections["training"]["pause_at"] = None if is_last else segment.until_step
+    last, training = spec.sweep["search"]["rungs"][-1], sections["training"]
+    if BATCH in segment.values:
+        training["max_steps"] = steps_of(last, segment.values)
+    training["pause_at"] = None if segment.until_step >= last else steps_of(segment.until_step, segment.values)
     # One checkpoint is enough for a pause. A mirror has one place for a job, and would mix the trials.
     checkpoint = replace(spec.checkpoint, keep=1, mirror=None, resume="auto")
     return replace(
@@ -253,7 +256,8 @@ class SlotRunner:
             return SegmentEnd(*key, "failed", step, message=why, seconds=took_s)
         start_s = step_s = None
         if each.first_s is not None and step > each.first_step:
-            start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / (step - each.first_step)
+            units = (step - each.first_step) * int(each.segment.values.get(BATCH, 1))
+            start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / units
         return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
 
     def _metric(self) -> str:

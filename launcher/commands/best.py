@@ -50,7 +50,7 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
         print_json({"sweep": found.id, "metric": shown["metric"], **first})
         return 0
     value = overview.figure(first["value"])
-    lines = [f"trial {first['trial']} of {found.id}: {shown['metric']} {value} at step {first['step']}"]
+    lines = [f"trial {first['trial']} of {found.id}: {shown['metric']} {value} at {overview.place_of(shown, first)}"]
     lines += [f"  {key}: {value}" for key, value in first["values"].items()]
     print_text([*lines, f"  its job: {first['job']}"])
     return 0

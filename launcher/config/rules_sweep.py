@@ -17,8 +17,13 @@ __all__ = ["faults_of"]
 _PRICED = ("resources", "backend", "budget", "limits", "sweep", "name", "code", "project", "secrets", "notify", "queue")
 _FREE = ("params", "env", "args")  # sections whose keys the user names
 _PAUSING = ("asha", "halving", "pbt")
-_FIXED = ("training.optimizer.name", "training.strategy", "training.parallel")  # a copy of a trial needs the same state
 _BATCH = "training.global_batch_size"
+_FIXED = (
+    "training.optimizer.name",
+    "training.strategy",
+    "training.parallel",
+    _BATCH,
+)  # a copy of a trial needs the same state
 
 
 def faults_of(root: YamlNode) -> Iterator[Fault]:
@@ -88,8 +93,8 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if isinstance(first, int) and first > last:
         at = find(root, ("sweep", "first_rung")) or root
         yield Fault(f"the first rung is beyond max_steps {last}", "sweep.first_rung", at.place, "use fewer steps")
-    if _BATCH in written["space"]:
-        message = f"rungs in steps compare unlike trials if `{_BATCH}` varies"
+    if _BATCH in written["space"] and written.get("place") == "jobs":
+        message = f"if `{_BATCH}` varies, rungs are counted in samples, which needs `place: packed`"
         yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.entrypoints.sweep.search import Search, rungs
+from cloudtrain.entrypoints.sweep.search import BATCH, Search, rungs, steps_of
 from cloudtrain.entrypoints.sweep.space import dimensions, grid
 
-__all__ = ["PARALLEL", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of"]
+__all__ = ["PARALLEL", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of", "unit_of"]
 
 TRIALS = 27  # a default: three rungs of a factor of 3
 PARALLEL = 4
@@ -47,9 +47,18 @@ def metric_of(config: Mapping[str, Any]) -> str:
     return str(config["sweep"]["metric"] or monitor.get("metric") or "loss")
 
 
-def training_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `training` of a trial: an evaluation at the end at least."""
+def unit_of(config: Mapping[str, Any]) -> str:
+    """Return the unit of the rungs: steps, or samples if the batch size varies between the trials."""
+    return (
+        "samples" if BATCH in config["sweep"]["space"] and (config.get("training") or {}).get("max_steps") else "steps"
+    )
+
+
+def training_of(config: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the section `training` of a trial: an evaluation at the end at least, and the steps of its batch size."""
     training = dict(config["training"])
+    if values and unit_of(config) == "samples":
+        training["max_steps"] = steps_of(_search(config)["rungs"][-1], values)
     if training["eval_every"] is None:
         training["eval_every"] = training["max_steps"] or AT_THE_END
     return training
@@ -74,6 +83,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm == "grid":
         trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
     last, least = training.get("max_steps") or 1, training.get("eval_every") or 1
+    scale = (training.get("global_batch_size") or 1) if unit_of(config) == "samples" else 1
     steps: tuple[int, ...] = (last,)
     if algorithm == "pbt":
         first = sweep["first_rung"] or max(last // GENERATIONS, least)
@@ -85,7 +95,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
         "space": sweep["space"],
         "trials": trials,
         "parallel": sweep["parallel"] or (10_000 if is_packed(config) else PARALLEL),
-        "rungs": steps,
+        "rungs": tuple(scale * step for step in steps),
         "factor": sweep["factor"],
         "mode": sweep["mode"] or (training.get("monitor") or {}).get("mode") or "min",
         "seed": sweep["seed"],

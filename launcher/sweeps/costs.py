@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars
 from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.planning.search_spec import unit_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord
 from cloudtrain.launcher.sweeps import searching
@@ -67,6 +68,11 @@ class SweepCost:
         return _sum(self.segments)
 
     @property
+    def unit(self) -> str:
+        """The unit of the rungs: steps or samples."""
+        return unit_of(self.sweep.config)
+
+    @property
     def starts_share(self) -> float | None:
         """The share of the paid time before and after the steps; None without a reported step, and if shared."""
         whole_s = sum(each.run_s for each in self.segments)
@@ -119,12 +125,14 @@ def lines(found: SweepCost) -> tuple[list[str], list[str]]:
         count = counted(sum(each.starts for each in found.segments), "start")
         shown.append(f"starts      {count}, {percent(found.starts_share)} of the paid time")
     if found.paused and found.saved_micro is not None:
-        words = f"{found.saved_steps:,} untrained steps of {counted(found.paused, 'paused trial')}"
-        shown.append(f"saved       about {dollars(found.saved_micro)}: {words} at the price of the trained steps")
+        words = f"{found.saved_steps:,} untrained {found.unit} of {counted(found.paused, 'paused trial')}"
+        shown.append(
+            f"saved       about {dollars(found.saved_micro)}: {words} at the price of the trained {found.unit}"
+        )
     left = len(found.trials) - MOST_ROWS
     notes = [f"{counted(left, 'cheaper trial')} left out: --csv has all trials"] if left > 0 else []
     if found.is_shared:
-        notes.append("the trials share the machines of one job: the cost is divided by trained steps")
+        notes.append(f"the trials share the machines of one job: the cost is divided by trained {found.unit}")
     return shown, notes
 
 
@@ -133,7 +141,7 @@ def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str
 
     Without `is_whole`, at most MOST_ROWS trials.
     """
-    head = ["TRIAL", *(f"TO STEP {step}" for step in found.rungs), "USD", "STATE"]
+    head = ["TRIAL", *(f"TO {found.unit.upper().removesuffix('S')} {step}" for step in found.rungs), "USD", "STATE"]
     ranked = sorted(found.trials, key=lambda trial: (-(_sum(found.trials[trial]) or 0), trial))
     rows = [
         [

@@ -181,7 +181,8 @@ def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
     """
     found, words = ["sweep=null"], list(sweep.config["args"])
     if sweep.config["task"]:
-        found.append(f"training.eval_every={training_of(sweep.config)['eval_every']}")
+        training = training_of(sweep.config, values)
+        found += [f"training.{key}={json.dumps(training[key])}" for key in ("max_steps", "eval_every")]
     for key, value in values.items():
         if key.startswith("args."):
             option = f"--{key.removeprefix('args.')}"

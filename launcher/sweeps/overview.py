@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
 from cloudtrain.launcher.config import fields
+from cloudtrain.launcher.planning.search_spec import unit_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.progress import finite
 from cloudtrain.launcher.sweeps import searching
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["as_json", "as_lines", "figure", "plan_lines", "values_text"]
+__all__ = ["as_json", "as_lines", "figure", "place_of", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
@@ -27,10 +28,10 @@ def plan_lines(config: dict[str, Any]) -> list[str]:
     search = searching.search_of(config)
     lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, {search.parallel} at once"]
     if len(search.rungs) > 1:
-        steps = _steps(search)
+        steps, unit = _steps(search), unit_of(config)
         share = steps / (search.trials * search.rungs[-1])
         lines.append(
-            f"rungs at steps {', '.join(map(str, search.rungs))}: about {share:.0%} of the steps of all trials"
+            f"rungs at {unit} {', '.join(map(str, search.rungs))}: about {share:.0%} of the {unit} of all trials"
         )
     return lines
 
@@ -46,15 +47,20 @@ def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
     for each in found["rungs"]:
         value = "" if each["best"] is None else f", best {found['metric']} {figure(each['best'])}"
         states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])
-        lines.append(f"  rung {each['rung']} (step {each['step']}): {states or 'no trial yet'}{value}")
+        lines.append(f"  rung {each['rung']} ({place_of(found, each)}): {states or 'no trial yet'}{value}")
     for each in found["best"]:
-        result = f"{found['metric']} {figure(each['value'])} at step {each['step']}"
+        result = f"{found['metric']} {figure(each['value'])} at {place_of(found, each)}"
         lines.append(f"  trial {each['trial']}: {result}; {values_text(each['values'])}")
     for each in found["running"][:MOST_BEST]:
         lines.append(f"  running: trial {each['trial']}, rung {each['rung']}{_progress(each)}")
     if len(found["running"]) > MOST_BEST:
         lines.append(f"  and {counted(len(found['running']) - MOST_BEST, 'more trial')} running")
     return lines
+
+
+def place_of(shown: dict[str, Any], each: dict[str, Any]) -> str:
+    """Return the place of a rung or a result, in the unit of the sweep's rungs: `step 90`, or `2880 samples`."""
+    return f"step {each['step']}" if shown["unit"] == "steps" else f"{each['step']} samples"
 
 
 def figure(value: float | str) -> str:
@@ -87,6 +93,7 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "state": sweep.state,
         "algorithm": search.algorithm,
         "metric": searching.metric_of(sweep.config),
+        "unit": unit_of(sweep.config),
         "trials": len({each.trial for each in segments}),
         "planned": search.trials,
         "spend_usd": spent / 1e6,

@@ -11,9 +11,17 @@ from docs.console import Session, Written, missing, steps
 
 from doubles.aws.handle import Aws
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
+CLONE = Path(__file__).resolve().parents[2]
+PAGES = CLONE / "docs" / "tutorials"
 # Page -> stand-in of the platform; its `environ` is all that the reader's terminal adds to the test's.
-STAND_INS = {"local": None, "ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+STAND_INS = {
+    "local": None,
+    "sweep": None,
+    "ssh": "ssh_pair",
+    "sagemaker": "aws",
+    "azureml": "azure",
+    "vertex": "google",
+}
 
 
 @pytest.fixture(params=sorted(STAND_INS))
@@ -31,7 +39,8 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str
         platform.bucket()
         platform.settings(stop_grace_s=30, interrupt_grace_s=20)
     found: dict[str, str] = cli.environment(platform.environ if platform else {})
-    return {**found, "PATH": f"{Path(sys.executable).parent}:{found['PATH']}", "SHELL": "/bin/bash"}
+    own = {"PATH": f"{Path(sys.executable).parent}:{found['PATH']}", "SHELL": "/bin/bash", "CLONE": str(CLONE)}
+    return {**found, **own}
 
 
 @pytest.mark.slow
