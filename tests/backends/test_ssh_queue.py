@@ -115,7 +115,7 @@ def finish(cluster: Cluster, job: str) -> None:
 
 
 def test_gang_starts_within_5_s_of_the_end_of_the_job_before(
-    pair: Cluster, send: Any, until: Any, state_of: Any, in_line: Any, cli: Any
+    pair: Cluster, send: Any, until: Any, state_of: Any, in_line: Any, cli: Any, wait_until: Any
 ) -> None:
     """A queued job of two hosts waits, says why, and starts when the first job ends."""
     first = send("first", config("limits: {max_duration: 1h}"))
@@ -130,6 +130,7 @@ def test_gang_starts_within_5_s_of_the_end_of_the_job_before(
     finish(pair, first)
     until(second, "running")
     until(first, "succeeded")
+    wait_until((output(pair, second) / "starts").exists)
     ended_s = float((output(pair, first) / "end").read_text())
     assert float((output(pair, second) / "starts").read_text().split()[0]) - ended_s < 5
     assert state_of(second)["queue"] is None
@@ -233,7 +234,9 @@ def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any)
     assert "12 are planned, usable are 0" in done.stderr
 
 
-def test_high_priority_preempts_an_own_job_that_then_waits(pair: Cluster, send: Any, until: Any, in_line: Any) -> None:
+def test_high_priority_preempts_an_own_job_that_then_waits(
+    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any
+) -> None:
     """The lower job saves and leaves, waits with its old place, and continues after the higher job."""
     low = send("low", config("queue: {priority: low}"), "--queue")
     until(low, "running")
@@ -246,6 +249,6 @@ def test_high_priority_preempts_an_own_job_that_then_waits(pair: Cluster, send: 
     until(again, "running")
     finish(pair, again)
     until(low, "running")
-    assert len((output(pair, low) / "starts").read_text().split()) == 2
+    wait_until(lambda: len((output(pair, low) / "starts").read_text().split()) == 2)  # the rank starts after its agent
     finish(pair, low)
     assert until(low, "succeeded")["attempt"] == 1
