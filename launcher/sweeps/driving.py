@@ -27,7 +27,7 @@ from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.planning.search_spec import is_packed, training_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
-from cloudtrain.launcher.sweeps import searching
+from cloudtrain.launcher.sweeps import alerts, searching
 from cloudtrain.launcher.text.units import format_money
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
         return []
     try:
         told = [line for each in sweeps.segments(database, sweep.id) for line in _collect(registry, sweep, each)]
+        alerts.look(registry, sweep)
         is_decided = _choose(registry, sweep)
         for each in sweeps.segments(database, sweep.id):
             if each.state != "due":
@@ -89,6 +90,7 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
             told.append(_try_to_send(registry, sweep, each, environ))
         if is_decided and _has_ended(registry, sweep):
             told.append(_end(registry, sweep))
+        alerts.look(registry, sweep)  # the end may be for want of money
         return told
     finally:
         sweeps.free(database, sweep.id, held_s)

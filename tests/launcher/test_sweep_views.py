@@ -19,9 +19,9 @@ from cloudtrain.launcher.live.sweepview import SweepShot, view
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.store.sweeps import SweepRecord
-from cloudtrain.launcher.sweeps import growing, overview, searching
+from cloudtrain.launcher.sweeps import alerts, growing, overview, searching
 from cloudtrain.launcher.text.charts import ASCII, UNICODE
-from doubles import swept
+from doubles import receivers, swept
 from doubles.terminals import Terminal
 
 
@@ -295,3 +295,54 @@ def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., An
     registry.database.execute("DELETE FROM segments WHERE trial != 6")
     with pytest.raises(UsageError, match="has results of 1 trial"):
         run("compare", sweep.id)
+
+
+# -- alerts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit_micro", "state", "words"),
+    [
+        (3_000_000, "running", None),
+        (2_000_000, "running", "60 % of"),
+        (1_300_000, "running", "90 % of"),
+        (1_205_000, "running", r"100 % of the budget is spent: 1.21 USD of 1.21 USD; no further trial can be sent"),
+        (9_000_000, "ended", None),
+    ],
+)
+def test_alert_is_due_at_the_percents_of_the_spent_money(
+    limit_micro: int, state: str, words: str | None, registry: Registry
+) -> None:
+    """The highest reached percent counts, by the spent money; a search that is over has not ended at its budget."""
+    sweep = swept.put(registry, 9, limit_micro=limit_micro, state=state)
+    sweep.config["budget"]["alert_at"] = ["60%", "90%", "100%"]
+    found = alerts.due(registry.database, sweep, 0.0)
+    assert (found is None) == (words is None)
+    assert found is None or re.search(words or "", found.title)
+
+
+def test_end_for_want_of_money_counts_as_the_last_percent(registry: Registry) -> None:
+    """Of 30 planned trials nine were sent: the rest of the money had no room for the tenth."""
+    sweep = swept.put(registry, 9, limit_micro=1_300_000)
+    sweep.config["sweep"]["trials"] = 30
+    found = alerts.due(registry.database, sweep, 0.0)
+    assert found is not None
+    assert found.key == "budget:100@1300000"
+    assert "ended at its budget, 1.21 USD of 1.30 USD spent: no further trial fits" in found.title
+
+
+def test_alert_of_a_sweep_is_sent_once(registry: Registry, run: Callable[..., Any]) -> None:
+    """Two drivers print and send the alert together once; a raised budget has new percents."""
+    with receivers.hooks() as told:
+        sweep = swept.put(registry, 9, limit_micro=1_500_000, state="stopped")
+        sweep.config["notify"] = [{"webhook": told.url, "on": ["budget"]}]
+        sweeps.update(registry.database, sweep)
+        assert [each.key for each in alerts.look(registry, sweep)] == ["budget:80@1500000"]
+        assert alerts.look(registry, sweep) == []
+        run("status", sweep.id)
+        (body,) = told.wait(1)
+        assert (body["event"], body["job"], body["limit_usd"]) == ("budget", sweep.id, 1.5)
+        assert len(told.got) == 1
+        sweeps.update(registry.database, replace(sweep, limit_micro=2_000_000))
+        assert [each.key for each in alerts.look(registry, sweep)] == ["budget:50@2000000"]
+        assert len(told.wait(2)) == 2
