@@ -15,7 +15,6 @@ from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.entrypoints.sweep.search import Allowance, decide
 from cloudtrain.launcher.job import StoredConfig
 from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store import channels, sweeps
 from cloudtrain.launcher.sweeps import searching
 
@@ -41,6 +40,8 @@ def look(registry: Registry, sweep: SweepRecord) -> list[Notice]:
     places = [outbox.TERMINAL, *(each.id for each in channels.entries(sweep.config) if "budget" in each.on)]
     if not any(outbox.is_open(database, job_id, place, notice.key, now_s) for place in places):
         return []
+    from cloudtrain.launcher.notices.notifier import Notifier
+
     notifier = Notifier(registry)
     try:
         return notifier.tell(job_id, sweep.config, [notice])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
-from cloudtrain.launcher.config import fields
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.progress import finite
 from cloudtrain.launcher.sweeps import searching
@@ -64,7 +64,10 @@ def figure(value: float | str) -> str:
 
 def values_text(values: dict[str, Any]) -> str:
     """Return a trial's values on one line, by the last words of their keys."""
-    return ", ".join(f"{key.rpartition('.')[2]} {fields.as_yaml(value)}" for key, value in values.items())
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    )
 
 
 def _progress(running: dict[str, Any]) -> str:

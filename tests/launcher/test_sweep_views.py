@@ -336,13 +336,13 @@ def test_alert_of_a_sweep_is_sent_once(registry: Registry, run: Callable[..., An
     with receivers.hooks() as told:
         sweep = swept.put(registry, 9, limit_micro=1_500_000, state="stopped")
         sweep.config["notify"] = [{"webhook": told.url, "on": ["budget"]}]
-        sweeps.update(registry.database, sweep)
+        sweeps.change(registry.database, sweep)
         assert [each.key for each in alerts.look(registry, sweep)] == ["budget:80@1500000"]
         assert alerts.look(registry, sweep) == []
         run("status", sweep.id)
         (body,) = told.wait(1)
         assert (body["event"], body["job"], body["limit_usd"]) == ("budget", sweep.id, 1.5)
         assert len(told.got) == 1
-        sweeps.update(registry.database, replace(sweep, limit_micro=2_000_000))
+        sweeps.change(registry.database, replace(sweep, limit_micro=2_000_000))
         assert [each.key for each in alerts.look(registry, sweep)] == ["budget:50@2000000"]
         assert len(told.wait(2)) == 2
