@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["as_json", "as_lines", "figure", "plan_lines", "values_text"]
+__all__ = ["MOST_BEST", "as_json", "as_lines", "figure", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
