@@ -1,8 +1,8 @@
-"""What `status SWEEP` costs with 1,000 trials: processor seconds beside the start of Python, running and ended.
+"""Processor seconds of `status SWEEP` with 1,000 trials, beside the start of Python.
 
-The rows are written by the store's functions, as drivers write them: 1,000 trials by asha and some 1,400 segments, each
-with its attempt, its reservation and its points. Of the running sweep, four trials are being sent by this process,
-so no time of a backend counts. `between` is the rarer look at which the driver decides about the next segments.
+The store's functions write 1,000 trials by asha: some 1,440 segments with attempts, reservations and points. Of the
+running sweep, this process is sending four trials, so no backend's time counts. `between`: the rarer look at which the
+driver decides about the next segments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fill(home: Path, state: str) -> tuple[str, int]:
 
 
 def run() -> Report:
-    """Measure each command, round by round, so that a slow moment of the machine meets all commands."""
+    """Measure the commands in rounds: a slow moment of the machine meets all commands."""
     report = Report(
         f"a sweep of {TRIALS:,} trials: processor time", ("command", "CPU s", "beside Python", "target", "")
     )

@@ -1,6 +1,6 @@
 """The charts of a sweep as places in a drawing: parallel coordinates of all trials, and the best result over money.
 
-Pure functions. The template writes the SVG, so every text is escaped there.
+Pure functions; the template writes the SVG and escapes all texts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_CHOICES = 12  # names beside an axis
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """A trial at its last result, in the order of rank: the highest rung first, then the value. `value`: None without.
+    """A trial at its last result; `value` and `step` are None for a trial without a result.
 
     `micro` is the trial's cost in micro-dollars, None if a price is unknown.
     """
@@ -43,7 +43,7 @@ class TrialEnd:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A line: its points as SVG writes them, its style's class, and its text for the pointer."""
+    """A line: points in the form of SVG, the class of the style, and the text for the pointer."""
 
     points: str
     style: str
@@ -52,7 +52,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis at a place, with its name, and its ticks as (place, text)."""
+    """An axis at a place, with a name, and with ticks as (place, text)."""
 
     at: float
     name: str
@@ -70,7 +70,7 @@ class BestCurve:
 
 
 def parallel(space: Sequence[Dimension], ends: Sequence[TrialEnd], metric: str) -> tuple[list[Axis], list[Drawn]]:
-    """Return the axes and the lines, the best trial last, so that no line covers the best; `ends` are in rank order.
+    """Return the axes and the lines, the best trial last and therefore on top; `ends` are in rank order.
 
     Trials without a result end before the metric's axis. Of 20 results or more, the worst tenth counts as equal, so
     that a diverged trial does not press all other results together.

@@ -1,4 +1,4 @@
-"""A sweep as text and as JSON: its rungs, its money and its best trials. Pure but for the registry's rows."""
+"""A sweep as text and as JSON: rungs, money, running and best trials. Pure but for the registry's rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def figure(value: float | str) -> str:
 
 
 def values_text(values: dict[str, Any]) -> str:
-    """Return a trial's values on one line, by the last words of their keys."""
+    """Return a trial's values on one line, each with the last word of the key."""
     return ", ".join(
         f"{key.rpartition('.')[2]} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in values.items()
@@ -71,7 +71,7 @@ def values_text(values: dict[str, Any]) -> str:
 
 
 def _progress(running: dict[str, Any]) -> str:
-    """Return the state of a running trial, or its step and its loss."""
+    """Return the step and the loss of a running trial; without a step, the state."""
     if running["step"] is None:
         return f": {running['state']}"
     until = "" if running["until_step"] is None else f" of {running['until_step']}"
