@@ -47,7 +47,6 @@ def config_of(trials: int, **sweep: Any) -> dict[str, Any]:
             "trials": trials,
             "parallel": 4,
             "first_rung": 90,
-            "place": "jobs",
             "factor": 3,
             "seed": 0,
             **sweep,
