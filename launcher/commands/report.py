@@ -1,4 +1,4 @@
-"""`cloudtrain report`: a file about a job, to read and to send to people."""
+"""`cloudtrain report`: a file about a job or a sweep, to read and to send to people."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 
 @click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
@@ -25,13 +26,17 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     """Write a job's report: curves, attempts, costs, code, environment, in a single file without network requests.
 
     The report of a running job shows the present state. An existing report is replaced. With --json the job and
-    its series are printed, and no file is written.
+    its series are printed, and no file is written. A sweep's report has its rungs, its trials and their results.
     """
     import time
 
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
+    if (sweep := sweep_of(registry, (job,))) is not None:
+        _sweep(registry, sweep, output, opens=opens, force=force, as_json=as_json)
+        return
     found = seen(registry, job)
     now_s = time.time()
     if as_json:
@@ -48,6 +53,27 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     page.write(path, page.report_html(registry, found, now_s))
     if found.active:
         say(f"{found.id} runs: the report tells how it is now")
+    print_lines([str(path)])
+    if opens:
+        page.show(path)
+
+
+def _sweep(
+    registry: Registry, sweep: SweepRecord, output: Path | None, *, opens: bool, force: bool, as_json: bool
+) -> None:
+    """Write the report of a sweep, or print its data."""
+    import time
+
+    from cloudtrain.launcher.report import page, sweep_page
+
+    if as_json:
+        print_json(sweep_page.sweep_json(registry, sweep, time.time()))
+        return
+    path = output or Path(f"{sweep.id}.html")
+    page.require_free(path, force=force)
+    page.write(path, sweep_page.sweep_html(registry, sweep, time.time()))
+    if sweep.state == "running":
+        say(f"{sweep.id} runs: the report tells how it is now")
     print_lines([str(path)])
     if opens:
         page.show(path)

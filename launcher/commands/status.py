@@ -68,11 +68,14 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:
     """Drive the sweep once, and print its screen or its JSON."""
     from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.sweeps import driving, overview
+    from cloudtrain.launcher.sweeps import overview
 
-    for line in driving.advance(registry, sweep):
-        say(line)
-    sweep = sweeps.find(registry.database, sweep.id)
+    if sweep.state != "ended":
+        from cloudtrain.launcher.sweeps.driving import advance
+
+        for line in advance(registry, sweep):
+            say(line)
+        sweep = sweeps.find(registry.database, sweep.id)
     if as_json:
         print_json(overview.as_json(registry.database, sweep))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -47,10 +48,37 @@ class Notifier:
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
         notices = standing(job_facts(job, self.forecast(job, now_s)), now_s)
-        new = self._new(job, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
+        keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
+        return self.tell(job.id, job.config, notices, keys_sent=keys_sent, is_active=job.active)
+
+    def tell(
+        self,
+        job_id: str,
+        config: Mapping[str, Any],
+        notices: list[Notice],
+        *,
+        keys_sent: Collection[tuple[str, ...]] = (),
+        is_active: bool = False,
+    ) -> list[Notice]:
+        """Print notices that no process has printed, and queue them for the channels of the config.
+
+        `job_id`: the job under which deliveries are stored. `keys_sent`: channel and key of notices that the job itself
+        has sent. An active job (`is_active`) has some time to send a notice by itself.
+        """
+        now_s = time.time()
+        new = self._new(job_id, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
         for notice in new:
             terminal_alerts.show(notice)
-        self._courier.offer(self._deliveries(job, notices))
+        places: list[ChannelEntry] = [*entries(config), *([self._desktop] if self._desktop else [])]
+        deliveries = []
+        for entry in places:
+            reported = outbox.delivered_keys(self._registry.database, job_id, entry.id)
+            for notice in notices:
+                if wanted(notice, entry.on) and corrects(notice, reported):
+                    hold_s = JOB_SENDS_S if sent_by_job(entry, notice) and is_active else 0.0
+                    is_sent = (entry.id, notice.key) in keys_sent
+                    deliveries.append(Delivery(job_id, entry, notice, hold_s, is_sent))
+        self._courier.offer(deliveries)
         return new
 
     def forecast(self, job: Job, now_s: float) -> Forecast:
@@ -61,30 +89,17 @@ class Notifier:
         """Wait briefly for deliveries."""
         self._courier.close(wait_s)
 
-    def _new(self, job: Job, notices: list[Notice], now_s: float) -> list[Notice]:
+    def _new(self, job_id: str, notices: list[Notice], now_s: float) -> list[Notice]:
         """Return alerts not printed by this process, nor by an earlier process before this process began."""
-        shown = self._shown.get(job.id)
+        shown = self._shown.get(job_id)
         if shown is None:
-            shown = self._shown[job.id] = outbox.delivered_keys(self._registry.database, job.id, outbox.TERMINAL)
+            shown = self._shown[job_id] = outbox.delivered_keys(self._registry.database, job_id, outbox.TERMINAL)
         new = unsent(notices, shown)
         for notice in new:
             shown.add(notice.key)
             with suppress(ConfigError):  # a full disk must not hide due alerts
-                outbox.mark_sent(self._registry.database, job.id, outbox.TERMINAL, notice, now_s)
+                outbox.mark_sent(self._registry.database, job_id, outbox.TERMINAL, notice, now_s)
         return new
-
-    def _deliveries(self, job: Job, notices: list[Notice]) -> list[Delivery]:
-        keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
-        places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
-        deliveries = []
-        for entry in places:
-            reported = outbox.delivered_keys(self._registry.database, job.id, entry.id)
-            for notice in notices:
-                if wanted(notice, entry.on) and corrects(notice, reported):
-                    hold_s = JOB_SENDS_S if sent_by_job(entry, notice) and job.active else 0.0
-                    is_sent = (entry.id, notice.key) in keys_sent
-                    deliveries.append(Delivery(job.id, entry, notice, hold_s, is_sent))
-        return deliveries
 
 
 def _say(words: str) -> None:

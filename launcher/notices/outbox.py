@@ -20,6 +20,7 @@ __all__ = [
     "Sent",
     "claim",
     "give_up",
+    "is_open",
     "mark_failed",
     "mark_sent",
     "pending",
@@ -121,6 +122,16 @@ def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
         "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NOT NULL", (job_id, channel)
     )
     return {row["key"] for row in rows}
+
+
+def is_open(database: Database, job_id: str, channel: str, key: str, now_s: float) -> bool:
+    """Return whether the notice may be delivered now: not delivered, not given up, and no later try is set."""
+    rows = database.execute(
+        "SELECT 1 FROM notices WHERE job_id = ? AND channel = ? AND key = ?"
+        " AND (told_s IS NOT NULL OR tries >= ? OR MAX(lease_s, next_s) > ?)",
+        (job_id, channel, key, MOST_TRIES, now_s),
+    )
+    return not rows
 
 
 def sent(database: Database, job_id: str) -> list[Sent]:

@@ -191,7 +191,7 @@ def free(database: Database, sweep_id: str, held_s: float) -> None:
 def segments(database: Database, sweep_id: str) -> list[SegmentRecord]:
     """Return the segments of the sweep, by trial and rung."""
     rows = database.execute("SELECT * FROM segments WHERE sweep = ? ORDER BY trial, rung", (sweep_id,))
-    return [SegmentRecord(**dict(row)) for row in rows]
+    return [SegmentRecord(*row) for row in rows]  # the columns are the fields, in their order
 
 
 def write(database: Database, segment: SegmentRecord) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SweepRecord
 
-__all__ = ["SegmentCost", "SweepCost", "as_json", "cells", "costs_of", "lines"]
+__all__ = ["SegmentCost", "SweepCost", "as_json", "cells", "costs_of", "lines", "state_of", "total"]
 
 _NONE = SegmentRecord("", -1, 0, "", 0, None)  # before the first segment
 MOST_ROWS = 20  # trials in the table, the most expensive first
@@ -65,7 +65,7 @@ class SweepCost:
     @property
     def spent_micro(self) -> int | None:
         """The metered cost of all segments; None if a price is unknown."""
-        return _sum(self.segments)
+        return total(self.segments)
 
     @property
     def unit(self) -> str:
@@ -142,13 +142,13 @@ def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str
     Without `is_whole`, at most MOST_ROWS trials.
     """
     head = ["TRIAL", *(f"TO {found.unit.upper().removesuffix('S')} {step}" for step in found.rungs), "USD", "STATE"]
-    ranked = sorted(found.trials, key=lambda trial: (-(_sum(found.trials[trial]) or 0), trial))
+    ranked = sorted(found.trials, key=lambda trial: (-(total(found.trials[trial]) or 0), trial))
     rows = [
         [
             str(trial),
             *_by_rung(found.trials[trial], found.rungs),
-            _text(_sum(found.trials[trial])),
-            _state(found, trial),
+            _text(total(found.trials[trial])),
+            state_of(found, trial),
         ]
         for trial in (ranked if is_whole else ranked[:MOST_ROWS])
     ]
@@ -171,14 +171,14 @@ def as_json(found: SweepCost) -> dict[str, Any]:
         "saved_usd_estimate": as_usd(found.saved_micro),
         "is_shared": found.is_shared,
         "rungs": [
-            {"rung": rung + 1, "step": found.rungs[rung], "segments": len(some), "usd": as_usd(_sum(some))}
+            {"rung": rung + 1, "step": found.rungs[rung], "segments": len(some), "usd": as_usd(total(some))}
             for rung, some in enumerate(at)
         ],
         "trials": [
             {
                 "trial": trial,
                 "job": some[0].segment.job_id,
-                "usd": as_usd(_sum(some)),
+                "usd": as_usd(total(some)),
                 "rungs": [{"rung": each.segment.rung + 1, "usd": as_usd(each.micro)} for each in some],
             }
             for trial, some in sorted(found.trials.items())
@@ -230,10 +230,11 @@ def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:
 
 def _by_rung(some: Sequence[SegmentCost], rungs: Sequence[int]) -> list[str]:
     at = [[each for each in some if each.segment.rung == rung] for rung in range(len(rungs))]
-    return [_text(_sum(each)) if each else "-" for each in at]
+    return [_text(total(each)) if each else "-" for each in at]
 
 
-def _state(found: SweepCost, trial: int) -> str:
+def state_of(found: SweepCost, trial: int) -> str:
+    """Return the trial's state in a word."""
     last = found.trials[trial][-1].segment
     if last.state in ("due", "sent"):
         return "running"
@@ -242,7 +243,8 @@ def _state(found: SweepCost, trial: int) -> str:
     return "finished" if last.rung == len(found.rungs) - 1 else "paused"
 
 
-def _sum(some: Sequence[SegmentCost]) -> int | None:
+def total(some: Sequence[SegmentCost]) -> int | None:
+    """Return the cost of the segments; None if a price is unknown."""
     costs = [each.micro for each in some]
     return None if None in costs else sum(each or 0 for each in costs)
 

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.sweep.search import Allowance, best, decide, values_of
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, new_id
 from cloudtrain.launcher.jobs import retry, stopping, submit
 from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
-from cloudtrain.launcher.planning import planner
-from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.planning.search_spec import is_packed, training_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
-from cloudtrain.launcher.sweeps import searching
+from cloudtrain.launcher.sweeps import alerts, searching
 from cloudtrain.launcher.text.units import format_money
 
 if TYPE_CHECKING:
@@ -61,6 +58,8 @@ def begin(registry: Registry, prepared: Prepared) -> SweepRecord:
 
 def config_of(sweep: SweepRecord, values: Mapping[str, Any], settings: Sequence[str] = ()) -> JobConfig:
     """Return the config of a trial with the values, without the section `sweep`. Raises ConfigError."""
+    from cloudtrain.launcher import config as configs  # a look at running trials needs no config, and the import 60 ms
+
     return configs.stored(sweep.config, overrides=[*_assigned(sweep, values), *settings])
 
 
@@ -79,6 +78,7 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
         return []
     try:
         told = [line for each in sweeps.segments(database, sweep.id) for line in _collect(registry, sweep, each)]
+        alerts.look(registry, sweep)
         is_decided = _choose(registry, sweep)
         for each in sweeps.segments(database, sweep.id):
             if each.state != "due":
@@ -89,6 +89,7 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
             told.append(_try_to_send(registry, sweep, each, environ))
         if is_decided and _has_ended(registry, sweep):
             told.append(_end(registry, sweep))
+        alerts.look(registry, sweep)  # the end may be for want of money
         return told
     finally:
         sweeps.free(database, sweep.id, held_s)
@@ -244,6 +245,8 @@ def _choose(registry: Registry, sweep: SweepRecord) -> bool:
     known = sweeps.segments(database, sweep.id)
     search, results = searching.search_of(sweep.config), searching.results_of(known)
     running = {(each.trial, each.rung) for each in known if each.state in ("due", "sent")}
+    if len(running) >= search.parallel:
+        return True
     allowance, _ = _money(registry, sweep, known)
     if allowance is None:  # the first trial measures the pace
         search = replace(search, parallel=1)
@@ -272,6 +275,8 @@ def _money(
         return Allowance(), pace
     if pace is None:
         return None, None
+    from cloudtrain.launcher.planning import planner
+
     config = config_of(sweep, {}, ["budget=null"])
     plan = planner.make(config, backends.load(config.backend).capacity(config))
     left_micro = sweep.limit_micro - sum(sweeps.spent_and_held(registry.database, sweep.id))
@@ -315,6 +320,7 @@ def _send_first(
     registry: Registry, sweep: SweepRecord, segment: SegmentRecord, settings: list[str], environ: Mapping[str, str]
 ) -> None:
     from cloudtrain.launcher.backend import Bundle
+    from cloudtrain.launcher.planning.prepare import prepare
 
     search = searching.search_of(sweep.config)
     values = values_of(search, searching.results_of(sweeps.segments(registry.database, sweep.id)), segment.trial, 0)

@@ -1,13 +1,13 @@
-"""A sweep as text and as JSON: its rungs, its money and its best trials. Pure but for the registry's rows."""
+"""A sweep as text and as JSON: rungs, money, running and best trials. Pure but for the registry's rows."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
-from cloudtrain.launcher.config import fields
 from cloudtrain.launcher.planning.search_spec import unit_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.progress import finite
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["as_json", "as_lines", "figure", "place_of", "plan_lines", "values_text"]
+__all__ = ["MOST_BEST", "as_json", "as_lines", "figure", "place_of", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
@@ -69,12 +69,15 @@ def figure(value: float | str) -> str:
 
 
 def values_text(values: dict[str, Any]) -> str:
-    """Return a trial's values on one line, by the last words of their keys."""
-    return ", ".join(f"{key.rpartition('.')[2]} {fields.as_yaml(value)}" for key, value in values.items())
+    """Return a trial's values on one line, each with the last word of the key."""
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    )
 
 
 def _progress(running: dict[str, Any]) -> str:
-    """Return the state of a running trial, or its step and its loss."""
+    """Return the step and the loss of a running trial; without a step, the state."""
     if running["step"] is None:
         return f": {running['state']}"
     until = "" if running["until_step"] is None else f" of {running['until_step']}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -65,6 +64,8 @@ def value_at(database: Database, job_id: str, step: int | None, metric: str) -> 
 
 def pace_of(database: Database, ended: Sequence[tuple[SegmentRecord, Attempt]]) -> SegmentPace | None:
     """Return the pace by the median of the ended segments' attempts; None before the first."""
+    import statistics  # the import takes 10 ms
+
     found = [pace for segment, attempt in ended if (pace := _pace(database, segment, attempt)) is not None]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""A sweep as a line in a list: its state, its trials with a result, its best metric, its money."""
+"""A sweep as a line in a list: state, trials with a result, best metric, money."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Summary:
 
     @property
     def money(self) -> str:
-        """The cost so far, and its share of the limit."""
+        """The cost so far, and the share of the limit."""
         limit = self.sweep.limit_micro
         return amount(self.spent_micro) + (f" {100 * self.spent_micro // limit}%" if limit else "")
 

@@ -2,7 +2,8 @@
 (function () {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
-  CloudtrainCharts.draw(document.getElementById("charts"), data, {x: "step"});
+  const charts = document.getElementById("charts"); // a sweep that is a single job has no curves
+  if (charts) CloudtrainCharts.draw(charts, data, {x: "step"});
   const root = document.documentElement, button = document.getElementById("theme");
   const isDark = () => root.dataset.theme === "dark" || (!root.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
   const say = () => { button.textContent = isDark() ? "Light" : "Dark"; };

@@ -16,7 +16,7 @@ from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 from cloudtrain.launcher.sweeps import searching
 from doubles.plans import plan_of
 
-__all__ = ["BEGAN_S", "HOURLY_MICRO", "SPACE", "config_of", "put"]
+__all__ = ["BEGAN_S", "HOURLY_MICRO", "SPACE", "begin", "config_of", "put"]
 
 BEGAN_S = 1_790_000_000.0
 START_S, STEP_S = 20.0, 0.5
@@ -68,7 +68,8 @@ class _Writer:
         until = search.rungs[rung]
         ended_s = began_s + START_S + (until - from_step) * STEP_S
         job_id = f"{self.sweep.id}-{trial}"
-        attempt = self._journal(job_id, rung + 1, began_s)
+        attempt = self.journal(job_id, rung + 1, began_s)
+        self.registry.mark_sent(attempt, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
         value = _loss(values_of(search, {}, trial, 0), until)
         state = State("stopped", "paused", resumable=True, started_s=began_s, ended_s=ended_s)
         if is_last:
@@ -86,7 +87,8 @@ class _Writer:
         sweeps.write(self.registry.database, row if fails else SegmentRecord(**{**vars(row), "value": value}))
         return ended_s
 
-    def _journal(self, job_id: str, number: int, began_s: float) -> Attempt:
+    def journal(self, job_id: str, number: int, began_s: float) -> Attempt:
+        """Write the intent to send an attempt of the trial's job."""
         plan = plan_of(hourly_usd=HOURLY_MICRO / 1e6, price_micro=HOURLY_MICRO, worst_case_usd=1.0)
         who = {**this_process(), "settings": []}
         attempt = Attempt(job_id, number, "intent", plan, {"body": 1}, began_s, who)
@@ -98,7 +100,6 @@ class _Writer:
             else:
                 self.registry.add_attempt(attempt, config, {})
             ledger.reserve(self.registry.database, job_id, number, "", 1_000_000, began_s)
-        self.registry.mark_sent(attempt, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
         return attempt
 
 
@@ -124,6 +125,13 @@ def put(
                 set(ranked) - {1}, key=lambda trial: _loss(values_of(search, {}, trial, 0), until)
             )[: max(1, len(ranked) // search.factor)]  # fmt: skip
     return found
+
+
+def begin(registry: Registry, sweep: SweepRecord, trial: int) -> None:
+    """Write a trial that this process is sending, so that the trial stays active without a backend."""
+    job_id = f"{sweep.id}-{trial}"
+    _Writer(registry, sweep).journal(job_id, 1, time.time())
+    sweeps.write(registry.database, SegmentRecord(sweep.id, trial, 0, job_id, 1, 90, "sent"))
 
 
 def _loss(values: dict[str, Any], step: int) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from cloudtrain.launcher import config
 from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.sweeps import searching
@@ -34,7 +35,7 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond max_steps 810"),
         ({"space": {"training.global_batch_size": [8, 16]}, "place": "jobs"}, "rungs are counted in samples"),
         ({"algorithm": "pbt", "place": "jobs"}, "needs `place: packed`"),
-        ({"algorithm": "pbt"}, "a constant schedule"),
+        ({"algorithm": "pbt", "space": {"training.optimizer.name": ["sgd", "adamw"]}}, "cannot vary with pbt"),
         ({"slots": 2, "place": "jobs"}, "parts of the machines of a packed sweep"),
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
@@ -46,6 +47,33 @@ def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, sweep)
     assert any(re.search(words, fault.message + fault.key) for fault in caught.value.faults)
+
+
+def test_pbt_needs_a_constant_schedule(tmp_path: Path) -> None:
+    """A trial of a population changes its learning rate by itself."""
+    with pytest.raises(ConfigError, match="constant schedule"):
+        load(tmp_path, {"algorithm": "pbt"}, training={**TASK["training"], "schedule": {"name": "cosine"}})
+    assert load(tmp_path, {"algorithm": "pbt", "first_rung": 100}).sweep is not None
+
+
+def test_rungs_count_samples_if_the_batch_size_varies(tmp_path: Path) -> None:
+    """The file's batch size gives the samples; each trial has the steps for as many samples."""
+    space = {"training.global_batch_size": [16, 64]}
+    training = {**TASK["training"], "global_batch_size": 32}
+    stored = load(tmp_path, {"space": space, "first_rung": 90}, training=training).model_dump(mode="json")
+    assert search_spec.search_of(stored).rungs == (2880, 8640, 25920)
+    assert search_spec.unit_of(stored) == "samples"
+    assert search_spec.training_of(stored, {"training.global_batch_size": 64})["max_steps"] == 405
+
+
+@pytest.mark.parametrize(
+    ("training", "sweep", "packed"),
+    [({"max_steps": 9}, {}, True), ({"max_steps": 9}, {"place": "jobs"}, False), ({"epochs": 3}, {}, False)],
+)
+def test_place_of_the_trials(training: dict[str, Any], sweep: dict[str, Any], packed: bool, tmp_path: Path) -> None:
+    """By default a task with max_steps is packed."""
+    stored = load(tmp_path, {"algorithm": "random", **sweep}, training=training).model_dump(mode="json")
+    assert search_spec.is_packed(stored) is packed
 
 
 def test_pauses_need_a_task_and_steps(tmp_path: Path) -> None:

@@ -7,22 +7,28 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from browser import contrast
 from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.live.sweepview import SweepShot, view
+from cloudtrain.launcher.report.sweep_charts import best_curve
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.store.sweeps import SweepRecord
-from cloudtrain.launcher.sweeps import growing, overview, searching
+from cloudtrain.launcher.sweeps import alerts, growing, overview, searching
 from cloudtrain.launcher.text.charts import ASCII, UNICODE
-from doubles import swept
+from doubles import receivers, swept
 from doubles.terminals import Terminal
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 
 @pytest.fixture
@@ -295,3 +301,118 @@ def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., An
     registry.database.execute("DELETE FROM segments WHERE trial != 6")
     with pytest.raises(UsageError, match="has results of 1 trial"):
         run("compare", sweep.id)
+
+
+# -- alerts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit_micro", "state", "words"),
+    [
+        (3_000_000, "running", None),
+        (2_000_000, "running", "60 % of"),
+        (1_300_000, "running", "90 % of"),
+        (1_205_000, "running", r"100 % of the budget is spent: 1.21 USD of 1.21 USD; no further trial can be sent"),
+        (9_000_000, "ended", None),
+    ],
+)
+def test_alert_is_due_at_the_percents_of_the_spent_money(
+    limit_micro: int, state: str, words: str | None, registry: Registry
+) -> None:
+    """The highest reached percent counts, by the spent money; a search that is over has not ended at its budget."""
+    sweep = swept.put(registry, 9, limit_micro=limit_micro, state=state)
+    sweep.config["budget"]["alert_at"] = ["60%", "90%", "100%"]
+    found = alerts.due(registry.database, sweep, 0.0)
+    assert (found is None) == (words is None)
+    assert found is None or re.search(words or "", found.title)
+
+
+def test_end_for_want_of_money_counts_as_the_last_percent(registry: Registry) -> None:
+    """Of 30 planned trials nine were sent: the rest of the money had no room for the tenth."""
+    sweep = swept.put(registry, 9, limit_micro=1_300_000)
+    sweep.config["sweep"]["trials"] = 30
+    found = alerts.due(registry.database, sweep, 0.0)
+    assert found is not None
+    assert found.key == "budget:100@1300000"
+    assert "ended at its budget, 1.21 USD of 1.30 USD spent: no further trial fits" in found.title
+
+
+def test_alert_of_a_sweep_is_sent_once(registry: Registry, run: Callable[..., Any]) -> None:
+    """Two drivers print and send the alert together once; a raised budget has new percents."""
+    with receivers.hooks() as told:
+        sweep = swept.put(registry, 9, limit_micro=1_500_000, state="stopped")
+        sweep.config["notify"] = [{"webhook": told.url, "on": ["budget"]}]
+        sweeps.change(registry.database, sweep)
+        assert [each.key for each in alerts.look(registry, sweep)] == ["budget:80@1500000"]
+        assert alerts.look(registry, sweep) == []
+        run("status", sweep.id)
+        (body,) = told.wait(1)
+        assert (body["event"], body["job"], body["limit_usd"]) == ("budget", sweep.id, 1.5)
+        assert len(told.got) == 1
+        sweeps.change(registry.database, replace(sweep, limit_micro=2_000_000))
+        assert [each.key for each in alerts.look(registry, sweep)] == ["budget:50@2000000"]
+        assert len(told.wait(2)) == 2
+
+
+# -- report -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_report_of_a_sweep_in_a_browser(
+    scheme: str, registry: Registry, tmp_path: Path, run: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
+    """The page draws all trials and the best so far, without an error or a request; every text is legible."""
+    sweep = swept.put(registry, 27)
+    path = tmp_path / "sweep.html"
+    assert run("report", sweep.id, "-o", str(path)).strip() == str(path)
+    page = open_page(path.as_uri(), color_scheme=scheme)
+    rows = page.locator("#rungs tbody tr").all_inner_texts()
+    assert [row.split()[:5] for row in rows] == [
+        ["1", "90", "26", "0", "1"],
+        ["2", "270", "9", "0", "0"],
+        ["3", "810", "3", "0", "0"],
+    ]
+    best = run("status", sweep.id, "--json")["best"][0]
+    assert page.locator("#trials tbody tr").count() == 27
+    assert page.locator("#trials tbody tr").first.inner_text().split()[:3] == [str(best["trial"]), "0.128819", "810"]
+    assert page.locator("#parallel polyline").count() == 27
+    assert page.locator("#parallel polyline.sw-best").text_content().startswith(f"trial {best['trial']}: loss")
+    assert page.locator("#parallel polyline.sw-none").text_content().startswith("trial 1: failed")
+    assert page.locator("#best circle").count() == 26 + 9 + 3
+    assert page.locator("#charts svg").count() > 0
+    assert page.evaluate("getComputedStyle(document.querySelector('#parallel .sw-best')).strokeWidth") == "3px"
+    assert contrast(page)[0][0] >= 4.5
+
+
+def test_best_so_far_is_a_staircase_over_money() -> None:
+    """The line never rises for a metric that falls, ends at the best result, and each result is a dot."""
+    curve = best_curve([(1_000_000, 3.0, "a"), (2_000_000, 4.0, "b"), (4_000_000, 1.0, "c")], "min")
+    assert curve is not None
+    places = [tuple(map(float, each.split(","))) for each in curve.points.split()]
+    heights = [y for _, y in places]
+    assert heights == sorted(heights)  # the greater the y, the lower on the page
+    assert [x for x, _ in places] == sorted(x for x, _ in places)
+    assert heights[-1] == curve.dots[2][1]
+    assert [text for _, text in curve.x.ticks] == ["0 USD", "1 USD", "2 USD", "3 USD", "4 USD"]
+    assert best_curve([(1, float("inf"), "a")], "min") is None
+
+
+def test_report_data_has_all_trials_in_order_of_rank(registry: Registry, run: Callable[..., Any]) -> None:
+    """JSON has the status, the cost, and the trials by rank, trials without a result at the end."""
+    sweep = swept.put(registry, 9)
+    found = run("report", sweep.id, "--json")
+    assert [each["trial"] for each in found["ends"][:5]] == [each["trial"] for each in found["best"]]
+    assert [each["step"] for each in found["ends"]] == [810, 270, 270, 90, 90, 90, 90, 90, None]
+    assert found["ends"][-1]["state"] == "failed"
+    assert sum(each["usd"] for each in found["ends"]) == pytest.approx(found["cost"]["spend_usd"])
+
+
+def test_report_before_any_result(registry: Registry, run: Callable[..., Any], tmp_path: Path) -> None:
+    """A sweep that has only begun has a report too."""
+    sweep = swept.put(registry, 9, state="running")
+    registry.database.execute("DELETE FROM segments")
+    swept.begin(registry, sweep, 20)
+    run("report", sweep.id, "-o", str(tmp_path / "r.html"))
+    assert "running" in (tmp_path / "r.html").read_text()
+    registry.database.execute("DELETE FROM segments")
+    run("report", sweep.id, "-o", str(tmp_path / "r.html"))
