@@ -252,11 +252,13 @@ def _choose(registry: Registry, sweep: SweepRecord) -> bool:
         search = replace(search, parallel=1)
     rows = []
     for chosen in decide(search, results, running, allowance):
-        job_id, number = f"{sweep.id}-{chosen.trial}", 1
-        if chosen.rung:
-            number = registry.find(job_id).attempt.number + 1
+        job_id = f"{sweep.id}-{chosen.trial}"
+        job = _job(registry, job_id)
+        number = 1 if job is None or registry.never_ran(job) else job.attempt.number + 1
         until = chosen.until_step if searching.pauses(sweep.config) else None
-        rows.append(SegmentRecord(sweep.id, chosen.trial, chosen.rung, job_id, number, until))
+        row = SegmentRecord(sweep.id, chosen.trial, chosen.rung, job_id, number, until)
+        is_removed = job is None and chosen.rung > 0  # by the user
+        rows.append(replace(row, state="failed") if is_removed else row)
     with database.transaction():
         is_current = sweeps.segments(database, sweep.id) == known and _is_running(registry, sweep)
         for row in rows if is_current else ():
@@ -269,7 +271,8 @@ def _money(
 ) -> tuple[Allowance | None, searching.SegmentPace | None]:
     """Return the allowance, None before the pace is known; and the pace. A sweep without a budget has no limit."""
     ended = [each for each in known if each.state == "done"]
-    pairs = [(each, registry.attempt(registry.find(each.job_id), each.attempt)) for each in ended[-20:]]
+    jobs = ((each, _job(registry, each.job_id)) for each in ended[-20:])
+    pairs = [(each, registry.attempt(job, each.attempt)) for each, job in jobs if job is not None]
     pace = searching.pace_of(registry.database, pairs)
     if sweep.limit_micro is None:
         return Allowance(), pace

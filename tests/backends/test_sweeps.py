@@ -228,6 +228,14 @@ def test_asha_pauses_and_promotes(cli: Any, project: Callable[..., Path], home: 
     assert states.pop(f"{sweep.id}-{winner['trial']}") == ("succeeded", None)
     assert set(states.values()) == {("stopped", "paused")}
     assert cli("best", "last", "-o", "best.yaml", cwd=folder).code == 0
+    second = sorted(first, key=lambda trial: first[trial])[1]
+    assert cli("rm", "-y", f"{sweep.id}.{second}").code == 0
+    more = ("--trials", "6", "--set", "x=1")
+    assert cli("resume", sweep.id, "-y", *more).code == 2  # a sweep of jobs keeps its config
+    assert cli("resume", sweep.id, "-y", *more[:2], timeout_s=240).code == 0
+    states = {(each.trial, each.rung): each.state for each in sweeps.segments(registry.database, sweep.id)}
+    assert sum(rung == 0 for _, rung in states) == 6
+    assert states.get((second, 1), "failed") == "failed"  # a removed trial cannot continue
     written = yaml.safe_load((folder / "best.yaml").read_text())
     assert written["training"]["optimizer"]["lr"] == winner["values"]["training.optimizer.lr"]
     assert "sweep" not in written
