@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from shlex import quote
@@ -73,11 +74,8 @@ def command(
     For a sweep, JOB is the sweep's name: the sweep continues with its stopped trials, and with more trials or money.
     """
     from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.jobs import retry, submit
-    from cloudtrain.launcher.jobs.describe import unattended
-    from cloudtrain.launcher.jobs.follow import follow, view_of
+    from cloudtrain.launcher.jobs import retry
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.sweeps.growing import trials_after
@@ -89,9 +87,7 @@ def command(
     if sweep is not None and not is_packed(sweep.config):
         given = {"--instances": instances, "--set": settings, "--price-per-hour": price_micro, "--backend": asked}
         given |= {"--update-code": update_code, "--update-config": update_config, "--dry-run": dry_run}
-        if others := [option for option, value in given.items() if value not in (None, (), False)]:
-            hint = "a sweep keeps its code and its config; submit a new sweep for others"
-            raise UsageError(f"{others[0]} is for a job, and {sweep.id} is a sweep", hint=hint)
+        _require_none(given, sweep.id)
         return _sweep(registry, sweep, trials, budget, yes=yes, detach=detach, as_json=as_json)
     if trials is not None:
         if sweep is None:
@@ -116,21 +112,38 @@ def command(
         raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
+    return _send(registry, found, prepared, yes=yes, detach=detach, as_json=as_json)
+
+
+def _require_none(given: Mapping[str, object], sweep: str) -> None:
+    """Raise UsageError if an option for jobs is set, for a sweep whose trials are jobs."""
+    if others := [option for option, value in given.items() if value not in (None, (), False)]:
+        hint = "a sweep keeps its code and its config; submit a new sweep for others"
+        raise UsageError(f"{others[0]} is for a job, and {sweep} is a sweep", hint=hint)
+
+
+def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach: bool, as_json: bool) -> int:
+    """Send the job's next attempt if the user approves, and follow the job."""
+    from cloudtrain.launcher.jobs import retry, submit
+    from cloudtrain.launcher.jobs.describe import unattended
+    from cloudtrain.launcher.jobs.follow import follow, view_of
+    from cloudtrain.launcher.logs.view import View
+
     check = partial(submit.require_room, registry, prepared, is_first=False)
-    if not approved(prepared, yes=yes, before=found, check=check):
+    if not approved(prepared, yes=yes, before=job, check=check):
         return 1
-    start_over = found.attempt.state.all_damaged
+    start_over = job.attempt.state.all_damaged
     if start_over and not confirm(f"{retry.ALL_DAMAGED}. Send it?", yes=yes):
         say("not sent")
         return 1
-    found = submit.resend(registry, found, prepared, start_over=start_over)
-    say(f"sent: {found.id}, attempt {found.attempt.number}")
+    job = submit.resend(registry, job, prepared, start_over=start_over)
+    say(f"sent: {job.id}, attempt {job.attempt.number}")
     if as_json:
-        print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
+        print_json({"job": job.id, "backend": job.backend, "attempt": job.attempt.number})
     if detach:
-        say("\n".join(unattended(found)))
+        say("\n".join(unattended(job)))
         return 0
-    return follow(registry, found, view_of(found, View(as_json=as_json)))
+    return follow(registry, job, view_of(job, View(as_json=as_json)))
 
 
 def _sweep(
