@@ -262,16 +262,19 @@ class _Driver:
         if end.state == "saved":
             # The segments obey the job's deadline by themselves, and may save before this process does.
             self._saved = self._saved or ("sigterm" if _stops else "deadline")
-            self._say(segment, "saved", end.step, None, f"saved at step {end.step}")
+            self._say(segment, "saved", end.step, None, f"saved at step {end.step}", end.seconds)
             return
         value = end.value if end.value is not None and not math.isnan(end.value) else None
         self._journal.add("end", **{**asdict(end), "value": value})
         self._fault = self._fault or end.message
         words = end.message or f"{end.state} at step {end.step}, value {'nan' if value is None else f'{value:.6g}'}"
-        self._say(segment, end.state, end.step, value, words)
+        self._say(segment, end.state, end.step, value, words, end.seconds)
 
-    def _say(self, segment: Segment, state: str, step: int, value: float | None, words: str) -> None:
+    def _say(
+        self, segment: Segment, state: str, step: int, value: float | None, words: str, seconds: float = 0.0
+    ) -> None:
         at = {"trial": segment.trial, "rung": segment.rung, "step": step, "value": value, "state": state}
+        at["seconds"] = round(seconds, 3)  # in the slot
         text = f"trial {segment.trial}, rung {segment.rung + 1} of {len(self._search.rungs)}: {words}"
         events.emit("trial", text, **at, values=dict(segment.values), source=segment.source)
 

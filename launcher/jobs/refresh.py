@@ -149,7 +149,7 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
         progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
         points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
         points = series.thinned(points)
-        reports += sweeps.reports_in(line for line, _ in lines)
+        reports += sweeps.reports_in(lines)
         if end_detector.is_last(page) if end_detector else not (page.lines or page.left_out):
             return _LogFacts(progress, points, reports)
         if not (page.lines or page.left_out):

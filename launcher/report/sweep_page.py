@@ -41,7 +41,7 @@ def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
         cards=_cards(found, cost),
         width=WIDTH,
         height=HEIGHT,
-        curve=None if cost.is_shared else best_curve(_results(cost, found["metric"]), search.mode),
+        curve=best_curve(_results(cost, found["metric"]), search.mode),
         axes=axes,
         lines=lines,
         names=[job.id for job in jobs],

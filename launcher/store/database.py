@@ -194,6 +194,8 @@ CREATE TABLE segments (
     state TEXT NOT NULL,
     value REAL,
     tries INTEGER NOT NULL,
+    seconds REAL,
+    ended_s REAL,
     PRIMARY KEY (sweep, trial, rung)
 );
 CREATE INDEX segments_by_job ON segments(job_id);

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.entrypoints import events
@@ -60,19 +60,25 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class TrialReport:
-    """A packed sweep's report about a segment of a trial; `value` is the metric, None before or without a result."""
+    """A packed sweep's report about a segment of a trial; `value` is the metric, None before or without a result.
+
+    `seconds`: the time in a slot since the segment's last start, 0 at the start. `time_s`: of the report, unix seconds.
+    """
 
     trial: int
     rung: int
     state: SegmentState
     value: float | None = None
+    seconds: float = 0.0
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class SegmentRecord:
     """A segment of a trial. `attempt` of `job_id` trains it; `until_step` is None for a training to its end.
 
-    `value` is the metric at the end, None without a result; `tries` counts the attempts that ended too early.
+    `value` is the metric at the end, None without a result; `tries` counts the attempts that ended too early. Of a
+    packed sweep, `seconds` is the segment's time in a slot, and `ended_s` the time of its end, in unix seconds.
     """
 
     sweep: str
@@ -84,6 +90,8 @@ class SegmentRecord:
     state: SegmentState = "due"
     value: float | None = None
     tries: int = 0
+    seconds: float | None = None
+    ended_s: float | None = None
 
 
 def add(database: Database, sweep: SweepRecord) -> None:
@@ -130,16 +138,23 @@ def add_packed(database: Database, job: Job) -> None:
 def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], state: str) -> None:
     """Store the reports of a packed sweep's job about its trials, and the sweep's state by the job's state."""
     add_packed(database, job)
+    used_s = {(each.trial, each.rung): each.seconds or 0.0 for each in segments(database, job.id)} if reports else {}
     for each in reports:
-        segment = SegmentRecord(job.id, each.trial, each.rung, job.id, job.attempt.number, None, each.state, each.value)
-        write(database, segment)
+        key = each.trial, each.rung
+        used_s[key] = used_s.get(key, 0.0) + each.seconds
+        segment = SegmentRecord(job.id, *key, job.id, job.attempt.number, None, each.state, each.value)
+        ended_s = each.time_s if each.state in ("done", "failed") else None
+        write(database, replace(segment, seconds=used_s[key], ended_s=ended_s))
     set_state(database, job.id, "running" if state in ACTIVE else "ended" if state == "succeeded" else "stopped")
 
 
-def reports_in(lines: Iterable[str]) -> list[TrialReport]:
-    """Return the reports about trials in the lines of a packed sweep; a line with invalid values is left out."""
+def reports_in(lines: Iterable[tuple[str, float]]) -> list[TrialReport]:
+    """Return the reports about trials in the lines of a packed sweep, each line with its time in unix seconds.
+
+    A line with invalid values is left out.
+    """
     found = []
-    for line in lines:
+    for line, time_s in lines:
         event = events.parse(line)[1] if events.MARK in line else None
         if event is None or event["e"] != "trial":
             continue
@@ -149,7 +164,8 @@ def reports_in(lines: Iterable[str]) -> list[TrialReport]:
         value, kept = sanitize.value(event.get("value")), _STATES[state]
         number = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
         kept = "failed" if kept == "done" and number is None else kept
-        found.append(TrialReport(trial, rung, kept, number if kept == "done" else None))
+        seconds = sanitize.seconds(event.get("seconds")) or 0.0
+        found.append(TrialReport(trial, rung, kept, number if kept == "done" else None, seconds, time_s))
     return found
 
 
@@ -197,10 +213,10 @@ def segments(database: Database, sweep_id: str) -> list[SegmentRecord]:
 def write(database: Database, segment: SegmentRecord) -> None:
     """Store the segment in place of an earlier row."""
     database.execute(
-        "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             *(segment.sweep, segment.trial, segment.rung, segment.job_id, segment.attempt, segment.until_step),
-            *(segment.state, segment.value, segment.tries),
+            *(segment.state, segment.value, segment.tries, segment.seconds, segment.ended_s),
         ),
     )
 

@@ -49,8 +49,8 @@ class SegmentCost:
 class SweepCost:
     """The segments of a sweep with their costs; `limit_micro` is the envelope, `counted_micro` the cost in the ledger.
 
-    `is_shared`: the trials share the machines of a single job, and the cost is divided by trained steps. `saved_steps`
-    are the steps that paused trials have not trained.
+    `is_shared`: the trials share the machines of a single job, and the cost is divided by the seconds in slots;
+    `idle_micro` is the cost of the slots' other time. `saved_steps` are the steps that paused trials have not trained.
     """
 
     sweep: SweepRecord
@@ -61,11 +61,13 @@ class SweepCost:
     paused: int
     is_shared: bool = False
     trials: Mapping[int, tuple[SegmentCost, ...]] = field(default_factory=dict)
+    idle_micro: int = 0
 
     @property
     def spent_micro(self) -> int | None:
-        """The metered cost of all segments; None if a price is unknown."""
-        return total(self.segments)
+        """The metered cost of all segments and idle slots; None if a price is unknown."""
+        segments = total(self.segments)
+        return None if segments is None else segments + self.idle_micro
 
     @property
     def unit(self) -> str:
@@ -82,10 +84,10 @@ class SweepCost:
     @property
     def saved_micro(self) -> int | None:
         """The estimated cost of the steps that paused trials have not trained, at the cost of the trained steps."""
-        steps = sum(each.steps for each in self.segments)
-        if self.spent_micro is None or not steps:
+        steps, spent = sum(each.steps for each in self.segments), total(self.segments)
+        if spent is None or not steps:
             return None
-        return round(self.spent_micro * (1 - (self.starts_share or 0.0)) * self.saved_steps / steps)
+        return round(spent * (1 - (self.starts_share or 0.0)) * self.saved_steps / steps)
 
 
 def costs_of(database: Database, sweep: SweepRecord, now_s: float) -> SweepCost:
@@ -94,8 +96,9 @@ def costs_of(database: Database, sweep: SweepRecord, now_s: float) -> SweepCost:
     attempts = sweeps.attempts(database, sweep.id)
     paces = sweeps.paces(database, sweep.id)
     is_shared = any(each.job_id == sweep.id for each in rows)
+    idle_micro = 0
     if is_shared:
-        found = _shared(rows, attempts.get(sweep.id, []), search.rungs, now_s)
+        found, idle_micro = _shared(rows, attempts.get(sweep.id, []), search.rungs, now_s)
     else:
         befores = [last.attempt if last.trial == each.trial else 0 for last, each in pairwise([_NONE, *rows])]
         found = [
@@ -112,7 +115,7 @@ def costs_of(database: Database, sweep: SweepRecord, now_s: float) -> SweepCost:
     counted_micro, _ = sweeps.spent_and_held(database, sweep.id)
     by_trial = {trial: tuple(some) for trial, some in trials.items()}
     return SweepCost(
-        sweep, tuple(found), search.rungs, counted_micro, saved_steps, len(paused), is_shared, by_trial
+        sweep, tuple(found), search.rungs, counted_micro, saved_steps, len(paused), is_shared, by_trial, idle_micro
     )  # fmt: skip
 
 
@@ -132,7 +135,8 @@ def lines(found: SweepCost) -> tuple[list[str], list[str]]:
     left = len(found.trials) - MOST_ROWS
     notes = [f"{counted(left, 'cheaper trial')} left out: --csv has all trials"] if left > 0 else []
     if found.is_shared:
-        notes.append(f"the trials share the machines of one job: the cost is divided by trained {found.unit}")
+        share = found.idle_micro / found.spent_micro if found.spent_micro else 0.0
+        shown.insert(1, f"idle        {dollars(found.idle_micro)}, {percent(share)}: the job's start, and free slots")
     return shown, notes
 
 
@@ -170,6 +174,7 @@ def as_json(found: SweepCost) -> dict[str, Any]:
         "saved_steps": found.saved_steps,
         "saved_usd_estimate": as_usd(found.saved_micro),
         "is_shared": found.is_shared,
+        "idle_usd": as_usd(found.idle_micro),
         "rungs": [
             {"rung": rung + 1, "step": found.rungs[rung], "segments": len(some), "usd": as_usd(total(some))}
             for rung, some in enumerate(at)
@@ -212,15 +217,22 @@ def _own(
 
 def _shared(
     rows: Sequence[SegmentRecord], attempts: Sequence[Attempt], rungs: Sequence[int], now_s: float
-) -> list[SegmentCost]:
-    """Return the costs of the segments of a packed sweep: the job's cost, divided by trained steps."""
-    spent, steps = meter.spent_micro(meter.legs_of(attempts), now_s), [_steps(each, rungs) for each in rows]
-    whole = max(1, sum(steps))
-    shares = [None if spent is None else round(spent * each / whole) for each in steps]
-    return [
-        SegmentCost(row, micro, count, 0, 0.0, 0.0, None)
-        for row, micro, count in zip(rows, shares, steps, strict=True)
-    ]  # fmt: skip
+) -> tuple[list[SegmentCost], int]:
+    """Return the costs of the segments of a packed sweep, by their seconds in slots, and the cost of idle slots."""
+    legs = meter.legs_of(attempts)
+    spent, used_s = meter.spent_micro(legs, now_s), sum(each.seconds or 0.0 for each in rows)
+    slots_s = sum(
+        max(1, attempt.plan.slots * attempt.plan.instances) * leg.seconds(now_s)
+        for attempt in attempts
+        for leg in meter.legs_of([attempt])
+    )
+    rate = None if spent is None else spent / max(1.0, slots_s, used_s)
+    found = []
+    for row in rows:
+        seconds = row.seconds or 0.0
+        micro = None if rate is None else round(rate * seconds)
+        found.append(SegmentCost(row, micro, _steps(row, rungs), 0, 0.0, seconds, row.ended_s))
+    return found, max(0, (spent or 0) - (total(found) or 0))
 
 
 def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:

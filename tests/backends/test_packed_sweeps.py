@@ -73,6 +73,9 @@ def test_sweep_ends_without_a_launcher(cli: Any, tmp_path: Path, wait_until: Cal
     best = shown["best"][0]
     assert best["value"] == min(value for (_, rung), value in results(cli, "alone").items() if rung == 1)
     assert wholejobs.weights(cli, "alone", folder)
+    cost = cli("cost", "alone", "--json").json
+    assert all(each["usd"] > 0 for each in cost["trials"])
+    assert 0 < cost["idle_usd"] < cost["spend_usd"]
     own = cli("logs", f"alone.{best['trial']}").stdout.splitlines()
     assert all(line.startswith((f"[{best['trial']}] ", f"trial {best['trial']}, ")) for line in own)
     assert any("done at step 12" in line for line in own)

@@ -275,20 +275,19 @@ def test_cost_table_of_many_trials_is_short(registry: Registry, run: Callable[..
     assert len(run("cost", sweep.id, "--csv").splitlines()) == 1 + 60 + 1
 
 
-def test_cost_of_a_packed_sweep_is_divided_by_steps(registry: Registry, run: Callable[..., Any]) -> None:
-    """All segments name one job, whose cost is divided by the trained steps of the trials."""
+def test_cost_of_a_packed_sweep_is_divided_by_slot_seconds(registry: Registry, run: Callable[..., Any]) -> None:
+    """All segments name one job, whose cost is divided by the seconds in slots; the rest is idle."""
     sweep = swept.put(registry, 9)
     registry.database.execute("DELETE FROM segments WHERE trial != 6")
-    registry.database.execute("UPDATE segments SET job_id = ?, attempt = 1", (sweep.id,))
+    registry.database.execute("UPDATE segments SET job_id = ?, attempt = 1, seconds = 50 * (rung + 1)", (sweep.id,))
     registry.database.execute("PRAGMA foreign_keys = OFF")
     registry.database.execute("UPDATE jobs SET id = ? WHERE id = ?", (sweep.id, f"{sweep.id}-6"))
     registry.database.execute("UPDATE attempts SET job_id = ? WHERE job_id = ?", (sweep.id, f"{sweep.id}-6"))
     found = run("cost", sweep.id, "--json")
     assert found["is_shared"]
     assert found["spend_usd"] == pytest.approx(0.465)
-    assert [each["usd"] for each in found["rungs"]] == pytest.approx(
-        [0.465 / 9, 0.465 * 2 / 9, 0.465 * 6 / 9], abs=2e-6
-    )
+    assert [each["usd"] for each in found["rungs"]] == pytest.approx([0.05, 0.1, 0.15], abs=2e-6)
+    assert found["idle_usd"] == pytest.approx(0.165, abs=2e-6)
     with pytest.raises(UsageError, match="are one job together"):
         run("compare", sweep.id)
 
