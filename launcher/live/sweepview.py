@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import dollars
 from cloudtrain.launcher.live.rows import BAD, GOOD, QUIET, WARNS, labelled, row, sides
-from cloudtrain.launcher.sweeps.overview import figure, values_text
+from cloudtrain.launcher.sweeps.overview import figure, place_of, values_text
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.visible import cleaned
@@ -93,7 +93,7 @@ def _best(found: dict[str, Any], width: int, signs: Signs) -> list[Text]:
     rows = [Text(""), row(width, signs, ("BEST", QUIET))]
     for each in found["best"]:
         value = f"{found['metric']} {figure(each['value'])}"
-        words = f"  {each['trial']:>5}  {cleaned(value)} at step {each['step']}  "
+        words = f"  {each['trial']:>5}  {cleaned(value)} at {place_of(found, each)}  "
         rows.append(row(width, signs, words, (cleaned(values_text(each["values"])), QUIET)))
     if len(rows) == 2:
         rows.append(row(width, signs, ("  no result yet", QUIET)))

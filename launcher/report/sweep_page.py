@@ -112,7 +112,8 @@ def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
         spent += each.micro or 0
         row = each.segment
         if row.state == "done" and row.value is not None:
-            text = f"trial {row.trial}, step {cost.rungs[row.rung]}: {metric} {row.value:.6g}, {dollars(spent)} spent"
+            at = overview.place_of({"unit": cost.unit}, {"step": cost.rungs[row.rung]})
+            text = f"trial {row.trial}, {at}: {metric} {row.value:.6g}, {dollars(spent)} spent"
             found.append((spent, row.value, text))
     return found
 
@@ -126,12 +127,12 @@ def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]
         ("Spent", dollars(cost.spent_micro), limit),
     ]
     if first is not None:
-        at = f"trial {first['trial']} at step {first['step']}"
+        at = f"trial {first['trial']} at {overview.place_of(found, first)}"
         cards.insert(0, (f"Best {found['metric']}", overview.figure(first["value"]), at))
     if cost.starts_share is not None:
         cards.append(("Starts", percent(cost.starts_share), "of the paid time"))
     if cost.paused and cost.saved_micro is not None:
-        steps = f"an estimate: {cost.saved_steps:,} untrained steps"
+        steps = f"an estimate: {cost.saved_steps:,} untrained {cost.unit}"
         cards.append(("Saved by pauses", dollars(cost.saved_micro), steps))
     return cards
 
