@@ -34,6 +34,7 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
 MARGIN = 1.5  # of the measured pace: a segment's highest expected time
 JOIN_S = 300.0  # until all nodes have said how many slots they have
+MOST_TRIES = 3  # of a segment that is killed
 HOPELESS = 3  # failures without any result before them: the task itself is at fault
 KEEP = 5  # trials whose checkpoints stay at the end
 
@@ -170,6 +171,7 @@ class _Driver:
         if self._has_no_result():  # the user may have mended the task since
             journal.state.results.clear()
         self._saved = ""  # why the sweep leaves early
+        self._tries: dict[tuple[int, int], int] = {}  # of killed segments
         self._fault = ""  # the first failure, if no segment has a result
 
     def drive(self) -> int:
@@ -263,6 +265,12 @@ class _Driver:
             # The segments obey the job's deadline by themselves, and may save before this process does.
             self._saved = self._saved or ("sigterm" if _stops else "deadline")
             self._say(segment, "saved", end.step, None, f"saved at step {end.step}", end.seconds)
+            return
+        if end.is_fault and (tries := self._tries.get(segment.key, 1)) < MOST_TRIES:
+            self._tries[segment.key] = tries + 1
+            self._pending.append(segment)
+            words = f"{end.message}; goes on from its last checkpoint"
+            self._say(segment, "saved", end.step, None, words, end.seconds)
             return
         value = end.value if end.value is not None and not math.isnan(end.value) else None
         self._journal.add("end", **{**asdict(end), "value": value})

@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.sweep.search import BATCH, Segment, steps_of
 
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
 
+_VARIABLE = "env."  # the beginning of a key whose value is an environment variable
 GRACE_S = 120.0  # for the save of a segment after SIGTERM, as torchrun has in a job of its own (agent/boot.py)
 # The variables of the controller's own rank. A segment's torchrun sets its own; a training of one rank needs none.
 _OUTER = re.compile(
@@ -45,8 +46,9 @@ class Slot:
 class SegmentEnd:
     """The end of a segment. `state`: paused, done, failed, or saved: interrupted, and begun again later.
 
-    `start_s`: from the launch to the first step; `step_s`: seconds a step, or a sample if rungs are counted in samples;
-    None if no step was trained.
+    `is_fault`: killed, or silent, without an error of the training. `start_s`: from the launch to the first step;
+    `step_s`: seconds a step, or a sample if rungs count samples; both None if no step was trained. `seconds`: in the
+    slot.
     """
 
     trial: int
@@ -58,6 +60,7 @@ class SegmentEnd:
     start_s: float | None = None
     step_s: float | None = None
     seconds: float = 0.0
+    is_fault: bool = False
 
 
 def slots_of(sweep: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Slot]:
@@ -83,6 +86,8 @@ def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
     assert spec.sweep is not None
     sections: dict[str, Any] = {"training": dict(spec.training or {}), "params": dict(spec.params or {})}
     for key, value in segment.values.items():
+        if key.startswith(_VARIABLE):
+            continue
         *above, last = key.split(".")
         place = sections
         for name in above:
@@ -177,7 +182,11 @@ class SlotRunner:
         with (work / "log" / "segment.log").open("wb") as log:
             environment = self._environment(work, folder, self._slots[slot])
             running.child = subprocess.Popen(
-                self._command(work), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command(work),
+                env={**environment, **_variables(segment)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         os.sched_setaffinity(running.child.pid, self._slots[slot].cores)
         self._running.append(running)
@@ -245,9 +254,8 @@ class SlotRunner:
             state = "saved"  # the stop request came before the training could save
         took_s = now_s - each.began_s
         if state in ("saved", "failed"):
-            return SegmentEnd(
-                *key, state, step, message=_cause(each, code) if state == "failed" else "", seconds=took_s
-            )
+            message, is_fault = _cause(each, code) if state == "failed" else ("", False)
+            return SegmentEnd(*key, state, step, message=message, seconds=took_s, is_fault=is_fault)
         metric = self._metric()
         value = (outcome.get("metrics") or {}).get(metric)
         if not isinstance(value, int | float):
@@ -301,12 +309,20 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _cause(each: _Running, code: int) -> str:
+def _variables(segment: Segment) -> dict[str, str]:
+    """Return the environment variables among the segment's values."""
+    values = segment.values.items()
+    return {key.removeprefix(_VARIABLE): str(value) for key, value in values if key.startswith(_VARIABLE)}
+
+
+def _cause(each: _Running, code: int) -> tuple[str, bool]:
+    """Return why the segment failed, and whether no rank has recorded an error of its own."""
     found = [f for path in sorted(each.result.glob("rank-*.json")) if (f := atomic_json.read_json(path))]
     found.sort(key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
     if found:
-        return f"rank {found[0]['rank']}: {found[0]['type']}: {found[0]['message']}"[:1000]
-    return f"ended with code {code}"
+        words = f"rank {found[0]['rank']}: {found[0]['type']}: {found[0]['message']}"
+        return words[:1000], bool(found[0].get("peer_lost"))
+    return f"ended with code {code}", True
 
 
 def _free_port() -> int:

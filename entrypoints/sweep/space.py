@@ -74,7 +74,9 @@ class Dimension:
             place = self.choices.index(value) + step
             return self.choices[min(max(place, 0), len(self.choices) - 1)]
         moved = min(max(value * _FACTORS[step > 0], self.low), self.high)
-        return round(moved) if self.kind == "int" else _short(moved)
+        if self.kind == "int":  # a small number moves by 1
+            return int(min(max(round(moved) if round(moved) != value else value + step, self.low), self.high))
+        return _short(moved)
 
 
 def dimensions(space: Mapping[str, Any]) -> tuple[Dimension, ...]:

@@ -39,13 +39,16 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     if output is not None:
         import yaml
 
+        if output.absolute() == Path(found.config_file):
+            raise ConfigError("this is the file of the sweep", where=output, hint="choose another name")
         config = driving.config_of(found, first["values"], ["budget=null"])
         data = config.model_dump(mode="json", exclude_defaults=True)
         try:
             output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"the file cannot be written: {error.strerror}", where=output) from error
-        say(f"wrote {output}")
+        without = "" if found.limit_micro is None else "; without a budget: the sweep's is for all trials together"
+        say(f"wrote {output}{without}")
     if as_json:
         print_json({"sweep": found.id, "metric": shown["metric"], **first})
         return 0

@@ -8,11 +8,13 @@ import click
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import completes, examples, json_option, yes_option
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
 __all__ = ["command", "removed"]
 
@@ -28,13 +30,29 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     machines stay. `budget show` and `cost` still count the cost. No new job gets the name of a removed job that has
     run. JOB is an id if several jobs have the name.
     """
+    from cloudtrain.launcher.commands.status import sweep_of
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
+    if sweep := sweep_of(registry, jobs, of_jobs=True):
+        return _sweep(registry, sweep, yes=yes, as_json=as_json)
     looked = (refresh(registry, registry.find(name, sole=lambda _: True)) for name in jobs)
     found = list({job.id: job for job in looked}.values())
     return removed(registry, found, yes=yes, as_json=as_json)
+
+
+def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) -> int:
+    """Remove the trials of a sweep, and the sweep. Raises UsageError for a sweep that runs."""
+    from cloudtrain.launcher.store import sweeps
+
+    if sweep.state == "running":
+        raise UsageError(f"{sweep.id} is running", hint=f"cloudtrain stop {sweep.id}")
+    own = {each.job_id for each in sweeps.segments(registry.database, sweep.id)}
+    code = removed(registry, [job for job in registry.jobs() if job.id in own], yes=yes, as_json=as_json)
+    if code == 0:
+        sweeps.forget(registry.database, sweep.id)
+    return code
 
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:

@@ -33,7 +33,7 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     from cloudtrain.launcher.store.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
-    if sweep := sweep_of(registry, jobs):
+    if sweep := sweep_of(registry, jobs or ("last",)):
         show_sweep(registry, sweep, as_json=as_json)
         return
     found = list({job.id: job for job in map(registry.find, jobs or ("last",))}.values())
@@ -54,15 +54,32 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
 
 
 def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = False) -> SweepRecord | None:
-    """Return the sweep if the only name is the id of a sweep, else None.
+    """Return the sweep if the only name is a sweep's id or name, else None; `last` is the sweep of the newest job.
 
     `of_jobs`: only a sweep whose trials are jobs; for most commands, a packed sweep is a job like others.
     """
     from cloudtrain.launcher.planning.search_spec import is_packed
     from cloudtrain.launcher.store import sweeps
 
-    known = sweeps.sweeps(registry.database, sweep_id=names[0]) if len(names) == 1 else []
+    if len(names) != 1:
+        return None
+    known = sweeps.sweeps(registry.database, sweep_id=names[0]) or _named(registry, names[0])
     return known[0] if known and not (of_jobs and is_packed(known[0].config)) else None
+
+
+def _named(registry: Registry, name: str) -> list[SweepRecord]:
+    """Return the sweep by its name, by the beginning of its id, or for `last`; empty for the name of a single trial."""
+    from cloudtrain.launcher.errors import CloudtrainError
+    from cloudtrain.launcher.store import sweeps
+
+    try:
+        job = registry.find(name)
+    except CloudtrainError:  # the beginning of the id of many trials
+        found = [each for each in sweeps.sweeps(registry.database) if name and each.id.startswith(name)]
+        return found if len(found) == 1 else []
+    found = sweeps.of_job(registry.database, job.id)
+    is_trial = bool(found) and job.id != found[0].id and (name == job.id or name.startswith(found[0].id))
+    return [] if is_trial else found
 
 
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:

@@ -36,10 +36,13 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     from cloudtrain.launcher.store.registry import Registry
 
     registry, names = Registry(), jobs or ("last",)
-    if sweep := sweep_of(registry, jobs, of_jobs=True):
+    if sweep := sweep_of(registry, () if {"last", "-"} & set(jobs) else jobs, of_jobs=True):
         from cloudtrain.entrypoints.format import counted
         from cloudtrain.launcher.sweeps import driving
 
+        if sweep.state == "ended":
+            say(f"{sweep.id} has ended")
+            return 0
         trials = driving.stop(registry, sweep)
         jobs_left = {job.id: job for job in trials if job.active}
         running = counted(len(jobs_left), "running trial")

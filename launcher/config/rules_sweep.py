@@ -14,7 +14,9 @@ from cloudtrain.launcher.errors import Fault
 
 __all__ = ["faults_of"]
 
-_PRICED = ("resources", "backend", "budget", "limits", "sweep", "name", "code", "project", "secrets", "notify", "queue")
+_FEWEST = 4  # trials of pbt
+_VARYING = ("training", "params", "env", "args")
+_LENGTHS = ("training.max_steps", "training.pause_at", "training.monitor")
 _FREE = ("params", "env", "args")  # sections whose keys the user names
 _PAUSING = ("asha", "halving", "pbt")
 _BATCH = "training.global_batch_size"
@@ -48,8 +50,14 @@ def faults_of(root: YamlNode) -> Iterator[Fault]:
 def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
     """Return the message and the hint for a key that no trial can vary."""
     first = key.split(".")[0]
-    if first in _PRICED:
+    if fields.field_at(tuple(key.split("."))) is not None and first not in _VARYING:
         return f"`{key}` cannot vary between trials", "a trial may vary `training`, `params`, `args` and `env`"
+    if key.startswith(_LENGTHS):
+        return f"`{key}` cannot vary: unlike trials cannot be compared", "leave the key out"
+    if key in _VARYING:
+        return f"`{key}` is a section", f"name a key of the section, as in `{key}.NAME`"
+    if first == "args" and given(root, "task") is not None:
+        return f"`{key}` is for a script, and a task gets `params`", f"use `params.{key.removeprefix('args.')}`"
     if first in _FREE and "." in key:
         return None
     if fields.field_at(tuple(key.split("."))) is None:
@@ -118,11 +126,19 @@ def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         yield Fault("a packed sweep keeps its number of machines", "resources.min_instances", fewest.place, hint)
     if is_pbt:
         yield from _copies(root, written)
+    patience = find(root, ("training", "monitor", "patience"))
+    if patience is not None and patience.data() is not None and written.get("algorithm", "asha") in _PAUSING:
+        message = "a search with pauses ends bad trials by itself, and `patience` would end them between two rungs"
+        yield Fault(message, "training.monitor.patience", patience.place, "leave `patience` out")
 
 
 def _copies(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     """Yield the faults of pbt, whose trials continue from copies of other trials."""
     place = (find(root, ("sweep", "space")) or root).place
+    if isinstance(count := written.get("trials"), int) and count < _FEWEST:
+        at = (find(root, ("sweep", "trials")) or root).place
+        message = f"pbt replaces a quarter of the trials, and {count} have no quarter"
+        yield Fault(message, "sweep.trials", at, f"at least {_FEWEST} trials")
     for key in written["space"]:
         if str(key).startswith(_FIXED):
             message = f"`{key}` cannot vary with pbt: a trial continues from another trial's weights and optimizer"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.planning.search_spec import is_packed
+from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["remove", "require_over", "size_of", "unused_bundles"]
@@ -66,6 +67,8 @@ def remove(registry: Registry, job: Job) -> None:
             if held is not None and held["state"] == "held":
                 ledger.settle(registry.database, job.id, attempt.number, None, time.time())
         registry.remove(job.id)
+        if is_packed(job.config):
+            sweeps.forget(registry.database, job.id)
 
 
 def _folders(registry: Registry, job: Job) -> Iterator[Path]:

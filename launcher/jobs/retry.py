@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.jobs.shown_config import differences
-from cloudtrain.launcher.planning.search_spec import is_packed
+from cloudtrain.launcher.planning.search_spec import fixed, is_packed
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def prepare_next(
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    if is_packed(job.config):
+        _require_same_search(job, config)
     shipped = None if update_code else Bundle.load(job.bundle)
     if shipped is not None and not shipped.path.exists():
         raise ConfigError(
@@ -76,6 +78,18 @@ def prepare_next(
     if not all(setting.startswith("budget.limit=") for setting in settings):
         return ready
     return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
+
+
+def _require_same_search(job: Job, config: JobConfig) -> None:
+    """Raise UsageError for changes by which the results of a packed sweep would belong to other values or steps."""
+    before, after = job.config, config.model_dump(mode="json")
+    changed = ["place"]
+    if is_packed(after):
+        old, new = fixed(before), fixed(after)
+        changed = [key for key in old if old[key] != new[key]]
+    if changed:
+        message = f"the search of {job.id} cannot change ({', '.join(changed)}): its results would have no meaning"
+        raise UsageError(message, hint="submit a new sweep; `sweep.trials` and `sweep.parallel` may change")
 
 
 def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:

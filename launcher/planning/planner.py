@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.sweep.space import dimensions
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 from cloudtrain.launcher.metering import limit as caps
 from cloudtrain.launcher.plan import Batch, Plan
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Budget, JobConfig
     from cloudtrain.launcher.config.schema_training import Parallel
 
-__all__ = ["STOP_TAIL_S", "make"]
+__all__ = ["STOP_TAIL_S", "make", "value_faults"]
+
+LAST = 1 - 1e-9  # the share of a range just before its end
 
 STOP_TAIL_S = caps.STOP_MARGIN_S
 
@@ -81,6 +85,31 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         slots=slots,
         slot_ranks=slot_ranks,
     )
+
+
+def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
+    """Return a fault for each value of the space that makes no valid config, or no plan, with the file's other values.
+
+    For a range, the lowest and the highest value count.
+    """
+    from cloudtrain.launcher import config as configs
+
+    assert config.sweep is not None
+    stored, found = config.model_dump(mode="json"), []
+    is_packed = search_spec.is_packed(stored)
+    for each in dimensions(config.sweep.space):
+        for value in each.choices or (each.at(0.0), each.at(LAST)):
+            setting = "args=[]" if each.key.startswith("args.") else f"{each.key}={json.dumps(value)}"
+            try:
+                trial = configs.stored(stored, overrides=["sweep=null", "budget=null", setting])
+                if is_packed and trial.task:
+                    _split(trial, 1, config.sweep.slots)
+                elif not is_packed:
+                    make(trial, capacity)
+            except ConfigError as error:
+                message = f"`{each.key}` with the value {json.dumps(value)}: {error.faults[0].message}"
+                found.append(Fault(message, "sweep.space", hint=error.faults[0].hint))
+    return found
 
 
 def _slots(config: JobConfig, nproc: int, capacity: Capacity) -> tuple[int, int]:

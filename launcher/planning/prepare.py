@@ -75,6 +75,8 @@ def prepare(
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
+    if config.sweep is not None and shipped is None and (faults := plans.value_faults(config, capacity)):
+        raise ConfigError(faults)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
@@ -104,7 +106,10 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
 def _require_request(config: JobConfig) -> None:
     backend = backends.load(config.backend)
-    plan = plans.make(config, backend.capacity(config))
+    capacity = backend.capacity(config)
+    plan = plans.make(config, capacity)
+    if config.sweep is not None and (wrong := plans.value_faults(config, capacity)):
+        raise ConfigError(wrong)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
         raise ConfigError(faults)

@@ -6,13 +6,14 @@ A sweep has one of two places. `packed`: one job, whose node 0 drives the search
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.entrypoints.sweep.search import BATCH, Search, rungs, steps_of
-from cloudtrain.entrypoints.sweep.space import dimensions, grid
+from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
-__all__ = ["PARALLEL", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of", "unit_of"]
+__all__ = ["PARALLEL", "fixed", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of", "unit_of"]
 
 TRIALS = 27  # a default: three rungs of a factor of 3
 PARALLEL = 4
@@ -48,10 +49,15 @@ def metric_of(config: Mapping[str, Any]) -> str:
 
 
 def unit_of(config: Mapping[str, Any]) -> str:
-    """Return the unit of the rungs: steps, or samples if the batch size varies between the trials."""
-    return (
-        "samples" if BATCH in config["sweep"]["space"] and (config.get("training") or {}).get("max_steps") else "steps"
-    )
+    """Return the unit of the rungs: steps, or samples if the batch size varies between the trials of a packed sweep."""
+    return "samples" if BATCH in config["sweep"]["space"] and is_packed(config) else "steps"
+
+
+def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a packed sweep's search that a further attempt cannot change."""
+    found = _search(config)
+    may_grow = () if found["algorithm"] in ("grid", "pbt") else ("trials",)
+    return {key: value for key, value in found.items() if key not in ("parallel", *may_grow)}
 
 
 def training_of(config: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +87,8 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
     sweep, training = config["sweep"], config.get("training") or {}
     algorithm, trials = sweep["algorithm"], sweep["trials"] or TRIALS
     if algorithm == "grid":
-        trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
+        with contextlib.suppress(SpaceError):  # of a faulty file: the config's rules report the fault
+            trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
     last, least = training.get("max_steps") or 1, training.get("eval_every") or 1
     scale = (training.get("global_batch_size") or 1) if unit_of(config) == "samples" else 1
     steps: tuple[int, ...] = (last,)

@@ -29,7 +29,9 @@ def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
     database, search = registry.database, searching.search_of(sweep.config)
     found, cost = overview.as_json(database, sweep), costs.costs_of(database, sweep, now_s)
     ends = ends_of(search, sweeps.segments(database, sweep.id), cost)
-    jobs = [] if cost.is_shared else [registry.find(each.job) for each in ends[: overview.MOST_BEST] if each.step]
+    best = [] if cost.is_shared else [each.job for each in ends[: overview.MOST_BEST] if each.step]
+    jobs = [job for job in registry.jobs() if job.id in best] if best else []  # the user may have removed some
+    jobs.sort(key=lambda job: best.index(job.id))
     axes, lines = parallel(search.space, ends, found["metric"])
     return page.rendered(
         "sweep.html",

@@ -101,9 +101,13 @@ def add(database: Database, sweep: SweepRecord) -> None:
 
 
 def find(database: Database, key: str) -> SweepRecord:
-    """Return the sweep by its id, a unique prefix of the id, or `last`. Raises NoSuchJobError."""
+    """Return the sweep by its id, its name (the newest sweep), a unique prefix of the id, or `last`.
+
+    Raises NoSuchJobError.
+    """
     every = sweeps(database)
     found = every[:1] if key == "last" else [each for each in every if each.id == key]
+    found = found or [each for each in every if each.config.get("name") == key][:1]
     found = found or [each for each in every if each.id.startswith(key)]
     if len(found) != 1 or not key:
         raise NoSuchJobError(f"no sweep `{key}`", hint="cloudtrain advance names all running sweeps")
@@ -123,6 +127,18 @@ def sweeps(database: Database, *, active: bool = False, sweep_id: str | None = N
         )
         for row in rows
     ]
+
+
+def of_job(database: Database, job_id: str) -> list[SweepRecord]:
+    """Return the sweep to which the job belongs, as a list of at most one."""
+    rows = database.execute("SELECT sweep FROM segments WHERE job_id = ? LIMIT 1", (job_id,))
+    return sweeps(database, sweep_id=rows[0]["sweep"] if rows else job_id)
+
+
+def forget(database: Database, sweep_id: str) -> None:
+    """Delete the rows of the sweep and of its segments; the ledger keeps the costs."""
+    database.execute("DELETE FROM segments WHERE sweep = ?", (sweep_id,))
+    database.execute("DELETE FROM sweeps WHERE id = ?", (sweep_id,))
 
 
 def add_packed(database: Database, job: Job) -> None:

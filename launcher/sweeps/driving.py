@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.sweep.search import Allowance, best, decide, values_of
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError, NoSuchJobError, UsageError
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, new_id
 from cloudtrain.launcher.jobs import retry, stopping, submit
 from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["advance", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
 
+HOPELESS = 3  # failures without any result before them: the task itself is at fault
 MOST_TRIES = 3  # of a segment that a fault or its time limit has ended
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 STOPPED, TIMED_OUT, RUNNING = 9, 124, 130  # exit codes, as of a job
@@ -224,7 +225,9 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
         return [f"{job.id} ended early ({state.reason or state.state}), and goes on"]
     ended = replace(segment, state="done" if value is not None else "failed", value=value)
     sweeps.update(registry.database, segment, ended)
-    how = f"{searching.metric_of(sweep.config)} {value:.6g}" if value is not None else "no result"
+    how = "stopped" if state.reason == "user" else f"no result: {(state.error or {}).get('message', state.state)}"
+    if value is not None:
+        how = f"{searching.metric_of(sweep.config)} {value:.6g}"
     return [f"{job.id}, rung {segment.rung + 1}: {how}"]
 
 
@@ -245,7 +248,7 @@ def _choose(registry: Registry, sweep: SweepRecord) -> bool:
     known = sweeps.segments(database, sweep.id)
     search, results = searching.search_of(sweep.config), searching.results_of(known)
     running = {(each.trial, each.rung) for each in known if each.state in ("due", "sent")}
-    if len(running) >= search.parallel:
+    if len(running) >= search.parallel or (len(results) >= HOPELESS and all(each is None for each in results.values())):
         return True
     allowance, _ = _money(registry, sweep, known)
     if allowance is None:  # the first trial measures the pace
@@ -294,7 +297,24 @@ def _try_to_send(registry: Registry, sweep: SweepRecord, segment: SegmentRecord,
         sweeps.remove(registry.database, segment)
         return error.message
     except CloudtrainError as error:
-        return f"{segment.job_id} is not sent: {error}"
+        if _is_valid(registry, sweep, segment):
+            return f"{segment.job_id} is not sent: {error}"
+        sweeps.update(registry.database, segment, replace(segment, state="failed"))
+        return f"{segment.job_id} fails, because its values do not fit together: {error}"
+
+
+def _is_valid(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> bool:
+    """Return whether the values of the segment's trial make a valid config with a plan."""
+    from cloudtrain.launcher.planning import planner
+
+    search = searching.search_of(sweep.config)
+    results = searching.results_of(sweeps.segments(registry.database, sweep.id))
+    try:
+        config = config_of(sweep, values_of(search, results, segment.trial, segment.rung), ["budget=null"])
+        planner.make(config, backends.load(config.backend).capacity(config))
+    except ConfigError:
+        return False
+    return True
 
 
 def _send(registry: Registry, sweep: SweepRecord, segment: SegmentRecord, environ: Mapping[str, str]) -> str:

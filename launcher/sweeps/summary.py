@@ -63,7 +63,7 @@ def summary_of(database: Database, sweep: SweepRecord) -> Summary:
     values = [(each.greatest if search.mode == "max" else each.least, each.rung) for each in figures]
     best, rung = next(((value, rung) for value, rung in reversed(values) if value is not None), (None, None))
     done = figures[0].ended if figures and figures[0].rung == 0 else 0
-    step = None if rung is None else search.rungs[rung]
+    step = None if rung is None else search.rungs[min(rung, len(search.rungs) - 1)]
     metric = searching.metric_of(sweep.config)
     return Summary(sweep, metric, done, search.trials, best, step, *sweeps.spent_and_held(database, sweep.id))
 

@@ -120,12 +120,17 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     fewer = ["--set", "sweep.algorithm=asha", "--set", "sweep.factor=2"]
     assert cli("submit", "-y", "--name", "more", "--set", "sweep.trials=2", *fewer, cwd=folder, timeout_s=120).code == 0
     before = results(cli, "more")
+    refused = cli("resume", "more", "-y", "--set", "sweep.seed=5")
+    assert (refused.code, "the search of more cannot change (seed)" in refused.stderr) == (2, True)
     done = cli("resume", "more", "-y", "--set", "sweep.trials=4", timeout_s=120)
     assert done.code == 0, done.stdout + done.stderr
     after = results(cli, "more")
     assert {key: after[key] for key in before} == before
     shown = cli("status", "more", "--json").json
     assert (shown["trials"], shown["state"], shown["rungs"][1]["done"]) == (4, "ended", 2)
+    assert cli("status", "last", "--json").json == shown
+    assert cli("rm", "-y", "more").code == 0
+    assert cli("list", "--json").json["sweeps"] == []
 
 
 def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path, wait_until: Any) -> None:

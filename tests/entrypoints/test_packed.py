@@ -35,6 +35,7 @@ class Points:
 
 def dataset(params, split): return Points(37 if split == "train" else 11)
 def model(params):
+    print("mark", os.environ.get("MARK"))
     return nn.Sequential(nn.Linear(6, params["width"]), nn.Dropout(0.3), nn.Linear(params["width"], 3))
 def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
 def evaluate(model, batch): return {"loss": loss(model, batch)}
@@ -183,6 +184,22 @@ def test_stopped_sweep_goes_on_with_the_same_trials(
 
 
 @pytest.mark.slow
+def test_killed_trial_starts_again(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    """kill -9 of a trial's rank, as for want of memory, changes no result."""
+    child = Sweep(tmp_path).start(NAP_S="0.02")
+    own = str(tmp_path / "checkpoints" / "trials" / "1")
+    found = wait_until(lambda: processes.with_environment(CLOUDTRAIN_CHECKPOINT_DIR=own), timeout_s=100)
+    os.kill(found[0], signal.SIGKILL)
+    told, _ = child.communicate(timeout=200)
+    assert child.returncode == 0
+    assert results(tmp_path) == results(whole[0])
+    states = [each["state"] for each in parsed(told) if each["e"] == "trial" and each["trial"] == 1]
+    assert states[:4] == ["running", "saved", "running", "paused"]
+
+
+@pytest.mark.slow
 def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
     """A population of four, two ranks a trial: the lowest trial goes on from a copy of the highest."""
     space = {"training.optimizer.lr": SPACE["training.optimizer.lr"]}
@@ -202,7 +219,7 @@ def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
     """A trial that fails counts as worst, and names its cause; a deadline in reach ends the sweep as saved."""
-    space = {"params.width": [8, -1]}
+    space = {"params.width": [8, -1], "env.MARK": ["a"]}
     search = {**SEARCH, "algorithm": "grid", "space": space, "trials": 2, "rungs": [3]}
     code, found = Sweep(tmp_path / "failing", search, training={"max_steps": 3}).run()
     ends = {each["trial"]: each["state"] for each in found if each["e"] == "trial"}

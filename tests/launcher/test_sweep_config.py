@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config
+from cloudtrain.launcher.backend import Capacity
 from cloudtrain.launcher.errors import BudgetError, ConfigError
-from cloudtrain.launcher.planning import search_spec
+from cloudtrain.launcher.planning import planner, search_spec
 from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.sweeps import searching
@@ -36,6 +37,11 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.global_batch_size": [8, 16]}, "place": "jobs"}, "rungs are counted in samples"),
         ({"algorithm": "pbt", "place": "jobs"}, "needs `place: packed`"),
         ({"algorithm": "pbt", "space": {"training.optimizer.name": ["sgd", "adamw"]}}, "cannot vary with pbt"),
+        ({"algorithm": "pbt", "trials": 3}, "at least 4 trials|no quarter"),
+        ({"space": {"training.max_steps": [10, 20]}}, "unlike trials"),
+        ({"space": {"training": [10, 20]}}, "is a section"),
+        ({"space": {"args.lr": [10, 20]}}, "a task gets `params`"),
+        ({"space": {"checkpoint.keep": [1, 2]}}, "cannot vary between trials"),
         ({"slots": 2, "place": "jobs"}, "parts of the machines of a packed sweep"),
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
@@ -64,6 +70,22 @@ def test_rungs_count_samples_if_the_batch_size_varies(tmp_path: Path) -> None:
     assert search_spec.search_of(stored).rungs == (2880, 8640, 25920)
     assert search_spec.unit_of(stored) == "samples"
     assert search_spec.training_of(stored, {"training.global_batch_size": 64})["max_steps"] == 405
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"training.optimizer.lr": ["abc", 0.1]}, '"abc"'),
+        ({"training.optimizer.name": ["sgd", "nosuch"]}, '"nosuch"'),
+        ({"training.global_batch_size": {"int": [3, 8]}}, "with the value 3"),
+    ],
+)
+def test_each_value_of_the_space_is_checked_at_the_plan(space: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """A value that makes no valid config is refused before any trial starts."""
+    training = {**TASK["training"], "micro_batch_size": 4, "global_batch_size": 8}
+    found = load(tmp_path, {"space": space, "algorithm": "random"}, training=training)
+    (fault,) = planner.value_faults(found, Capacity(0, 0.0, "your own machine"))
+    assert words in fault.message
 
 
 @pytest.mark.parametrize(

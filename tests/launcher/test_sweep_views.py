@@ -292,6 +292,34 @@ def test_cost_of_a_packed_sweep_is_divided_by_slot_seconds(registry: Registry, r
         run("compare", sweep.id)
 
 
+def test_sweep_has_several_names(registry: Registry, run: Callable[..., Any]) -> None:
+    """The name, the beginning of the id, and `last` mean the sweep; a trial has a name of its own."""
+    sweep = swept.put(registry, 9)
+    for name in (sweep.id, "digits", sweep.id[:-1], "last"):
+        assert run("status", name, "--json")["sweep"] == sweep.id
+    assert run("status", f"{sweep.id}.3", "--json")["job"] == f"{sweep.id}-3"
+    assert run("status", f"{sweep.id}-3", "--json")["job"] == f"{sweep.id}-3"
+
+
+def test_rm_removes_the_trials_with_their_sweep(registry: Registry, run: Callable[..., Any]) -> None:
+    """A running sweep is refused; of an ended sweep no row stays."""
+    sweep = swept.put(registry, 9, state="running")
+    with pytest.raises(UsageError, match="is running"):
+        run("rm", "-y", sweep.id)
+    sweeps.set_state(registry.database, sweep.id, "ended")
+    run("rm", "-y", sweep.id)
+    assert (registry.jobs(), sweeps.sweeps(registry.database)) == ([], [])
+
+
+def test_report_does_without_a_removed_trial(registry: Registry, run: Callable[..., Any], tmp_path: Path) -> None:
+    """The curves of the best trials leave out a trial that the user has removed."""
+    sweep = swept.put(registry, 9)
+    best = run("status", sweep.id, "--json")["best"][0]["trial"]
+    run("rm", "-y", f"{sweep.id}.{best}")
+    run("report", sweep.id, "-o", str(tmp_path / "report.html"))
+    assert f"{sweep.id}-{best}" not in (tmp_path / "report.html").read_text().split('id="trials"')[0]
+
+
 def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., Any]) -> None:
     """The best five trials stand side by side, the best first; a sweep with one result has no comparison."""
     sweep = swept.put(registry, 9)
