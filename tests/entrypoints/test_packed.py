@@ -35,7 +35,8 @@ class Points:
 
 def dataset(params, split): return Points(37 if split == "train" else 11)
 def model(params):
-    print("mark", os.environ.get("MARK"))
+    if os.environ.get("BREAK"):
+        raise ValueError("broken by the environment")
     return nn.Sequential(nn.Linear(6, params["width"]), nn.Dropout(0.3), nn.Linear(params["width"], 3))
 def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
 def evaluate(model, batch): return {"loss": loss(model, batch)}
@@ -219,11 +220,11 @@ def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
     """A trial that fails counts as worst, and names its cause; a deadline in reach ends the sweep as saved."""
-    space = {"params.width": [8, -1], "env.MARK": ["a"]}
-    search = {**SEARCH, "algorithm": "grid", "space": space, "trials": 2, "rungs": [3]}
+    space = {"params.width": [8, -1], "env.BREAK": ["", "yes"]}
+    search = {**SEARCH, "algorithm": "grid", "space": space, "trials": 4, "rungs": [3]}
     code, found = Sweep(tmp_path / "failing", search, training={"max_steps": 3}).run()
     ends = {each["trial"]: each["state"] for each in found if each["e"] == "trial"}
-    assert (code, ends) == (0, {0: "done", 1: "failed"})
+    assert (code, ends) == (0, {0: "done", 1: "failed", 2: "failed", 3: "failed"})
     assert results(tmp_path / "failing")[1, 0] is None
     code, found = Sweep(tmp_path / "short").run(CLOUDTRAIN_DEADLINE="1")
     assert code == 75
