@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, dollars
 from cloudtrain.entrypoints.sweep.search import best, values_of
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.report import comparing, facts, page
 from cloudtrain.launcher.report.sweep_charts import WIDTH, TrialEnd, best_curve, parallel
 from cloudtrain.launcher.store import sweeps
@@ -26,7 +27,7 @@ HEIGHT = 300
 
 def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
     """Return the report of a sweep, as known at `now_s`."""
-    database, search = registry.database, searching.search_of(sweep.config)
+    database, search = registry.database, search_spec.search_of(sweep.config)
     found, cost = overview.as_json(database, sweep), costs.costs_of(database, sweep, now_s)
     ends = ends_of(search, sweeps.segments(database, sweep.id), cost)
     best = [] if cost.is_shared else [each.job for each in ends[: overview.MOST_BEST] if each.step]
@@ -55,7 +56,7 @@ def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
 
 def sweep_json(registry: Registry, sweep: SweepRecord, now_s: float) -> dict[str, Any]:
     """Return the data of the report with stable names: the status, the cost, and all trials in the order of rank."""
-    database, search = registry.database, searching.search_of(sweep.config)
+    database, search = registry.database, search_spec.search_of(sweep.config)
     cost = costs.costs_of(database, sweep, now_s)
     ends = ends_of(search, sweeps.segments(database, sweep.id), cost)
     trials = [

@@ -15,6 +15,7 @@ from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.entrypoints.sweep.search import Allowance, decide
 from cloudtrain.launcher.job import StoredConfig
 from cloudtrain.launcher.notices import outbox
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.store import channels, sweeps
 from cloudtrain.launcher.sweeps import searching
 
@@ -82,4 +83,4 @@ def due(database: Database, sweep: SweepRecord, now_s: float) -> Notice | None:
 def _wants_more(database: Database, sweep: SweepRecord) -> bool:
     """Return whether the search would start a segment if money were unlimited."""
     results = searching.results_of(sweeps.segments(database, sweep.id))
-    return bool(decide(searching.search_of(sweep.config), results, (), Allowance()))
+    return bool(decide(search_spec.search_of(sweep.config), results, (), Allowance()))

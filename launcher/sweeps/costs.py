@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars
 from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.planning.search_spec import unit_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord
-from cloudtrain.launcher.sweeps import searching
 from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.units import percent
 
@@ -92,7 +92,7 @@ class SweepCost:
 
 def costs_of(database: Database, sweep: SweepRecord, now_s: float) -> SweepCost:
     """Return the cost of the sweep until `now_s`."""
-    search, rows = searching.search_of(sweep.config), sweeps.segments(database, sweep.id)
+    search, rows = search_spec.search_of(sweep.config), sweeps.segments(database, sweep.id)
     attempts = sweeps.attempts(database, sweep.id)
     paces = sweeps.paces(database, sweep.id)
     is_shared = any(each.job_id == sweep.id for each in rows)

@@ -21,6 +21,7 @@ from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
 from cloudtrain.launcher.job import Job, new_id
 from cloudtrain.launcher.jobs import retry, stopping, submit
 from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.planning.search_spec import is_packed, training_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
@@ -133,7 +134,7 @@ def is_going_on(database: Database, sweep: SweepRecord) -> bool:
 
 def exit_code(database: Database, sweep: SweepRecord) -> int:
     """Return 0 if a trial has finished, 9 if the user has stopped the sweep before, 130 while it runs, else 1."""
-    search = searching.search_of(sweep.config)
+    search = search_spec.search_of(sweep.config)
     found = best(search, searching.results_of(sweeps.segments(database, sweep.id)))
     if sweep.state == "running":
         return RUNNING
@@ -195,7 +196,7 @@ def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
 
 
 def _end(registry: Registry, sweep: SweepRecord) -> str:
-    search = searching.search_of(sweep.config)
+    search = search_spec.search_of(sweep.config)
     found = best(search, searching.results_of(sweeps.segments(registry.database, sweep.id)))
     if found is None:
         return f"{sweep.id} has ended without a result: cloudtrain status {sweep.id}"
@@ -217,7 +218,7 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
     is_whole = state.state == "succeeded" or state.reason == "paused"
     value = None
     if is_whole:
-        metric = searching.metric_of(sweep.config)
+        metric = search_spec.metric_of(sweep.config)
         value = searching.value_at(registry.database, job.id, segment.until_step, metric)
     elif _may_go_on(job) and (tries := segment.tries + (state.detail != NEVER_SENT)) < MOST_TRIES:
         again = replace(segment, state="due", attempt=job.attempt.number + 1, tries=tries)
@@ -227,7 +228,7 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
     sweeps.update(registry.database, segment, ended)
     how = "stopped" if state.reason == "user" else f"no result: {(state.error or {}).get('message', state.state)}"
     if value is not None:
-        how = f"{searching.metric_of(sweep.config)} {value:.6g}"
+        how = f"{search_spec.metric_of(sweep.config)} {value:.6g}"
     return [f"{job.id}, rung {segment.rung + 1}: {how}"]
 
 
@@ -246,7 +247,7 @@ def _choose(registry: Registry, sweep: SweepRecord) -> bool:
     """Write a row for each segment that the search starts now; return False if a concurrent process was faster."""
     database = registry.database
     known = sweeps.segments(database, sweep.id)
-    search, results = searching.search_of(sweep.config), searching.results_of(known)
+    search, results = search_spec.search_of(sweep.config), searching.results_of(known)
     running = {(each.trial, each.rung) for each in known if each.state in ("due", "sent")}
     if len(running) >= search.parallel or (len(results) >= HOPELESS and all(each is None for each in results.values())):
         return True
@@ -258,7 +259,7 @@ def _choose(registry: Registry, sweep: SweepRecord) -> bool:
         job_id = f"{sweep.id}-{chosen.trial}"
         job = _job(registry, job_id)
         number = 1 if job is None or registry.never_ran(job) else job.attempt.number + 1
-        until = chosen.until_step if searching.pauses(sweep.config) else None
+        until = chosen.until_step if search_spec.pauses(sweep.config) else None
         row = SegmentRecord(sweep.id, chosen.trial, chosen.rung, job_id, number, until)
         is_removed = job is None and chosen.rung > 0  # by the user
         rows.append(replace(row, state="failed") if is_removed else row)
@@ -307,7 +308,7 @@ def _is_valid(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) ->
     """Return whether the values of the segment's trial make a valid config with a plan."""
     from cloudtrain.launcher.planning import planner
 
-    search = searching.search_of(sweep.config)
+    search = search_spec.search_of(sweep.config)
     results = searching.results_of(sweeps.segments(registry.database, sweep.id))
     try:
         config = config_of(sweep, values_of(search, results, segment.trial, segment.rung), ["budget=null"])
@@ -345,7 +346,7 @@ def _send_first(
     from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.planning.prepare import prepare
 
-    search = searching.search_of(sweep.config)
+    search = search_spec.search_of(sweep.config)
     values = values_of(search, searching.results_of(sweeps.segments(registry.database, sweep.id)), segment.trial, 0)
     config, bundle = config_of(sweep, values, settings), Bundle.load(sweep.bundle)
     if not bundle.path.exists():
@@ -366,7 +367,7 @@ def _settings(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) ->
     if pace is None:  # the whole budget limits the first trial, and its end frees the rest
         left_micro = sweep.limit_micro - sum(sweeps.spent_and_held(registry.database, sweep.id))
         return [*found, f"budget.limit={format_money(left_micro)}"]
-    steps = searching.search_of(sweep.config).rungs
+    steps = search_spec.search_of(sweep.config).rungs
     count = steps[segment.rung] - (steps[segment.rung - 1] if segment.rung else 0)
     longest_s = config_of(sweep, {}).limits.max_duration
     return [*found, "budget=null", f"limits.max_duration={min(pace.limit_s(count), longest_s)}s"]

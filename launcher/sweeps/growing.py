@@ -14,9 +14,9 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import BudgetError, NoSuchJobError, UsageError
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.planning.search_spec import is_packed
 from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.sweeps import searching
 from cloudtrain.launcher.text.units import format_money
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def grown(database: Database, sweep: SweepRecord, trials: str | None, budget: st
 
 def words(database: Database, sweep: SweepRecord) -> str:
     """Return the trials and the money of the sweep, in words."""
-    trials = counted(searching.search_of(sweep.config).trials, "trial")
+    trials = counted(search_spec.search_of(sweep.config).trials, "trial")
     if sweep.limit_micro is None:
         return f"{trials}, no budget"
     spent, _ = sweeps.spent_and_held(database, sweep.id)
@@ -81,7 +81,7 @@ def go_on(registry: Registry, sweep: SweepRecord) -> None:
 
 def trials_after(database: Database, sweep: SweepRecord, text: str) -> int:
     """Return the sweep's number of trials after `+40` or `67`. Raises UsageError."""
-    search, written = searching.search_of(sweep.config), text.strip()
+    search, written = search_spec.search_of(sweep.config), text.strip()
     number = written.removeprefix("+")
     if not (number.isascii() and number.isdecimal()):
         raise UsageError(f"--trials {text}: expected a whole number", hint="+40 adds trials, 67 sets their number")

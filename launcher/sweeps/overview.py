@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.planning.search_spec import unit_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.progress import finite
@@ -25,7 +26,7 @@ MOST_BEST = 5
 
 def plan_lines(config: dict[str, Any]) -> list[str]:
     """Return the lines about the search for the plan: trials, rungs, and steps as a share of training all trials."""
-    search = searching.search_of(config)
+    search = search_spec.search_of(config)
     lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, {search.parallel} at once"]
     if len(search.rungs) > 1:
         steps, unit = _steps(search), unit_of(config)
@@ -87,7 +88,7 @@ def _progress(running: dict[str, Any]) -> str:
 
 def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
     """Return the sweep with stable names: money in dollars; a number that is not finite is text (`nan`, `inf`)."""
-    search, segments = searching.search_of(sweep.config), sweeps.segments(database, sweep.id)
+    search, segments = search_spec.search_of(sweep.config), sweeps.segments(database, sweep.id)
     results = searching.results_of(segments)
     spent, held = sweeps.spent_and_held(database, sweep.id)
     winner = best(search, results)
@@ -95,7 +96,7 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "sweep": sweep.id,
         "state": sweep.state,
         "algorithm": search.algorithm,
-        "metric": searching.metric_of(sweep.config),
+        "metric": search_spec.metric_of(sweep.config),
         "unit": unit_of(sweep.config),
         "trials": len({each.trial for each in segments}),
         "planned": search.trials,

@@ -1,4 +1,4 @@
-"""The search of a stored sweep: its settings, its results so far, and the cost of a segment from the measured pace."""
+"""The results of a sweep's trials, and the cost of a segment from the measured pace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.sweep.search import Allowance
-from cloudtrain.launcher.planning.search_spec import metric_of, pauses, search_of
 from cloudtrain.launcher.store import series
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord
 
-__all__ = ["SLACK", "SegmentPace", "metric_of", "pace_of", "pauses", "results_of", "search_of", "value_at"]
+__all__ = ["SLACK", "SegmentPace", "pace_of", "results_of", "value_at"]
 
 SLACK = 1.5  # a segment's time limit, in expected times
 SAVE_S = 120  # between a segment's deadline and its limit (metering.limit.STOP_MARGIN_S)

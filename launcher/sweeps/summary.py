@@ -57,14 +57,14 @@ def chosen(database: Database, choice: JobFilter, *, active: bool = False) -> li
 
 def summary_of(database: Database, sweep: SweepRecord) -> Summary:
     """Return the sweep in short."""
-    from cloudtrain.launcher.sweeps import searching  # a list without sweeps needs no search
+    from cloudtrain.launcher.planning import search_spec
 
-    search, figures = searching.search_of(sweep.config), sweeps.rung_figures(database, sweep.id)
+    search, figures = search_spec.search_of(sweep.config), sweeps.rung_figures(database, sweep.id)
     values = [(each.greatest if search.mode == "max" else each.least, each.rung) for each in figures]
     best, rung = next(((value, rung) for value, rung in reversed(values) if value is not None), (None, None))
     done = figures[0].ended if figures and figures[0].rung == 0 else 0
     step = None if rung is None else search.rungs[min(rung, len(search.rungs) - 1)]
-    metric = searching.metric_of(sweep.config)
+    metric = search_spec.metric_of(sweep.config)
     return Summary(sweep, metric, done, search.trials, best, step, *sweeps.spent_and_held(database, sweep.id))
 
 

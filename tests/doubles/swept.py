@@ -9,11 +9,11 @@ from typing import Any
 
 from cloudtrain.entrypoints.sweep.search import values_of
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.store import ledger, series, sweeps
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.store.series import Point
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
-from cloudtrain.launcher.sweeps import searching
 from doubles.plans import plan_of
 
 __all__ = ["BEGAN_S", "HOURLY_MICRO", "SPACE", "begin", "config_of", "put"]
@@ -63,7 +63,7 @@ class _Writer:
 
     def segment(self, trial: int, rung: int, began_s: float, *, is_last: bool, fails: bool = False) -> float:
         """Write the rows of an ended segment; return the time of its end."""
-        search = searching.search_of(self.sweep.config)
+        search = search_spec.search_of(self.sweep.config)
         from_step = search.rungs[rung - 1] if rung else 0
         until = search.rungs[rung]
         ended_s = began_s + START_S + (until - from_step) * STEP_S
@@ -111,7 +111,7 @@ def put(
     if limit_micro is None:
         config["budget"] = None
     found = SweepRecord("digits-x7k2p", time.time(), config, "/x/cloudtrain.yaml", {}, limit_micro, state)
-    search = searching.search_of(config)
+    search = search_spec.search_of(config)
     with registry.database.transaction():
         sweeps.add(registry.database, found)
         writer, now_s = _Writer(registry, found), BEGAN_S

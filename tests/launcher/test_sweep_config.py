@@ -15,7 +15,6 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.planning import planner, search_spec
 from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.sweeps import searching
 
 TASK: dict[str, Any] = {"name": "s", "task": "task.py", "training": {"max_steps": 810, "eval_every": 5}}
 LR = {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}
@@ -109,9 +108,9 @@ def test_search_takes_its_defaults_from_the_training(tmp_path: Path) -> None:
     """The first rung is 1/81 of the steps and at least an evaluation's; metric and mode are the monitor's."""
     found = load(tmp_path, {}, training={**TASK["training"], "monitor": {"metric": "accuracy", "mode": "max"}})
     stored = found.model_dump(mode="json")
-    search = searching.search_of(stored)
+    search = search_spec.search_of(stored)
     assert search.rungs == (10, 30, 90, 270, 810)
-    assert (search.trials, search.mode, searching.metric_of(stored)) == (27, "max", "accuracy")
+    assert (search.trials, search.mode, search_spec.metric_of(stored)) == (27, "max", "accuracy")
 
 
 def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:

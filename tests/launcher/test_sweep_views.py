@@ -18,6 +18,7 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.live.sweepview import SweepShot, view
+from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.report.sweep_charts import best_curve
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
@@ -98,7 +99,7 @@ def test_grown_sweep_keeps_the_values_of_its_trials(registry: Registry) -> None:
     """More trials and more money change no value of a known trial, and the stored config has both."""
     sweep = swept.put(registry, 9)
     grown = growing.grown(registry.database, sweep, "+18", "+1.50USD")
-    before, after = searching.search_of(sweep.config), searching.search_of(grown.config)
+    before, after = search_spec.search_of(sweep.config), search_spec.search_of(grown.config)
     assert (after.trials, grown.limit_micro, grown.state) == (27, 10_500_000, "running")
     assert grown.config["budget"]["limit"] == "10.50 USD"
     assert [values_of(before, {}, n, 0) for n in range(9)] == [values_of(after, {}, n, 0) for n in range(9)]
