@@ -159,8 +159,9 @@ def test_blocks_are_timed_on_their_own_inputs() -> None:
         return found
 
     times = cut.block_times(module, list(module), run, CPU, recomputes=False)
-    assert times == pytest.approx([0.005, 0.020, 0.035], rel=0.3)
-    assert cut.block_times(module, list(module), run, CPU, recomputes=True)[1] == pytest.approx(0.040, rel=0.3)
+    least_s = [0.005, 0.020, 0.035]  # a busy machine adds to each sleep
+    assert all(least <= found < 2 * least + 0.01 for least, found in zip(least_s, times, strict=True)), times
+    assert 0.040 <= cut.block_times(module, list(module), run, CPU, recomputes=True)[1] < 0.090
     assert all(block.calls == 0 and block.weight.grad is None for block in module)
     assert cut.cut(ParallelSettings(pipeline=2, cut="timed"), 3, times) == [0, 2]
 
