@@ -25,7 +25,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.sweep.journal import Journal, SweepState
-from cloudtrain.entrypoints.sweep.search import Allowance, Search, Segment, best, decide, steps_of
+from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
 from cloudtrain.entrypoints.sweep.segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
 
 __all__ = ["main"]
@@ -34,8 +34,6 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
 MARGIN = 1.5  # of the measured pace: a segment's highest expected time
 JOIN_S = 300.0  # until all nodes have said how many slots they have
-MOST_TRIES = 3  # of a segment that is killed
-HOPELESS = 3  # failures without any result before them: the task itself is at fault
 KEEP = 5  # trials whose checkpoints stay at the end
 
 # A stop request, before the deadline's own.

@@ -23,6 +23,8 @@ from cloudtrain.entrypoints.sweep.space import Dimension, dimensions, drawn, gri
 __all__ = [
     "ALGORITHMS",
     "BATCH",
+    "HOPELESS",
+    "MOST_TRIES",
     "Allowance",
     "Results",
     "Search",
@@ -37,6 +39,8 @@ __all__ = [
 
 ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
 BATCH = "training.global_batch_size"  # if this key varies, rungs are counted in samples, which all trials share
+HOPELESS = 3  # failures without any result before them: the task itself is at fault
+MOST_TRIES = 3  # of a segment that a fault has ended
 _QUARTER = 4  # pbt: the population's size divided by the number of replaced trials
 
 Results = Mapping[tuple[int, int], float | None]

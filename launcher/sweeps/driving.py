@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.sweep.search import Allowance, best, decide, values_of
+from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, best, decide, values_of
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, new_id
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["advance", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
 
-HOPELESS = 3  # failures without any result before them: the task itself is at fault
-MOST_TRIES = 3  # of a segment that a fault or its time limit has ended
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 STOPPED, TIMED_OUT, RUNNING = 9, 124, 130  # exit codes, as of a job
 
