@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from doubles import process
 from doubles.sshhosts.cluster import Cluster, missing
 
 PYTHON = sys.executable
+KINDS = ("pid", "net", "mnt")
 QUICK = ("-o", "ConnectTimeout=1")
 HELLO = "import socket; print(socket.create_connection(('h1', 22), {}).recv(7).decode())"
 
@@ -264,10 +265,10 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until
         pids = [int(pid) for pid in starter.stdout.readline().split()]
         if len(pids) != 2:
             pytest.skip("hosts need root and the packages openssh-server and iproute2")
-        spaces = {space for pid in pids for space in _namespaces(pid)}
-        assert len(_in_namespace(spaces)) >= 5  # two inits, two sshd, a sleep
-        starter.send_signal(signal.SIGKILL)
-    wait_until(lambda: not _in_namespace(spaces))
+        with _held(pids) as spaces:
+            assert len(_in_namespace(spaces)) >= 5  # two inits, two sshd, a sleep
+            starter.send_signal(signal.SIGKILL)
+            wait_until(lambda: not _in_namespace(spaces))
 
 
 def test_host_that_cannot_start_reports_the_error_and_can_be_repaired(ssh_pair: Cluster) -> None:
@@ -308,17 +309,27 @@ def test_sixteen_hosts_leave_nothing(cluster: Callable[..., Cluster]) -> None:
         for host in many.hosts
     ]
     assert [one.communicate()[0] for one in asked] == [f"h{number}\n" for number in range(16)]
-    spaces = {space for host in many.hosts for space in _namespaces(host.pid)}
-    assert len(spaces) == 3 * 16
     assert os.listdir("/sys/class/net") == links
-    many.stop()
-    assert not _in_namespace(spaces)
+    with _held([host.pid for host in many.hosts]) as spaces:
+        assert len(spaces) == 3 * 16
+        many.stop()
+        assert not _in_namespace(spaces)
     assert not many.root.exists()
     assert os.listdir("/sys/class/net") == links
 
 
+@contextlib.contextmanager
+def _held(pids: Sequence[int | None]) -> Iterator[set[str]]:
+    """Yield the namespaces of processes, and keep their numbers from being given to the hosts of other tests."""
+    with contextlib.ExitStack() as stack:
+        for pid in pids:
+            for kind in KINDS:
+                stack.enter_context(Path(f"/proc/{pid}/ns/{kind}").open("rb"))
+        yield {space for pid in pids for space in _namespaces(pid)}
+
+
 def _namespaces(pid: int | None) -> set[str]:
-    return {str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in ("pid", "net", "mnt")}
+    return {str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in KINDS}
 
 
 def _in_namespace(spaces: set[str]) -> list[int]:
