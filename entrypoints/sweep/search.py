@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "decide",
     "origin",
     "rungs",
+    "script_args",
     "steps_of",
     "values_of",
 ]
@@ -107,6 +108,17 @@ class Allowance:
 def steps_of(rung: int, values: Mapping[str, Any]) -> int:
     """Return the trial's step at a rung: the rung itself, or the samples divided by the trial's batch size."""
     return -(-rung // int(values[BATCH])) if BATCH in values else rung
+
+
+def script_args(words: Iterable[str], values: Mapping[str, Any]) -> list[str]:
+    """Return a script's arguments with a trial's values: `args.lr` replaces the word after `--lr`, or adds both."""
+    found = list(words)
+    for key, value in values.items():
+        if key.startswith("args."):
+            option = f"--{key.removeprefix('args.')}"
+            at = found.index(option) if option in found else len(found)
+            found[at : at + 2] = [option, str(value)]
+    return found
 
 
 def rungs(first: int, factor: int, last: int) -> tuple[int, ...]:

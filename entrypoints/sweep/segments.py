@@ -1,7 +1,8 @@
 """The segments of a packed sweep on one node: a training of its own on a slot's GPUs, cores and folders.
 
 `JobSpec.sweep` holds `search` (the JSON form of search.Search), `slots` (ranks of a trial), `nproc_per_node` (ranks of
-a node, one a GPU), `metric` (None: that of training.monitor), and `keep` (trials whose checkpoints stay at the end).
+a node, one a GPU), `metric` (None: that of training.monitor), `keep` (trials whose checkpoints stay at the end), and
+`kind` (script or module; absent: a task).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.sweep.search import BATCH, Segment, steps_of
+from cloudtrain.entrypoints.sweep.script_trials import ScriptTrial
+from cloudtrain.entrypoints.sweep.search import BATCH, Segment, script_args, steps_of
 
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
 
@@ -84,6 +86,19 @@ def trial_folder(checkpoints: Path, trial: int) -> Path:
 def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
     """Return the spec of a segment: the sweep's, with the trial's values, and the pause at the segment's end."""
     assert spec.sweep is not None
+    # One checkpoint is enough for a pause. A mirror has one place for a job, and would mix the trials.
+    checkpoint = replace(spec.checkpoint, keep=1, mirror=None, resume="auto")
+    kind = spec.sweep.get("kind", "task")
+    alone = replace(spec, attempt=1, nodes=1, nproc_per_node=spec.sweep["slots"], notices=None, sweep=None)
+    if kind != "task":
+        run = replace(spec.run, kind=kind, args=tuple(script_args(spec.run.args, segment.values)))
+        return replace(alone, run=run, checkpoint=checkpoint)
+    return replace(alone, run=replace(spec.run, kind=kind), checkpoint=checkpoint, **_sections(spec, segment))
+
+
+def _sections(spec: JobSpec, segment: Segment) -> dict[str, Any]:
+    """Return the sections `training` and `params` of a task's trial."""
+    assert spec.sweep is not None
     sections: dict[str, Any] = {"training": dict(spec.training or {}), "params": dict(spec.params or {})}
     for key, value in segment.values.items():
         if key.startswith(_VARIABLE):
@@ -97,20 +112,7 @@ def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
     if BATCH in segment.values:
         training["max_steps"] = steps_of(last, segment.values)
     training["pause_at"] = None if segment.until_step >= last else steps_of(segment.until_step, segment.values)
-    # One checkpoint is enough for a pause. A mirror has one place for a job, and would mix the trials.
-    checkpoint = replace(spec.checkpoint, keep=1, mirror=None, resume="auto")
-    return replace(
-        spec,
-        attempt=1,
-        nodes=1,
-        nproc_per_node=spec.sweep["slots"],
-        run=replace(spec.run, kind="task"),
-        checkpoint=checkpoint,
-        params=sections["params"],
-        training=sections["training"],
-        notices=None,
-        sweep=None,
-    )
+    return sections
 
 
 class _Running:
@@ -127,6 +129,8 @@ class _Running:
         self.beats = heartbeat.Watch(self.result, timeout_s, self.began_s)
         self.child: subprocess.Popen[bytes]
         self.told_s: float | None = None
+        self.script: ScriptTrial | None = None
+        self.is_pausing = False  # a script that has reached its rung
 
     def relay(self) -> None:
         """Copy the new lines of the log to this node's log, each with the trial's number."""
@@ -142,8 +146,11 @@ class _Running:
             text, fields = events.parse(line.decode(errors="replace"))
             text = f"[{self.segment.trial}] {text}"
             if fields is not None:
-                if fields["e"] == "start" and self.first_s is None:
+                begins = "start" if self.script is None else "step"
+                if fields["e"] == begins and self.first_s is None:
                     self.first_s, self.first_step = time.monotonic(), int(fields.get("step") or 0)
+                if self.script is not None:
+                    self.script.note(fields)
                 name = fields.pop("e")
                 text = events.format_line(name, text, {**fields, "trial": self.segment.trial})
             os.write(1, text.encode()[: events.MAX_BYTES - 1] + b"\n")
@@ -176,14 +183,17 @@ class SlotRunner:
             copy_trial(self._checkpoints, segment)
         folder = trial_folder(self._checkpoints, segment.trial)
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_json.write_json(work / "spec.json", trial_spec(self._spec, segment).dump())
+        spec = trial_spec(self._spec, segment)
+        atomic_json.write_json(work / "spec.json", spec.dump())
         timeout_s = self._spec.hang_timeout_s or float("inf")
         running = _Running(segment, slot, work, timeout_s)
+        script = running.script = None if spec.run.is_own else ScriptTrial(spec.run, work, folder, self._metric())
+        environment = {**self._environment(work, folder, self._slots[slot]), **_variables(segment)}
         with (work / "log" / "segment.log").open("wb") as log:
-            environment = self._environment(work, folder, self._slots[slot])
             running.child = subprocess.Popen(
-                self._command(work),
-                env={**environment, **_variables(segment)},
+                self._command(work, [spec.run.kind, *([] if script is None else script.words())]),
+                env=environment if script is None else {**environment, **self._alone(), **script.environment()},
+                cwd=None if script is None else script.code,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -191,18 +201,29 @@ class SlotRunner:
         os.sched_setaffinity(running.child.pid, self._slots[slot].cores)
         self._running.append(running)
 
-    def _command(self, work: Path) -> list[str]:
-        """Return the command of a segment; a trial of a single rank needs no torchrun, which imports torch again."""
+    def _command(self, work: Path, words: list[str]) -> list[str]:
+        """Return the command of a segment; a trial of a single rank needs no torchrun, which imports torch again.
+
+        `words`: the kind of the program, and a script's name and arguments. torchrun takes `$` for macros.
+        """
         assert self._spec.sweep is not None
         python, nproc = [sys.executable, "-u", "-m"], self._spec.sweep["slots"]
         if nproc == 1:
-            return [*python, self._shell, "task"]
+            return [*python, self._shell, *words]
         meet = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--max-restarts=0"]
         apart = ["--local-addr=127.0.0.1", f"--shutdown-timeout={GRACE_S:.0f}", f"--log-dir={work}/torchrun"]
         return [
             *(*python, self._torchrun, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}", *meet, *apart),
-            *("-m", self._shell, "--", "task"),
+            *("-m", self._shell, "--", *(word.replace("$", "$$") for word in words)),
         ]
+
+    def _alone(self) -> dict[str, str]:
+        """Return torchrun's variables for a script that runs on a single rank, without torchrun."""
+        assert self._spec.sweep is not None
+        if self._spec.sweep["slots"] > 1:
+            return {}
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
 
     def _environment(self, work: Path, folder: Path, slot: Slot) -> dict[str, str]:
         assert self._spec.sweep is not None
@@ -223,13 +244,8 @@ class SlotRunner:
 
     def stop(self) -> None:
         """Ask all segments to save and to leave, once; kill segments that stay longer than their grace."""
-        now_s = time.monotonic()
         for each in self._running:
-            if each.told_s is None:
-                each.told_s = now_s
-                processes.kill(each.child.pid, signal.SIGTERM)
-            elif now_s - each.told_s > GRACE_S:
-                processes.kill(each.child.pid, signal.SIGKILL)
+            _ask_to_leave(each)
 
     def look(self) -> list[SegmentEnd]:
         """Relay new lines; return the segments that have ended since the last call."""
@@ -238,6 +254,9 @@ class SlotRunner:
             code = each.child.poll()
             each.relay()
             if code is None:
+                if each.script is not None and (each.is_pausing or self._is_due(each)):
+                    each.is_pausing = each.is_pausing or each.told_s is None
+                    _ask_to_leave(each)
                 if hangs := each.beats.look(time.monotonic()):
                     print(f"[{each.segment.trial}] made no step for {hangs[0].silent_s:.0f} s: killed", flush=True)
                     processes.kill(each.child.pid, signal.SIGKILL)
@@ -246,7 +265,17 @@ class SlotRunner:
             ended.append(self._end(each, code))
         return ended
 
+    def _is_due(self, each: _Running) -> bool:
+        """Return whether a script has reached its rung, with a metric; on the last rung a script ends by itself."""
+        assert self._spec.sweep is not None
+        assert each.script is not None
+        until, script = each.segment.until_step, each.script
+        is_last = until >= self._spec.sweep["search"]["rungs"][-1]
+        return not is_last and script.has_begun and script.value is not None and script.step >= until
+
     def _end(self, each: _Running, code: int) -> SegmentEnd:
+        if each.script is not None:
+            return self._end_of_script(each, each.script, code)
         outcome = atomic_json.read_json(each.result / "outcome.json") or {}
         state, now_s, key = outcome.get("outcome", "failed"), time.monotonic(), each.segment.key
         step = int(outcome.get("step") or 0)
@@ -268,9 +297,37 @@ class SlotRunner:
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / units
         return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
 
+    def _end_of_script(self, each: _Running, script: ScriptTrial, code: int) -> SegmentEnd:
+        script.close()
+        now_s, key, segment = time.monotonic(), each.segment.key, each.segment
+        took_s = now_s - each.began_s
+        if code and each.told_s is None:
+            message, is_fault = _cause(each, code)
+            return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s, is_fault=is_fault)
+        if each.told_s is not None and not each.is_pausing:
+            return SegmentEnd(*key, "saved", script.step, seconds=took_s)
+        if script.value is None:
+            message = f"the output has no {self._metric()}: print the metric, or name its pattern in `progress.metrics`"
+            return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s)
+        state, start_s, step_s = "paused" if each.is_pausing else "done", None, None
+        if each.first_s is not None:
+            steps = segment.until_step - segment.from_step
+            start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / steps
+        return SegmentEnd(*key, state, script.step, script.value, "", start_s, step_s, took_s)
+
     def _metric(self) -> str:
         monitor = (self._spec.training or {}).get("monitor") or {}
         return str((self._spec.sweep or {}).get("metric") or monitor.get("metric") or "loss")
+
+
+def _ask_to_leave(each: _Running) -> None:
+    """Send SIGTERM, once; kill a process that stays longer than its grace."""
+    now_s = time.monotonic()
+    if each.told_s is None:
+        each.told_s = now_s
+        processes.kill(each.child.pid, signal.SIGTERM)
+    elif now_s - each.told_s > GRACE_S:
+        processes.kill(each.child.pid, signal.SIGKILL)
 
 
 def copy_trial(checkpoints: Path, segment: Segment) -> None:

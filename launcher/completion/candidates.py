@@ -34,6 +34,10 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
   AND (substr(jobs.id, 1, length(?1)) = ?1 OR substr(jobs.name, 1, length(?1)) = ?1)
 ORDER BY jobs.seq DESC LIMIT ?2
 """
+_SWEEPS = """
+SELECT id, state, created_s FROM sweeps
+WHERE substr(id, 1, length(?1)) = ?1 AND id NOT IN (SELECT id FROM jobs) ORDER BY created_s DESC LIMIT ?2
+"""
 _ATTEMPTS = """
 SELECT number, state, created_s FROM attempts
 WHERE job_id = COALESCE(
@@ -46,9 +50,10 @@ ORDER BY number DESC
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the ids of jobs, the newest first, then names of several jobs; the help shows state, backend and age.
+    """Return the ids of jobs, the newest first, then names of several jobs, then sweeps whose trials are jobs.
 
-    The state is the last state in the registry. `stop` gets only active jobs, `resume` only ended jobs.
+    The help shows state, backend and age. The state is the last state in the registry. `stop` gets only active jobs,
+    `resume` only ended jobs.
     """
     rows = _read(_JOBS, incomplete, SHOWN)
     command = ctx.command.name
@@ -59,6 +64,7 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     for row in rows:
         if row[1] not in found and names.count(row[1]) > 1:  # for a single job the id is enough
             found[row[1]] = f"the newest of this name: {row[0]}"
+    found |= {row[0]: f"sweep, {row[1]}, begun {_ago(row[2])}" for row in _read(_SWEEPS, incomplete, SHOWN)}
     if rows and "last".startswith(incomplete):
         found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
     given = _given(ctx, param)

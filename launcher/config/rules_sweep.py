@@ -89,30 +89,37 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if written.get("algorithm", "asha") not in _PAUSING:
         return
     place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
-    key, hint = "sweep.algorithm", "`algorithm: random` trains each trial to the end"
-    if given(root, "task") is None:
-        yield Fault(f"{_names_of_pausing()} pause trials, which needs a `task`", key, place, hint)
-        return
-    last = whole_at(root, "training", "max_steps")
+    key, hint, is_task = "sweep.algorithm", "`algorithm: random` trains each trial to the end", _is_task(root)
+    last = _steps(root, written)
     if not last:
-        yield Fault(f"{_names_of_pausing()} need `training.max_steps`: rungs are counted in steps", key, place, hint)
+        steps = "training.max_steps" if is_task else "sweep.steps"
+        yield Fault(f"{_names_of_pausing()} need `{steps}`: rungs are counted in steps", key, place, hint)
         return
+    if not is_task and written.get("place") == "jobs":
+        message = f"{_names_of_pausing()} pause the trials of a script in a packed sweep only"
+        yield Fault(message, key, place, f"leave `place` out, or {hint}")
+    if not is_task and written.get("algorithm") == "pbt":
+        yield Fault("pbt copies checkpoints of a `task`, and a script's are unknown", key, place, "`algorithm: asha`")
     first = written.get("first_rung")
     if isinstance(first, int) and first > last:
         at = find(root, ("sweep", "first_rung")) or root
-        yield Fault(f"the first rung is beyond max_steps {last}", "sweep.first_rung", at.place, "use fewer steps")
+        yield Fault(f"the first rung is beyond the last step {last}", "sweep.first_rung", at.place, "use fewer steps")
     if _BATCH in written["space"] and written.get("place") == "jobs":
         message = f"if `{_BATCH}` varies, rungs are counted in samples, which needs `place: packed`"
         yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)
 
 
 def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
+    steps_node = find(root, ("sweep", "steps"))
+    if steps_node is not None and _is_task(root):
+        message = "`steps` are those of a script, and a task has `training.max_steps`"
+        yield Fault(message, "sweep.steps", steps_node.place, "use `training.max_steps`")
     place, is_pbt = written.get("place"), written.get("algorithm") == "pbt"
-    has_steps = given(root, "task") is not None and bool(whole_at(root, "training", "max_steps"))
+    has_steps = bool(_steps(root, written))
     at = (find(root, ("sweep", "place")) or find(root, ("sweep",)) or root).place
     if place == "packed" and not has_steps:
-        message = "a packed sweep trains a `task`, and needs `training.max_steps`"
-        yield Fault(message, "sweep.place", at, "set both, or use `place: jobs`")
+        steps = "training.max_steps" if _is_task(root) else "sweep.steps"
+        yield Fault(f"a packed sweep needs `{steps}`", "sweep.place", at, f"set `{steps}`, or use `place: jobs`")
     if place == "jobs" and is_pbt:
         message = "pbt copies checkpoints between trials, which needs `place: packed`"
         yield Fault(message, "sweep.place", at, "leave `place` out")
@@ -149,6 +156,16 @@ def _copies(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if chosen is not None and chosen.data() != "constant":
         message = "pbt needs a constant schedule: a trial changes its learning rate by itself"
         yield Fault(message, "training.schedule", chosen.place, "`schedule: {name: constant}`")
+
+
+def _is_task(root: YamlNode) -> bool:
+    return given(root, "task") is not None
+
+
+def _steps(root: YamlNode, written: dict[str, Any]) -> int | None:
+    """Return the steps of a whole training; None if the config does not name them."""
+    steps = written.get("steps")
+    return whole_at(root, "training", "max_steps") if _is_task(root) else steps if isinstance(steps, int) else None
 
 
 def _names_of_pausing() -> str:

@@ -43,7 +43,7 @@ class Sweep(Section):
     place: Literal["packed", "jobs"] | None = Field(
         None,
         description="packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
-        "own. Default: packed for a task with `training.max_steps`, else jobs.",
+        "own. Default: packed for a task with `training.max_steps` and a script with `steps`, else jobs.",
         examples=["jobs"],
     )
     slots: int = Field(
@@ -51,6 +51,13 @@ class Sweep(Section):
     )
     keep: int = Field(
         5, ge=1, description="Trials whose checkpoints stay after the end of a packed sweep.", examples=[1]
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="Steps of a whole training of a `script` or `module`, as the program prints steps. A task has "
+        "`training.max_steps`.",
+        examples=[3000],
     )
     first_rung: int | None = Field(
         None,

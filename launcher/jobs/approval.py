@@ -61,16 +61,16 @@ def require_allowed(
     """Return lines about the budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
 
     A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a typo in the
-    project's name, and for spot machines without a proven resume, unless `force`.
+    project's name, and for a job that needs a proven resume (`planning.proofs`), unless `force`.
     """
     from cloudtrain.launcher.jobs import submit
     from cloudtrain.launcher.money import budget_preview
 
     if key is not None and registry.with_key(key) is not None:
         return []
-    if prepared.config.resources.spot and not force:
-        from cloudtrain.launcher.planning import proofs
+    from cloudtrain.launcher.planning import proofs
 
+    if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)
     if prepared.plan.worst_case_micro == 0:
         return []

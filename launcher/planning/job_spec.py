@@ -31,7 +31,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
     """Return the job spec; no secrets, no data about the local machine."""
     whole = config.model_dump(mode="json", include={"task", "training", "sweep"})
     is_packed = search_spec.is_packed(whole)
-    kind = "sweep" if is_packed else "task" if config.task else "script" if config.script else "module"
+    kind = "task" if config.task else "script" if config.script else "module"
     checkpoint, distributed = config.checkpoint, config.distributed
     fewest = config.resources.min_instances or plan.instances
     training: dict[str, Any] | None = None
@@ -52,7 +52,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         hang_timeout_s=distributed.hang_timeout
         or default_hang_timeout_s(distributed.timeout_s, is_task=config.task is not None),
         run=RunSpec(
-            kind=kind,
+            kind="sweep" if is_packed else kind,
             target=config.task or config.script or config.module or "",
             args=tuple(config.args),
             resume_args=tuple(config.resume_args),
@@ -76,7 +76,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         training=training,
         setup=SetupSpec(config.requirements, tuple(config.setup)) if config.requirements or config.setup else None,
         notices=_notices(plan, config) if any(entry.from_job for entry in config.notify) else None,
-        sweep=search_spec.sweep_spec(whole, plan.devices_per_node) if is_packed else None,
+        sweep=search_spec.sweep_spec(whole, plan.devices_per_node, kind) if is_packed else None,
     )
 
 

@@ -152,8 +152,30 @@ def _cap(
         return caps.Cap(longest_s, "time_limit", worst_micro)
     found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
     if isinstance(found, caps.Cap):
+        _require_ladder(config, budget, rate, capacity)
         return found
     raise _refused(found, budget.limit, rate, capacity)
+
+
+def _require_ladder(config: JobConfig, budget: Budget, rate: caps.CostRate, capacity: Capacity) -> None:
+    """Raise BudgetError if the budget of a sweep of jobs does not bring one trial through all rungs.
+
+    Each rung is a start of its own, which holds at least the worst case of the shortest useful run.
+    """
+    stored = config.model_dump(mode="json", include={"task", "training", "sweep"})
+    if config.sweep is None or search_spec.is_packed(stored) or not search_spec.pauses(stored):
+        return
+    from cloudtrain.entrypoints.format import up
+    from cloudtrain.launcher.text.units import format_money
+
+    count = len(search_spec.search_of(stored).rungs)
+    least_micro = caps.worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
+    if budget.limit < count * least_micro:
+        message = f"a trial starts {count} times, once a rung, and each start holds {format_money(up(least_micro))}"
+        hint = f"a budget of {format_money(up(count * least_micro))}, fewer rungs, or `place: packed`"
+        error = BudgetError(f"{message} at least", where="budget.limit", hint=hint)
+        error.enough_micro = count * least_micro
+        raise error
 
 
 def _require_price(config: JobConfig, capacity: Capacity) -> None:

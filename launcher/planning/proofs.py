@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.database import Database
 
-__all__ = ["Proof", "files_of", "find", "notes", "require", "store"]
+__all__ = ["Proof", "files_of", "find", "is_needed", "notes", "require", "store"]
 
-_APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", *BUILT_IN}
+_APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", "sweep"}
+_APART |= {*BUILT_IN}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
 _NAMES_OF = ("inputs", "outputs")  # names only, not addresses
 _NOT_REPEATED = {"name", "resources.spot", "budget.limit"}  # in the suggested command
@@ -70,28 +71,35 @@ def find(database: Database, code_sha256: str, config: JobConfig) -> Proof | Non
     return _newest(database, _key(code_sha256, config))
 
 
+def is_needed(config: JobConfig) -> bool:
+    """Return whether a submit needs a proof: for spot machines, and for a search that pauses a script's trials."""
+    return config.resources.spot or _pauses_scripts(config)
+
+
 def require(database: Database, prepared: Prepared) -> None:
-    """Raise ConfigError if the job requests spot machines and its resume was never proven."""
+    """Raise ConfigError if the job needs a proof, and its resume was never proven."""
     why = _missing(database, prepared)
     if why is None:
         return
+    key, reason = _reason(prepared)
     hint = f"{_advice(prepared)} proves it here, in seconds and for nothing; --force sends it as it is"
-    raise ConfigError([Fault(f"spot machines, and {why}", key="resources.spot", hint=hint)])
+    raise ConfigError([Fault(f"{reason}, and {why}", key=key, hint=hint)])
 
 
 def notes(prepared: Prepared) -> Iterator[str]:
     """Yield the notes of a dry run, which sends no request and creates no file."""
-    if not _is_spot(prepared):
+    key, _ = _reason(prepared)
+    if not key:
         return
     database = _there()
     why = _missing(database, prepared)
     if why is not None:
-        yield f"resources.spot: {why}; submit wants {_advice(prepared)} before, or --force"
+        yield f"{key}: {why}; submit wants {_advice(prepared)} before, or --force"
         return
     assert database is not None
     proof = find(database, prepared.bundle.code_sha256, prepared.config)
     assert proof is not None
-    yield f"resources.spot: its resume was rehearsed on {_day(proof)}: {proof.words}"
+    yield f"{key}: its resume was rehearsed on {_day(proof)}: {proof.words}"
 
 
 def _there() -> Database | None:
@@ -108,11 +116,14 @@ def _day(proof: Proof) -> str:
 
 
 def _missing(database: Database | None, prepared: Prepared) -> str | None:
-    """Return why the job's resume is not proven; None if proven, or if the job does not run on spot machines."""
+    """Return why the job's resume is not proven; None if proven, or if the job needs no proof."""
     config, sha256 = prepared.config, prepared.bundle.code_sha256
-    never = f"no rehearsal has proven that this job resumes after {config.backend} reclaims the machines"
-    if not _is_spot(prepared):
+    key, _ = _reason(prepared)
+    if not key:
         return None
+    never = f"no rehearsal has proven that this job resumes after {config.backend} reclaims the machines"
+    if key == "sweep.algorithm":
+        never = "no rehearsal has proven that the script resumes where it was interrupted"
     if database is None:
         return never
     if find(database, sha256, config) is not None:
@@ -138,8 +149,19 @@ def _changed_code(proof: Proof, prepared: Prepared) -> str:
     return f"cloudtrain's own code on the nodes has changed {since}"
 
 
-def _is_spot(prepared: Prepared) -> bool:
-    return prepared.config.resources.spot and "resources.spot" in prepared.request.carried
+def _reason(prepared: Prepared) -> tuple[str, str]:
+    """Return the key that needs a proof, and the reason in words; empty texts if the job needs no proof."""
+    if prepared.config.resources.spot and "resources.spot" in prepared.request.carried:
+        return "resources.spot", "spot machines"
+    if _pauses_scripts(prepared.config):
+        return "sweep.algorithm", "the search pauses trials"
+    return "", ""
+
+
+def _pauses_scripts(config: JobConfig) -> bool:
+    from cloudtrain.launcher.planning import search_spec
+
+    return config.sweep is not None and config.task is None and search_spec.pauses(config.model_dump(mode="json"))
 
 
 def _advice(prepared: Prepared) -> str:

@@ -23,13 +23,13 @@ AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether the config's sweep is a single job. Default: a task with `training.max_steps` is."""
+    """Return whether the config's sweep is a single job. Default: a sweep whose trials have a known number of steps."""
     sweep = config.get("sweep")
     if not sweep:
         return False
     if sweep.get("place") is not None:
         return bool(sweep["place"] == "packed")
-    return bool(config["task"] and config["training"]["max_steps"])
+    return bool(sweep.get("steps") or (config["task"] and config["training"]["max_steps"]))
 
 
 def pauses(config: Mapping[str, Any]) -> bool:
@@ -70,8 +70,11 @@ def training_of(config: Mapping[str, Any], values: Mapping[str, Any] | None = No
     return training
 
 
-def sweep_spec(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py), for a node with so many ranks."""
+def sweep_spec(config: Mapping[str, Any], ranks: int, kind: str) -> dict[str, Any]:
+    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py), for a node with so many ranks.
+
+    `kind`: the program of a trial: task, script or module.
+    """
     sweep = config["sweep"]
     return {
         "search": _search(config),
@@ -79,6 +82,7 @@ def sweep_spec(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         "nproc_per_node": ranks,
         "metric": sweep["metric"],
         "keep": sweep["keep"],
+        **({} if kind == "task" else {"kind": kind}),
     }
 
 
@@ -89,7 +93,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm == "grid":
         with contextlib.suppress(SpaceError):  # of a faulty file: the config's rules report the fault
             trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
-    last, least = training.get("max_steps") or 1, training.get("eval_every") or 1
+    last, least = training.get("max_steps") or sweep.get("steps") or 1, training.get("eval_every") or 1
     scale = (training.get("global_batch_size") or 1) if unit_of(config) == "samples" else 1
     steps: tuple[int, ...] = (last,)
     if algorithm == "pbt":

@@ -226,9 +226,7 @@ class Registry:
                 raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
             return rows[0]
         key = _TRIAL.sub(r"\1-\2", key)  # `SWEEP.17`
-        rows = self._select("AND jobs.id = ?", key) or self._select(
-            "AND jobs.name = ? ORDER BY jobs.seq DESC LIMIT 1", key
-        )
+        rows = self._select("AND jobs.id = ?", key) or self._named(key)
         if not rows:
             rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
         elif sole and rows[0].id != key:
@@ -247,10 +245,14 @@ class Registry:
         raise _ambiguous(key, rows)
 
     def packed_trial(self, key: str) -> tuple[Job, int] | None:
-        """Return the job and the number of a trial, for `SWEEP.17` of a packed sweep; else None."""
+        """Return the job and the number of a trial, for `SWEEP.17` of a packed sweep, by id or name; else None."""
         named = _TRIAL.fullmatch(key)
-        rows = self._select("AND jobs.id = ?", named[1]) if named else []
+        rows = self._select("AND jobs.id = ?", named[1]) or self._named(named[1]) if named else []
         return (rows[0], int(named[2])) if named and rows else None
+
+    def _named(self, name: str) -> list[Job]:
+        """Return the newest job of the name, if a job has the name."""
+        return self._select("AND jobs.name = ? ORDER BY jobs.seq DESC LIMIT 1", name)
 
     def _meant(self, key: str) -> str:
         """Return the question for a similar name or id, or for `last`, else an empty text."""

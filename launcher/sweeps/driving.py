@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, best, decide, values_of
+from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, best, decide, script_args, values_of
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, new_id
@@ -176,19 +176,11 @@ def _has_ended(registry: Registry, sweep: SweepRecord) -> bool:
 
 
 def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a trial: its values, an evaluation at the end at least, and no section `sweep`.
-
-    `args.lr` replaces the word after `--lr`, or adds both words.
-    """
-    found, words = ["sweep=null"], list(sweep.config["args"])
+    """Return the settings of a trial: its values, an evaluation at the end at least, and no section `sweep`."""
+    found, words = ["sweep=null"], script_args(sweep.config["args"], values)
     if sweep.config["task"]:
         training = training_of(sweep.config, values)
         found += [f"training.{key}={json.dumps(training[key])}" for key in ("max_steps", "eval_every")]
-    for key, value in values.items():
-        if key.startswith("args."):
-            option = f"--{key.removeprefix('args.')}"
-            at = words.index(option) if option in words else len(words)
-            words[at : at + 2] = [option, str(value)]
     found += [f"{key}={json.dumps(value)}" for key, value in values.items() if not key.startswith("args.")]
     return [*found, f"args={json.dumps(words)}"] if words else found
 

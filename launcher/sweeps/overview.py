@@ -27,7 +27,8 @@ MOST_BEST = 5
 def plan_lines(config: dict[str, Any]) -> list[str]:
     """Return the lines about the search for the plan: trials, rungs, and steps as a share of training all trials."""
     search = search_spec.search_of(config)
-    lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, {search.parallel} at once"]
+    at_once = min(search.parallel, search.trials)
+    lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, at most {at_once} at once"]
     if len(search.rungs) > 1:
         steps, unit = _steps(search), unit_of(config)
         share = steps / (search.trials * search.rungs[-1])

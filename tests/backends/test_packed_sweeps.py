@@ -144,3 +144,48 @@ def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: P
     assert done.code == 0, done.stdout + done.stderr
     assert cli("status", "broken", "--json").json["rungs"] == cli("status", "whole", "--json").json["rungs"]
     wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), wholejobs.weights(cli, "whole", folder))
+
+
+SCRIPT = """
+import argparse, json, signal, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--resume", action="store_true")
+given, saved, stops = parser.parse_args(), Path("saved/state.json"), []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+state = json.loads(saved.read_text()) if given.resume else {"step": 0, "loss": 1.0}
+while state["step"] < 12 and not stops:
+    state = {"step": state["step"] + 1, "loss": state["loss"] * (1 - given.lr)}
+    print(f"step {state['step']}/12 loss {state['loss']:.17g}", flush=True)
+    time.sleep(0.1)
+saved.parent.mkdir(exist_ok=True)
+saved.with_suffix(".new").write_text(json.dumps(state))
+saved.with_suffix(".new").replace(saved.with_name("state.json"))
+Path("saved/state.pt").write_bytes(b"x")
+"""
+
+
+def test_search_that_pauses_a_script_needs_a_proven_resume(cli: Any, tmp_path: Path) -> None:
+    """`submit` asks for a rehearsal; after the rehearsal the trials of the script pause and continue."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "fit.py").write_text(SCRIPT)
+    (folder / "cloudtrain.yaml").write_text(
+        "name: fit\nscript: fit.py\nargs: {lr: 0.1}\nkeep: [saved/]\nresume_args: [--resume]\nbackend: local\n"
+        "sweep: {space: {args.lr: {uniform: [0.05, 0.4]}}, algorithm: halving, trials: 4, first_rung: 4, steps: 12}\n"
+        "local: {price_per_hour: 1}\nbudget: {limit: 2 USD}\n"
+    )
+    refused = cli("submit", "-y", cwd=folder)
+    assert refused.code == 3
+    assert "no rehearsal has proven that the script resumes" in refused.stderr
+    proven = cli("rehearse", "--steps", "8", "--preempt-at", "4", cwd=folder, timeout_s=120)
+    assert proven.code == 0, proven.stdout
+    done = cli("submit", "-y", cwd=folder, timeout_s=120)
+    assert done.code == 0, done.stdout + done.stderr
+    shown = cli("status", "fit", "--json").json
+    assert [each["done"] for each in shown["rungs"]] == [4, 1]
+    best = shown["best"][0]
+    assert best["value"] == pytest.approx((1 - best["values"]["args.lr"]) ** 12)
+    assert f"done at step 12, value {best['value']:.6g}" in cli("logs", f"fit.{best['trial']}").stdout

@@ -54,6 +54,8 @@ class Sweep:
     slots: int = 1
     nodes: int = 1
     training: dict[str, Any] = field(default_factory=dict)
+    run_spec: dict[str, Any] = field(default_factory=lambda: {"kind": "sweep", "target": "task.py"})
+    own: dict[str, Any] = field(default_factory=dict)  # further settings of the sweep
 
     def spec(self) -> JobSpec:
         """Return the sweep's spec."""
@@ -67,8 +69,15 @@ class Sweep:
             **self.training,
         }
         sweep = {"search": self.search, "slots": self.slots, "nproc_per_node": 2 * self.slots // self.nodes, "keep": 2}
-        run = {"kind": "sweep", "target": "task.py"}
-        found = {"job": "s", "run": run, "training": training, "params": {"width": 8}, "sweep": sweep, "timeout_s": 60}
+        sweep |= self.own
+        found = {
+            "job": "s",
+            "run": self.run_spec,
+            "training": training,
+            "params": {"width": 8},
+            "sweep": sweep,
+            "timeout_s": 60,
+        }
         return JobSpec.load(found)
 
     def start(self, **more: str) -> subprocess.Popen[str]:
@@ -296,3 +305,97 @@ def test_task_without_the_metric_fails_early_and_begins_again(tmp_path: Path) ->
     sweep.training = {}
     assert sweep.run()[0] == 0
     assert len(results(tmp_path)) == 6
+
+
+SCRIPT = """
+import argparse, pickle, signal, sys, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--steps", type=int)
+parser.add_argument("--resume", action="store_true")
+given, state, stops = parser.parse_args(), Path("state.pkl"), []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+step, error = pickle.loads(state.read_bytes()) if given.resume else (0, 1.0)
+print("begins at", step, flush=True)
+while step < given.steps and not stops:
+    step, error = step + 1, error * (1 - given.lr) + given.lr**2 / 10
+    print(f"step {step}/{given.steps} loss {error:.17g}", flush=True)
+    if step % 3 == 0:
+        print(f"validation: f1={1 - error:.17g}", flush=True)
+    time.sleep(0.05)
+state.with_suffix(".new").write_bytes(pickle.dumps((step, error)))
+state.with_suffix(".new").replace(state)
+"""
+
+
+def script_sweep(folder: Path, **changes: Any) -> Sweep:
+    """Return a sweep of nine trials of a script without torch, which keeps its state in its working directory."""
+    search = {**SEARCH, "space": {"args.lr": {"uniform": [0.05, 0.4]}}, "mode": "max", "rungs": [4, 10, 30]}
+    progress = {"metrics": {"f1": r"f1=(\S+)"}}
+    run = {"kind": "sweep", "target": "fit.py", "args": ["--steps", "30", "--lr", "1"], "keep": ["state.pkl"]}
+    run |= {"resume_args": ["--resume"], "progress": progress}
+    (folder / "fit.py").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "fit.py").write_text(SCRIPT)
+    return Sweep(folder, search, run_spec=run, own={"kind": "script", "metric": "f1"}, **changes)
+
+
+def error_after(lr: float, steps: int) -> float:
+    """Return the script's error after the steps."""
+    error = 1.0
+    for _ in range(steps):
+        error = error * (1 - lr) + lr**2 / 10
+    return error
+
+
+@pytest.mark.slow
+def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
+    """The trials of a script pause at the first metric after a rung, and continue from their own kept files.
+
+    A pause and a continuation change no figure: each result is that of the script in one piece at the same step.
+    """
+    code, found = script_sweep(tmp_path).run()
+    assert code == 0
+    assert [sum(rung == at for _, rung in results(tmp_path)) for at in range(3)] == [9, 3, 1]
+    search = Search.load(script_sweep(tmp_path).search)
+    ends = [each for each in found if each["e"] == "trial" and each["state"] in ("paused", "done")]
+    for each in ends:
+        (lr,) = values_of(search, {}, each["trial"], 0).values()
+        assert each["step"] % 3 == 0
+        assert (4, 10, 30)[each["rung"]] <= each["step"] < (10, 30, 31)[each["rung"]]
+        assert each["value"] == 1 - error_after(lr, each["step"])
+    steps = {trial: [step for step, _ in points] for trial, points in losses(found).items()}
+    assert all(seen == list(range(1, len(seen) + 1)) for seen in steps.values())
+    assert max(map(len, steps.values())) == 30
+
+
+@pytest.mark.slow
+def test_stopped_sweep_of_a_script_goes_on(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """A stop saves the running trials of a script; the next start ends the sweep, with the figures of whole runs."""
+    child = script_sweep(tmp_path / "stopped").start()
+    journal = tmp_path / "stopped" / "checkpoints" / NAME
+    wait_until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=100)
+    assert child.returncode == 75
+    code, found = script_sweep(tmp_path / "stopped").run()
+    assert code == 0
+    assert len(results(tmp_path / "stopped")) == 13
+    search = Search.load(script_sweep(tmp_path).search)
+    ends = [each for each in found if each["e"] == "trial" and each["state"] in ("paused", "done")]
+    assert {error_after(*values_of(search, {}, each["trial"], 0).values(), each["step"]) for each in ends} == {
+        1 - each["value"] for each in ends
+    }
+
+
+@pytest.mark.slow
+def test_script_without_the_metric_names_the_cure(tmp_path: Path) -> None:
+    """A sweep of a script that prints no such metric fails early, and says how to name the metric's pattern."""
+    sweep = script_sweep(tmp_path)
+    sweep.own["metric"] = "accuracy"
+    code, found = sweep.run()
+    assert code != 0
+    words = [each for each in found if each["e"] == "trial" and each["state"] == "failed"]
+    assert len(words) >= 3
+    assert len({each["trial"] for each in words}) < 9

@@ -32,7 +32,7 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.optimizer.rl": [1, 2]}}, "`training.optimizer.rl` is no key of the config"),
         ({"space": {"resources.instances": [1, 2]}}, "cannot vary between trials"),
         ({"space": {"training.optimizer.lr": {"log": [0, 1]}}}, "cannot begin at 0"),
-        ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond max_steps 810"),
+        ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond the last step 810"),
         ({"space": {"training.global_batch_size": [8, 16]}, "place": "jobs"}, "rungs are counted in samples"),
         ({"algorithm": "pbt", "place": "jobs"}, "needs `place: packed`"),
         ({"algorithm": "pbt", "space": {"training.optimizer.name": ["sgd", "adamw"]}}, "cannot vary with pbt"),
@@ -97,11 +97,62 @@ def test_place_of_the_trials(training: dict[str, Any], sweep: dict[str, Any], pa
     assert search_spec.is_packed(stored) is packed
 
 
-def test_pauses_need_a_task_and_steps(tmp_path: Path) -> None:
-    """Trials of a script are not paused, and rungs need max_steps; random search needs neither."""
+def test_pauses_need_the_number_of_steps(tmp_path: Path) -> None:
+    """Rungs need max_steps; random search does not."""
     with pytest.raises(ConfigError, match="max_steps"):
         load(tmp_path, {}, training={"epochs": 3})
     assert load(tmp_path, {"algorithm": "random"}, training={"epochs": 3}).sweep is not None
+
+
+def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
+    """Return the config of a script with the section."""
+    (tmp_path / "fit.py").write_text("print('step 1')\n")
+    sweep = {"space": {"args.lr": {"log": [1e-4, 1]}}, **sweep}
+    return config.from_data({"name": "s", "script": "fit.py", "sweep": sweep}, tmp_path / "cloudtrain.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({}, "need `sweep.steps`"),
+        ({"steps": 300, "place": "jobs"}, "in a packed sweep only"),
+        ({"steps": 300, "algorithm": "pbt"}, "copies checkpoints of a `task`"),
+        ({"steps": 300, "first_rung": 400}, "beyond the last step 300"),
+        ({"algorithm": "random", "place": "packed"}, "needs `sweep.steps`"),
+    ],
+)
+def test_faulty_sweep_of_a_script_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Pauses of a script need the number of its steps, and one job for all trials."""
+    with pytest.raises(ConfigError, match=words):
+        script(tmp_path, sweep)
+
+
+def test_sweep_of_a_script_is_packed_if_its_steps_are_known(tmp_path: Path) -> None:
+    """The rungs follow from `steps`; without `steps`, each trial is a job."""
+    stored = script(tmp_path, {"steps": 300}).model_dump(mode="json")
+    assert search_spec.is_packed(stored)
+    assert search_spec.search_of(stored).rungs == (3, 9, 27, 81, 243, 300)
+    assert search_spec.sweep_spec(stored, 4, "script")["kind"] == "script"
+    assert not search_spec.is_packed(script(tmp_path, {"algorithm": "random"}).model_dump(mode="json"))
+
+
+def test_task_has_no_steps_of_a_script(tmp_path: Path) -> None:
+    """A task has max_steps."""
+    with pytest.raises(ConfigError, match=r"a task has `training\.max_steps`"):
+        load(tmp_path, {"steps": 300})
+
+
+def test_budget_below_a_ladder_is_refused_with_the_sum(tmp_path: Path) -> None:
+    """The budget of a sweep of jobs must hold a start for each rung; a cent more than the sum is accepted."""
+    capacity = Capacity(gpus=1, hourly_usd=36.0, price_source="test", machine="m")
+
+    def plan(limit: str) -> None:
+        planner.make(load(tmp_path, {"place": "jobs"}, budget={"limit": limit}), capacity)
+
+    with pytest.raises(BudgetError, match="starts 5 times") as caught:
+        plan("1 USD")
+    assert caught.value.enough_micro is not None
+    plan(f"{caught.value.enough_micro / 1e6 + 0.01:.2f} USD")
 
 
 def test_search_takes_its_defaults_from_the_training(tmp_path: Path) -> None:
