@@ -47,6 +47,7 @@ COMMANDS = {
     "adopt": "Take in running jobs that the registry does not know.",
     "rm": "Remove jobs that have ended, and their files here.",
     "prune": "Remove the jobs that ended long ago.",
+    "push": "Bring a model folder to machines, a bucket or a folder that serve the model.",
     "resume": "Resume from a job's newest checkpoint.",
     "advance": "Send what is due: trials of sweeps, jobs in line.",
     "best": "Show the best trial of a sweep, or write its config.",
@@ -83,6 +84,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
+    "The model": ("push",),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

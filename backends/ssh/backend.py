@@ -12,12 +12,22 @@ from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.ssh import block, channel_calls, check, doctor, jobs, jobs_send, rehearsal, request
+    from cloudtrain.backends.ssh import block, channel_calls, check, doctor, jobs, jobs_send, models, rehearsal, request
     from cloudtrain.backends.ssh.channel_calls import Fleet
-    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import (
+        Check,
+        FoundAttempt,
+        HostUse,
+        JobRef,
+        LogPage,
+        PushedModel,
+        Request,
+        Shipment,
+    )
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -108,6 +118,14 @@ class SshBackend:
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         return doctor.hosts(self.fleet, config)
+
+    def push_model(
+        self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
+    ) -> dict[str, str]:
+        return models.push(self.fleet, config, hosts, place, model, replaces=replaces)
+
+    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, str]:
+        return models.restore(self.fleet, config, hosts, place)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         return doctor.checks(self.fleet, config)

@@ -43,6 +43,11 @@ VERBS = {
     "offer": "host.copying:offer",
     "fetch": "host.copying:fetch",
     "newest": "host.copying:newest",
+    "begin_model": "host.models:begin",
+    "put_model": "host.models:put",
+    "keep_model": "host.models:keep",
+    "use_model": "host.models:use",
+    "back_model": "host.models:back",
 }
 # Verbs whose first parameter is the host (`here`).
 VERBS_OF_HOST = {

@@ -26,6 +26,7 @@ from cloudtrain.launcher.backend.protocol import (
     Machines,
     Priced,
     Ready,
+    ReceivesModels,
     Seekable,
     Sought,
 )
@@ -57,7 +58,9 @@ __all__ = [
     "Machines",
     "Pace",
     "Priced",
+    "PushedModel",
     "Ready",
+    "ReceivesModels",
     "Request",
     "Seekable",
     "Sending",
@@ -239,6 +242,15 @@ class Shipment:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     sending: Sending = field(default_factory=Sending, compare=False)
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class PushedModel:
+    """A verified model folder on its way: the model's name, its version (12 digits), and its files by relative name."""
+
+    name: str
+    version: str
+    files: Mapping[str, Path]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cloudtrain.launcher.backend import (
         Capacity,
         Check,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
         JobRef,
         LogPage,
         Pace,
+        PushedModel,
         Request,
         Shipment,
     )
@@ -27,7 +30,18 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["Backend", "HasCheckpoints", "Invoiced", "Lists", "Machines", "Priced", "Ready", "Seekable", "Sought"]
+__all__ = [
+    "Backend",
+    "HasCheckpoints",
+    "Invoiced",
+    "Lists",
+    "Machines",
+    "Priced",
+    "Ready",
+    "ReceivesModels",
+    "Seekable",
+    "Sought",
+]
 
 
 class Backend(Protocol):
@@ -120,6 +134,22 @@ class Machines(Protocol):
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's machines."""
+
+
+@runtime_checkable
+class ReceivesModels(Protocol):
+    """A backend whose machines keep model folders for servers."""
+
+    def push_model(
+        self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
+    ) -> dict[str, str]:
+        """Bring the model to the folder `place` of each host; return the error by host, "" if the model is current.
+
+        Without `replaces`, a host whose current model has a different name refuses.
+        """
+
+    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, str]:
+        """Make the version before the current one current; return the error by host, "" if well."""
 
 
 @runtime_checkable

@@ -19,19 +19,43 @@ from cloudtrain.launcher.backend_table import BUILT_IN
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
 FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes"}
-FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
+FROM_ENTRYPOINTS |= {"environments", "host", "models.folder", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {"rank.tracebacks", "rank.variables", "stores", "sweep.search", "sweep.space"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
     "launcher": (
-        *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "sweeps", "jobs"),
+        *(
+            "cli",
+            "api",
+            "commands",
+            "checkup",
+            "completion",
+            "ui",
+            "live",
+            "report",
+            "rehearsal",
+            "sweeps",
+            "models",
+            "jobs",
+        ),
         *("logs", "notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
         *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
-        *("train", "container", "host", "agent", "sweep", "trainer", "scripts", "environments", "replication"),
+        *(
+            "train",
+            "container",
+            "host",
+            "agent",
+            "sweep",
+            "models",
+            "trainer",
+            "scripts",
+            "environments",
+            "replication",
+        ),
         *(
             "checkpoints",
             "stores",
@@ -63,6 +87,7 @@ DUTIES = {
     "jobs",
     "logs",
     "machine",
+    "models",
 }
 SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
 DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}

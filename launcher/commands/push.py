@@ -1,0 +1,82 @@
+"""`cloudtrain push`: bring a model folder to the machines, the bucket or the folder that serve the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.text.terminal import print_json, print_lines
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.models.folder import ModelFolder
+    from cloudtrain.launcher.config.schema import JobConfig
+
+
+@click.command(
+    "push",
+    epilog=examples(
+        "cloudtrain push digits-model gpu1,gpu2:/srv/models/digits",
+        "cloudtrain push digits-model s3://my-bucket/models/digits",
+        "cloudtrain push --back gpu1,gpu2:/srv/models/digits",
+    ),
+)
+@click.argument("words", nargs=-1, required=True, metavar="[DIR] PLACE")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="The config with the settings of the hosts.")
+@click.option("--name", help="The model's name at the place.  [default: the model's own]")
+@click.option("--replace", "replaces", is_flag=True, help="Also replace a model with a different name.")
+@click.option("--back", "goes_back", is_flag=True, help="Return to the version before the current one.")
+@json_option
+def command(
+    words: tuple[str, ...], file: Path | None, name: str | None, replaces: bool, goes_back: bool, as_json: bool
+) -> int:
+    """Bring a model folder to the machines, the bucket or the folder that serve the model.
+
+    PLACE is HOST,HOST:PATH, a uri of a bucket, or a local folder. A server opens PATH/current, and sees the old model
+    or the new model, never a part. A folder without a passed check is refused. Exit code 7 if a target failed.
+    """
+    from cloudtrain.launcher.models import push as pushing
+
+    if len(words) != (1 if goes_back else 2):
+        hint = "cloudtrain push --back PLACE" if goes_back else "cloudtrain push DIR PLACE"
+        raise UsageError(f"{'a place is' if goes_back else 'a folder and a place are'} expected", hint=hint)
+    config, version = _settings(file), None
+    if goes_back:
+        errors = pushing.back(words[0], config)
+    else:
+        model = pushing.pushed(_verified(Path(words[0])), name)
+        version = model.version
+        errors = pushing.push(model, words[1], config, replaces=replaces)
+    if as_json:
+        targets = [{"target": each, "error": text or None} for each, text in errors.items()]
+        print_json({"version": version, "targets": targets})
+    else:
+        done = "the version before is current" if goes_back else f"version {version} is current"
+        print_lines([f"{each}: {text or done}" for each, text in errors.items()])
+    return 7 if any(errors.values()) else 0
+
+
+def _settings(file: Path | None) -> JobConfig | None:
+    """Return the config with the settings of the user's machines, if the file has such settings."""
+    from cloudtrain.launcher import config as configs
+    from cloudtrain.launcher.backend_table import traits
+
+    chosen = Path(DEFAULT_FILE) if file is None else file
+    if file is None and not chosen.exists():
+        return None
+    name = next((each for each in configs.backends_configured(chosen) if traits(each).own_machines), None)
+    return None if name is None else configs.load(chosen, backend=name)
+
+
+def _verified(folder: Path) -> ModelFolder:
+    from cloudtrain.entrypoints.models.folder import ModelFolderError, verify
+
+    try:
+        return verify(folder, checked=True)
+    except ModelFolderError as error:
+        raise ConfigError(
+            str(error), hint="cloudtrain export JOB writes a model folder, and checks the folder"
+        ) from error

@@ -1,0 +1,1 @@
+"""Model folders after the training: where they go."""
