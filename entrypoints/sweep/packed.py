@@ -230,9 +230,15 @@ class _Driver:
                 "running",
                 segment.from_step,
                 None,
-                f"starts, to step {steps_of(segment.until_step, segment.values)}",
+                f"starts, to {self._place(segment)}",
             )
             self._nodes[node].start(segment)
+
+    def _place(self, segment: Segment) -> str:
+        """Return the end of the segment in words."""
+        if (self._spec.training or {}).get("epochs"):
+            return f"epoch {segment.until_step}"
+        return f"step {steps_of(segment.until_step, segment.values)}"
 
     def _node_for(self, segment: Segment) -> int | None:
         """Return a node with a free slot, the node of the trial's checkpoint first; None if no slot is free."""

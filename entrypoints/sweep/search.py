@@ -52,7 +52,8 @@ Results = Mapping[tuple[int, int], float | None]
 class Search:
     """The settings of a search. `rungs`: the step at the end of each segment; the last is the end of the training.
 
-    If the space has BATCH, rungs and the segments' steps are numbers of samples; `steps_of` converts them.
+    If the training is given in epochs, rungs and the segments' steps are numbers of epochs. Else, if the space has
+    BATCH, they are numbers of samples; `steps_of` converts these.
     """
 
     algorithm: str

@@ -49,7 +49,7 @@ class SegmentEnd:
     """The end of a segment. `state`: paused, done, failed, or saved: interrupted, and begun again later.
 
     `is_fault`: killed, or silent, without an error of the training. `start_s`: from the launch to the first step;
-    `step_s`: seconds a step, or a sample if rungs count samples; both None if no step was trained. `seconds`: in the
+    `step_s`: seconds a unit of the rungs (step, sample or epoch); both None if no step was trained. `seconds`: in the
     slot.
     """
 
@@ -109,9 +109,13 @@ def _sections(spec: JobSpec, segment: Segment) -> dict[str, Any]:
             place[name] = place = dict(place.get(name) or {})
         place[last] = value
     last, training = spec.sweep["search"]["rungs"][-1], sections["training"]
+    until = None if segment.until_step >= last else segment.until_step
+    if training.get("epochs"):  # rungs count epochs
+        training["pause_epochs"] = until
+        return sections
     if BATCH in segment.values:
         training["max_steps"] = steps_of(last, segment.values)
-    training["pause_at"] = None if segment.until_step >= last else steps_of(segment.until_step, segment.values)
+    training["pause_at"] = None if until is None else steps_of(until, segment.values)
     return sections
 
 
@@ -293,7 +297,7 @@ class SlotRunner:
             return SegmentEnd(*key, "failed", step, message=why, seconds=took_s)
         start_s = step_s = None
         if each.first_s is not None and step > each.first_step:
-            units = (step - each.first_step) * int(each.segment.values.get(BATCH, 1))
+            units = (step - each.first_step) * each.segment.until_step / step  # of the rungs
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / units
         return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
 

@@ -71,15 +71,19 @@ def resume(job: TrainingJob) -> TrainState:
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
-    if training.epochs is not None:  # from this step on, so that the count holds after a change of the global batch
-        left = math.ceil(training.epochs * len(job.train_data)) - progress.samples
-        progress.max_steps = progress.step + max(0, math.ceil(left / job.split.global_batch))
-    else:
-        progress.max_steps = training.max_steps or 0
-    progress.pause_at = training.pause_at
+    is_in_epochs = training.epochs is not None
+    progress.max_steps = _end_of(job, progress, training.epochs) if is_in_epochs else training.max_steps or 0
+    is_paused = training.pause_epochs is not None
+    progress.pause_at = _end_of(job, progress, training.pause_epochs) if is_paused else training.pause_at
     if job.place.is_head:
         _report(job, found, damaged, notes, time.perf_counter() - begin_s)
     return progress
+
+
+def _end_of(job: TrainingJob, progress: TrainState, epochs: float | None) -> int:
+    """Return the step after so many epochs, counted from now on: the global batch may have changed before."""
+    left = math.ceil((epochs or 0) * len(job.train_data)) - progress.samples
+    return progress.step + max(0, math.ceil(left / job.split.global_batch))
 
 
 def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:

@@ -180,6 +180,7 @@ class TrainingSettings:
     max_steps: int | None = None
     epochs: float | None = None
     pause_at: int | None = None  # stop after this step, save, and end as paused; max_steps stays the planned end
+    pause_epochs: int | None = None  # the same after so many passes over the data: the rung of a sweep with `epochs`
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     clip_norm: float | None = None
@@ -199,7 +200,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Spec:
-    """One job's spec for the ranks; `config_sha256` covers training, but for `pause_at`, and params."""
+    """One job's spec for the ranks; `config_sha256` covers training, but for the pauses, and params."""
 
     job: str
     attempt: int
@@ -215,6 +216,7 @@ _POSITIVE = (
     "max_steps",
     "epochs",
     "pause_at",
+    "pause_epochs",
     "global_batch_size",
     "micro_batch_size",
     "shard_size",
@@ -228,6 +230,7 @@ _POSITIVE = (
     "tokens_per_sample",
     "peak_tflops",
 )
+_PAUSES = ("pause_at", "pause_epochs")  # change no step
 _CHOICES = {
     "precision": ("fp32", "bf16", "fp16"),
     "reproducible": ("standard", "strict"),
@@ -257,7 +260,7 @@ def read_spec(path: str | Path) -> Spec:
     training = _fill(TrainingSettings, "training", settings)
     _check(training)
     params = dict(spec.params or {})
-    compared = {key: value for key, value in (spec.training or {}).items() if key != "pause_at"}  # it changes no step
+    compared = {key: value for key, value in (spec.training or {}).items() if key not in _PAUSES}
     config = json.dumps({"training": compared, "params": params}, sort_keys=True)
     return Spec(
         job=spec.job,

@@ -92,9 +92,12 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     key, hint, is_task = "sweep.algorithm", "`algorithm: random` trains each trial to the end", _is_task(root)
     last = _steps(root, written)
     if not last:
-        steps = "training.max_steps" if is_task else "sweep.steps"
-        yield Fault(f"{_names_of_pausing()} need `{steps}`: rungs are counted in steps", key, place, hint)
+        steps = "`training.max_steps` or `training.epochs`" if is_task else "`sweep.steps`"
+        yield Fault(f"{_names_of_pausing()} need {steps}, which rungs divide", key, place, hint)
         return
+    if is_task and written.get("place") == "jobs" and not whole_at(root, "training", "max_steps"):
+        message = "rungs are counted in epochs, which needs `place: packed`"
+        yield Fault(message, key, place, f"set `training.max_steps`, or {hint}")
     if not is_task and written.get("place") == "jobs":
         message = f"{_names_of_pausing()} pause the trials of a script in a packed sweep only"
         yield Fault(message, key, place, f"leave `place` out, or {hint}")
@@ -103,7 +106,8 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     first = written.get("first_rung")
     if isinstance(first, int) and first > last:
         at = find(root, ("sweep", "first_rung")) or root
-        yield Fault(f"the first rung is beyond the last step {last}", "sweep.first_rung", at.place, "use fewer steps")
+        message = f"the first rung is beyond the end of the training, {last}"
+        yield Fault(message, "sweep.first_rung", at.place, "use a smaller number")
     if _BATCH in written["space"] and written.get("place") == "jobs":
         message = f"if `{_BATCH}` varies, rungs are counted in samples, which needs `place: packed`"
         yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)
@@ -118,8 +122,8 @@ def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     has_steps = bool(_steps(root, written))
     at = (find(root, ("sweep", "place")) or find(root, ("sweep",)) or root).place
     if place == "packed" and not has_steps:
-        steps = "training.max_steps" if _is_task(root) else "sweep.steps"
-        yield Fault(f"a packed sweep needs `{steps}`", "sweep.place", at, f"set `{steps}`, or use `place: jobs`")
+        steps = "`training.max_steps` or `training.epochs`" if _is_task(root) else "`sweep.steps`"
+        yield Fault(f"a packed sweep needs {steps}", "sweep.place", at, f"set {steps}, or use `place: jobs`")
     if place == "jobs" and is_pbt:
         message = "pbt copies checkpoints between trials, which needs `place: packed`"
         yield Fault(message, "sweep.place", at, "leave `place` out")
@@ -163,9 +167,11 @@ def _is_task(root: YamlNode) -> bool:
 
 
 def _steps(root: YamlNode, written: dict[str, Any]) -> int | None:
-    """Return the steps of a whole training; None if the config does not name them."""
+    """Return the steps or epochs of a whole training; None if the config does not name them."""
     steps = written.get("steps")
-    return whole_at(root, "training", "max_steps") if _is_task(root) else steps if isinstance(steps, int) else None
+    if _is_task(root):
+        return whole_at(root, "training", "max_steps") or whole_at(root, "training", "epochs")
+    return steps if isinstance(steps, int) else None
 
 
 def _names_of_pausing() -> str:

@@ -43,7 +43,7 @@ class Sweep(Section):
     place: Literal["packed", "jobs"] | None = Field(
         None,
         description="packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
-        "own. Default: packed for a task with `training.max_steps` and a script with `steps`, else jobs.",
+        "own. Default: packed for a task with `max_steps` or `epochs` and a script with `steps`, else jobs.",
         examples=["jobs"],
     )
     slots: int = Field(
@@ -62,8 +62,8 @@ class Sweep(Section):
     first_rung: int | None = Field(
         None,
         ge=1,
-        description="Steps of the first segment, of a generation for pbt. Default: max_steps / 81 (pbt: / 20), and at "
-        "least `eval_every`.",
+        description="Steps of the first segment, of a generation for pbt; epochs for a training in `epochs`. Default: "
+        "the whole training / 81 (pbt: / 20), and at least `eval_every`.",
         examples=[200],
     )
     factor: int = Field(

@@ -29,7 +29,8 @@ def is_packed(config: Mapping[str, Any]) -> bool:
         return False
     if sweep.get("place") is not None:
         return bool(sweep["place"] == "packed")
-    return bool(sweep.get("steps") or (config["task"] and config["training"]["max_steps"]))
+    training = config["training"]
+    return bool(sweep.get("steps") or (config["task"] and (training["max_steps"] or training["epochs"])))
 
 
 def pauses(config: Mapping[str, Any]) -> bool:
@@ -49,8 +50,14 @@ def metric_of(config: Mapping[str, Any]) -> str:
 
 
 def unit_of(config: Mapping[str, Any]) -> str:
-    """Return the unit of the rungs: steps, or samples if the batch size varies between the trials of a packed sweep."""
-    return "samples" if BATCH in config["sweep"]["space"] and is_packed(config) else "steps"
+    """Return the unit of the rungs: steps; in a packed sweep epochs for a training in epochs, else samples if the batch
+    size varies between the trials.
+    """
+    if not is_packed(config):
+        return "steps"
+    if config["task"] and config["training"]["epochs"]:
+        return "epochs"
+    return "samples" if BATCH in config["sweep"]["space"] else "steps"
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +100,11 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm == "grid":
         with contextlib.suppress(SpaceError):  # of a faulty file: the config's rules report the fault
             trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
+    unit = unit_of(config)
     last, least = training.get("max_steps") or sweep.get("steps") or 1, training.get("eval_every") or 1
-    scale = (training.get("global_batch_size") or 1) if unit_of(config) == "samples" else 1
+    if unit == "epochs":
+        last, least = training["epochs"], 1
+    scale = (training.get("global_batch_size") or 1) if unit == "samples" else 1
     steps: tuple[int, ...] = (last,)
     if algorithm == "pbt":
         first = sweep["first_rung"] or max(last // GENERATIONS, least)

@@ -71,7 +71,7 @@ class SweepCost:
 
     @property
     def unit(self) -> str:
-        """The unit of the rungs: steps or samples."""
+        """The unit of the rungs: steps, samples or epochs."""
         return unit_of(self.sweep.config)
 
     @property

@@ -61,8 +61,9 @@ def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
 
 
 def place_of(shown: dict[str, Any], each: dict[str, Any]) -> str:
-    """Return the place of a rung or a result, in the unit of the sweep's rungs: `step 90`, or `2880 samples`."""
-    return f"step {each['step']}" if shown["unit"] == "steps" else f"{each['step']} samples"
+    """Return the place of a rung or a result, in the unit of the rungs: `step 90`, `epoch 9`, `2880 samples`."""
+    unit = shown["unit"]
+    return f"{each['step']} samples" if unit == "samples" else f"{unit.removesuffix('s')} {each['step']}"
 
 
 def figure(value: float | str) -> str:

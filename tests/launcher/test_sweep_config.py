@@ -32,7 +32,7 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.optimizer.rl": [1, 2]}}, "`training.optimizer.rl` is no key of the config"),
         ({"space": {"resources.instances": [1, 2]}}, "cannot vary between trials"),
         ({"space": {"training.optimizer.lr": {"log": [0, 1]}}}, "cannot begin at 0"),
-        ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond the last step 810"),
+        ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond the end of the training, 810"),
         ({"space": {"training.global_batch_size": [8, 16]}, "place": "jobs"}, "rungs are counted in samples"),
         ({"algorithm": "pbt", "place": "jobs"}, "needs `place: packed`"),
         ({"algorithm": "pbt", "space": {"training.optimizer.name": ["sgd", "adamw"]}}, "cannot vary with pbt"),
@@ -89,19 +89,29 @@ def test_each_value_of_the_space_is_checked_at_the_plan(space: dict[str, Any], w
 
 @pytest.mark.parametrize(
     ("training", "sweep", "packed"),
-    [({"max_steps": 9}, {}, True), ({"max_steps": 9}, {"place": "jobs"}, False), ({"epochs": 3}, {}, False)],
+    [({"max_steps": 9}, {}, True), ({"max_steps": 9}, {"place": "jobs"}, False), ({"epochs": 3}, {}, True)],
 )
 def test_place_of_the_trials(training: dict[str, Any], sweep: dict[str, Any], packed: bool, tmp_path: Path) -> None:
-    """By default a task with max_steps is packed."""
+    """By default a task is packed."""
     stored = load(tmp_path, {"algorithm": "random", **sweep}, training=training).model_dump(mode="json")
     assert search_spec.is_packed(stored) is packed
 
 
 def test_pauses_need_the_number_of_steps(tmp_path: Path) -> None:
-    """Rungs need max_steps; random search does not."""
-    with pytest.raises(ConfigError, match="max_steps"):
-        load(tmp_path, {}, training={"epochs": 3})
-    assert load(tmp_path, {"algorithm": "random"}, training={"epochs": 3}).sweep is not None
+    """Rungs need max_steps or epochs; random search does not."""
+    with pytest.raises(ConfigError, match=r"max_steps` or `training\.epochs"):
+        load(tmp_path, {}, training={})
+    assert load(tmp_path, {"algorithm": "random"}, training={}).sweep is not None
+
+
+def test_rungs_count_epochs_of_a_training_in_epochs(tmp_path: Path) -> None:
+    """A packed sweep divides the epochs, also if the batch size varies; a sweep of jobs counts steps alone."""
+    space = {"training.global_batch_size": [8, 16]}
+    stored = load(tmp_path, {"space": space, "first_rung": 2}, training={"epochs": 20}).model_dump(mode="json")
+    assert search_spec.is_packed(stored)
+    assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((2, 6, 18, 20), "epochs")
+    with pytest.raises(ConfigError, match="counted in epochs, which needs `place: packed`"):
+        load(tmp_path, {"place": "jobs"}, training={"epochs": 20})
 
 
 def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
@@ -117,7 +127,7 @@ def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
         ({}, "need `sweep.steps`"),
         ({"steps": 300, "place": "jobs"}, "in a packed sweep only"),
         ({"steps": 300, "algorithm": "pbt"}, "copies checkpoints of a `task`"),
-        ({"steps": 300, "first_rung": 400}, "beyond the last step 300"),
+        ({"steps": 300, "first_rung": 400}, "beyond the end of the training, 300"),
         ({"algorithm": "random", "place": "packed"}, "needs `sweep.steps`"),
     ],
 )

@@ -100,6 +100,9 @@ def of_saves(settings: TrainingSettings, every_steps: int | None) -> Iterator[st
         yield from _odd(pause_at, "pause_at", period)
     ends = [steps for steps in (every_steps, settings.eval_every) if steps]
     is_piped = settings.parallel.pipeline > 1 and settings.parallel.schedule == "async"
+    averages_late = settings.strategy == "local" and (settings.local or LocalSettings()).period > 1
+    if settings.pause_epochs and (is_piped or averages_late):
+        yield "rungs in epochs end between two saves of this strategy: give max_steps in place of epochs"
     if pause_at and is_piped and not any(pause_at % steps == 0 for steps in ends):
         yield (
             f"pause_at {pause_at} is no multiple of checkpoint.every_steps or eval_every, and with the schedule async "
