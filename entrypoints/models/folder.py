@@ -28,8 +28,10 @@ __all__ = [
     "SIGNATURE",
     "SUMS",
     "WEIGHTS",
+    "FORMAT",
     "ModelFolder",
     "ModelFolderError",
+    "file_sha256",
     "sign",
     "verify",
     "verify_signature",
@@ -69,13 +71,6 @@ class ModelFolder:
         """Whether the exported files gave the results of the checkpoint's model, in a process of their own."""
         return self.check.get("passed") is True
 
-    @property
-    def weights(self) -> tuple[Path, ...]:
-        """The safetensors files."""
-        return tuple(
-            self.path / name for name in sorted(self.files) if name.endswith(".safetensors") and "/" not in name
-        )
-
 
 def verify(path: Path, *, checked: bool = False) -> ModelFolder:
     """Return the folder after reading every byte. Raises ModelFolderError for a missing, changed or additional file.
@@ -86,7 +81,7 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
     for name in sorted(_present(path) | set(files)):
         if name not in files:
             raise ModelFolderError(f"{path} has the file {name}, which {SUMS} does not list")
-        found = _sha256(path / name)
+        found = file_sha256(path / name)
         if found != files[name]:
             raise ModelFolderError(f"{path / name} is damaged: its sha256 is {found[:12]}, not {files[name][:12]}")
     folder = ModelFolder(path, digest, files, _object(path / CONFIG), _object(path / CHECK))
@@ -101,7 +96,7 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
 def write_sums(path: Path, known: Mapping[str, str]) -> None:
     """Write the checksums of all files of the folder, durably. `known`: sha256 by name. Raises OSError."""
     names = sorted(_present(path))
-    lines = [f"{known[name] if name in known else _sha256(path / name)}  {name}\n" for name in names]
+    lines = [f"{known[name] if name in known else file_sha256(path / name)}  {name}\n" for name in names]
     (path / SUMS).write_text("".join(lines))
     for folder in {path / name for name in [*names, SUMS]} | {(path / name).parent for name in names}:
         sync(folder)
@@ -157,7 +152,8 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the hash of a regular file. Raises ModelFolderError."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ModelFolderError(f"{path} is no regular file")

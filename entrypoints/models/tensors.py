@@ -19,16 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
 
-__all__ = ["Part", "StoredTensor", "find", "read", "sha256", "write"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Part", "StoredTensor", "files", "find", "load", "write"]
 
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
-_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"}
+_TORCH |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+_TORCH |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _PIECE_BYTES = 1 << 22
 _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -107,21 +112,22 @@ def write(folder: Path, tensors: Mapping[str, StoredTensor], file_bytes: int = F
     return sums
 
 
-def read(tensor: StoredTensor) -> bytearray:
-    """Return the whole tensor's bytes, in the type of `target`. Raises OSError, ValueError."""
+def files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model folder."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+
+
+def load(tensor: StoredTensor) -> torch.Tensor:
+    """Return the values, in the type of the exported file. Raises OSError, ValueError."""
+    import torch
+
     found, at = bytearray(tensor.nbytes), 0
     for piece in _pieces(tensor):
         found[at : at + len(piece)] = piece
         at += len(piece)
-    return found
-
-
-def sha256(tensor: StoredTensor) -> str:
-    """Return the hash of the tensor's bytes, in the type of `target`. Raises OSError, ValueError."""
-    found = hashlib.sha256()
-    for piece in _pieces(tensor):
-        found.update(piece)
-    return found.hexdigest()
+    if not found:
+        return torch.empty(tensor.shape, dtype=getattr(torch, _TORCH[tensor.target]))
+    return torch.frombuffer(found, dtype=getattr(torch, _TORCH[tensor.target])).view(tensor.shape)
 
 
 def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:

@@ -1,1 +1,4 @@
-"""Model folders after the training: where they go."""
+"""Models of finished jobs: `source` finds a checkpoint, `exporting` starts the process that writes a model folder.
+
+`push` brings a model folder to machines and buckets.
+"""
