@@ -17,6 +17,7 @@ PAGES = CLONE / "docs" / "tutorials"
 STAND_INS = {
     "local": None,
     "sweep": None,
+    "serving": None,
     "ssh": "ssh_pair",
     "sagemaker": "aws",
     "azureml": "azure",
