@@ -47,28 +47,30 @@ class Sweeper:
         while not self._is_over.wait(SWEEP_S):
             try:
                 sweep(self._folder, store)
+                for trial in self._folder.glob("trials/[0-9]*"):  # of a packed sweep
+                    sweep(trial, store, f"trials/{trial.name}/")
             except (OSError, ValueError, folders.CheckpointError) as error:
                 if not is_reported:
                     print(f"checkpoints that are removed here stay in the bucket for now: {error}", flush=True)
                 is_reported = True
 
 
-def sweep(folder: Path, store: Store) -> list[str]:
+def sweep(folder: Path, store: Store, below: str = "") -> list[str]:
     """Remove steps from the store that are older than the newest local step and absent here; return their names.
 
-    Only after the newest step is in the store too: the store never has less to resume from than before. Raises OSError.
+    `below`: the beginning of the folder's names in the store, with a slash at its end. Only after the newest step is in the store too: the store never has less to resume from than before. Raises OSError.
     """
     here = {path.name: step for step, path in folders.list_steps(folder)}
     if not here:
         return []
     newest = max(here, key=lambda name: here[name])
     there: dict[str, list[str]] = {}
-    for name in store.names("step-"):
-        match = _OURS.match(name)
+    for name in store.names(f"{below}step-"):
+        match = _OURS.match(name.removeprefix(below))
         if match and match[1] not in here and int(match[2]) < here[newest]:
             there.setdefault(match[0], []).append(name)
     whole = set(folders.read_manifest(folder / newest)) | {folders.MANIFEST}
-    if not whole <= {name.partition("/")[2] for name in store.names(f"{newest}/")}:
+    if not whole <= {name.removeprefix(f"{below}{newest}/") for name in store.names(f"{below}{newest}/")}:
         return []
     for names in there.values():
         # The manifest first: a half-removed checkpoint must not look complete.

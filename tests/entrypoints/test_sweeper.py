@@ -40,6 +40,18 @@ def test_steps_deleted_locally_are_deleted_in_the_store(here: Path) -> None:
     assert sweep(here, store) == []
 
 
+def test_steps_of_a_trial_are_deleted_below_the_trials_name(here: Path) -> None:
+    """The steps of a packed sweep's trial have names of their own, and those of other trials stay."""
+    place = here.parent / "bucket" / "trials"
+    for trial in ("1", "2"):
+        shutil.copytree(here.parent / "there", place / trial)
+    store = FolderStore(here.parent / "bucket")
+    shutil.rmtree(here / "step-00000030")
+    assert sweep(here, store, "trials/2/") == ["step-00000015.tmp", "step-00000030"]
+    assert not (place / "2" / "step-00000030" / "manifest.json").exists()
+    assert (place / "1" / "step-00000030" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("missing", ["manifest.json", SHARD])
 def test_nothing_is_deleted_before_the_newest_is_uploaded(here: Path, missing: str) -> None:
     """The platform copies at its own pace: until then a resume needs the older steps."""
