@@ -58,7 +58,8 @@ class Sweeper:
 def sweep(folder: Path, store: Store, below: str = "") -> list[str]:
     """Remove steps from the store that are older than the newest local step and absent here; return their names.
 
-    `below`: the beginning of the folder's names in the store, with a slash at its end. Only after the newest step is in the store too: the store never has less to resume from than before. Raises OSError.
+    `below`: the beginning of the folder's names in the store, with a slash at its end. Removes steps only after the
+    newest step is in the store too: the store never has less to resume from than before. Raises OSError.
     """
     here = {path.name: step for step, path in folders.list_steps(folder)}
     if not here:
