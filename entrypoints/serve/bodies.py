@@ -43,9 +43,11 @@ def instances(found: Any, slots: Sequence[Slot]) -> Tensors:
     if not isinstance(listed, list):
         names = ", ".join(slot.name for slot in slots)
         raise BadInput(f'expected {{"instances": [...]}}, a list of samples with the inputs {names}')
+    if not listed:
+        raise BadInput("the request has no sample")
     if unbatched := [slot.name for slot in slots if not slot.is_batched]:
         raise BadInput(f"{unbatched[0]} has no side for samples: use /v2/models/NAME/infer")
-    if len(slots) == 1 and not (listed and isinstance(listed[0], dict)):
+    if len(slots) == 1 and not isinstance(listed[0], dict):
         return {slots[0].name: _tensor(listed, slots[0])}
     for number, each in enumerate(listed):
         if not isinstance(each, dict) or set(each) != {slot.name for slot in slots}:

@@ -6,6 +6,7 @@ batch costs no waiting time, and grows with the load.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ class Engine:
 def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engine:
     """Return the engine of a folder after verifying every byte, and after a first call.
 
-    Raises ModelFolderError, and for a model that cannot be loaded or called any error.
+    Raises ModelFolderError, and for a model that cannot be loaded any error.
     """
     folder = folders.verify(path)
     if not folder.config.get("inputs"):
@@ -133,7 +134,8 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
     form = "pt2" if folders.PT2 in folder.files else "safetensors"
     call = loading.pt2(path) if form == "pt2" else loading.task(path)
     engine = Engine(folder, call, form, most_rows)
-    engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
+    with contextlib.suppress(BadInput):  # zeros may be no input of the model
+        engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
     return engine
 
 

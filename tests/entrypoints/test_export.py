@@ -12,6 +12,7 @@ import os
 import resource
 import runpy
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from cloudtrain.entrypoints.export import build, check
 from cloudtrain.entrypoints.export.order import ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
+from cloudtrain.entrypoints.serve.engine import open_engine
 from doubles import warmpython
 
 EXPORT = (*warmpython.TRAINER, "cloudtrain.entrypoints.export.check", "torch.export")
@@ -254,7 +256,7 @@ def test_check_refuses_another_traced_model(parts: tuple[Path, Path], mode: str)
 
 
 def test_tolerance_is_a_share_of_the_largest_value() -> None:
-    """ONNX may differ by 1e-5 of the largest value in fp32 and 2e-2 in bf16; another type or NaN on one side may not."""
+    """ONNX may differ by 1e-5 of the largest value in fp32 and 2e-2 in bf16; other types may not."""
     one = {"y": torch.tensor([[100.0, 1e-6], [3.0, 4.0]])}
     near = {"y": one["y"] + 9e-4}
     assert check.compare(one, near, is_loose=True)["passed"]
@@ -287,8 +289,10 @@ def changed(order: ExportOrder, folder: Path, old: str, new: str) -> ExportOrder
     return replace(order, archive=archive, archive_sha256=hashlib.sha256(data).hexdigest(), place=str(folder / "model"))
 
 
-def test_untraceable_model_is_left_out_in_one_line(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
-    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand."""
+def test_untraceable_model_is_left_out_in_one_line(
+    trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand and are served."""
     order = changed(
         trained("ddp"), tmp_path, "self.embed(words).mean(1)", "self.embed(words).mean(1) if words.sum() > 0 else 0"
     )
@@ -297,6 +301,12 @@ def test_untraceable_model_is_left_out_in_one_line(trained: Callable[[str], Expo
     assert "\n" not in found["check"]["left_out"]["pt2"]
     assert len(found["check"]["left_out"]["pt2"]) > 20
     assert "model.pt2" not in found["files"]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    engine = open_engine(tmp_path / "model", most_rows=8)
+    recorded = engine.run({"words": torch.arange(5)[None], "scale": torch.ones(1)})
+    assert (engine.form, recorded["output.score"].shape) == ("safetensors", (1, 12))
+    folders.verify(tmp_path / "model")  # the server's imports have written no file
 
 
 @pytest.mark.parametrize(
