@@ -23,8 +23,8 @@ from typing import Any
 from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.atomic_json import read_json, sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import card
-from cloudtrain.entrypoints.export.order import SAFETENSORS, ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 
@@ -135,12 +135,12 @@ def _reference(
         if not order.is_unchecked or is_averaged:
             hint = "--input NAME=PATH gives the job's inputs; --unchecked exports the weights without a check"
             raise ExportError(fault, hint)
-        return {"fault": fault, "left_out": {kind: fault for kind in order.forms if kind != SAFETENSORS}}
+        return {"fault": fault, "left_out": {kind: fault for kind in order.forms if kind != "safetensors"}}
     if is_averaged or not order.is_unchecked:
         why = "names of shared weights are needed for its average" if is_averaged else "nothing can be checked"
         hint = "export the job, by its id" + ("" if is_averaged else ", or add --unchecked")
         raise ExportError(f"the code of this checkpoint's job is not known here: {why}", hint)
-    return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != SAFETENSORS}}
+    return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != "safetensors"}}
 
 
 def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:

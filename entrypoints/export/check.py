@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from cloudtrain.entrypoints.export import loading
-from cloudtrain.entrypoints.export.order import SAFETENSORS
 from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.folder import ONNX, PT2
@@ -46,9 +45,9 @@ def main(argv: list[str]) -> int:
         found["pt2"] = _guarded(lambda: _compared(loading.pt2(folder), recorded))
     if (folder / ONNX).exists():
         found["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
-    found[SAFETENSORS] = _guarded(lambda: _weights(folder, reference))
-    if found[SAFETENSORS]["passed"] and recorded:
-        found[SAFETENSORS] |= _guarded(lambda: _compared(loading.task(folder), recorded))
+    found["safetensors"] = _guarded(lambda: _weights(folder, reference))
+    if found["safetensors"]["passed"] and recorded:
+        found["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))
     print(json.dumps(found))
     return int(not all(each["passed"] for each in found.values()))
 

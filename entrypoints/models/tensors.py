@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Part", "StoredTensor", "files", "find", "load", "write"]
+__all__ = ["TensorBox", "StoredTensor", "files", "find", "load", "write"]
 
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
@@ -42,7 +42,7 @@ _Run = tuple[int, Path, int, int]  # position in the tensor, file, position in t
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorBox:
     """A box of a tensor in a file; the values are in row-major order from byte `begin`."""
 
     file: Path
@@ -57,7 +57,7 @@ class StoredTensor:
 
     dtype: str
     shape: Shape
-    parts: tuple[Part, ...]
+    parts: tuple[TensorBox, ...]
     written: str = ""
 
     @property
@@ -149,12 +149,15 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
             is_inside = 0 <= begin <= end <= size - 8 - length and all(0 <= o <= o + s <= w for o, s, w in sides)
             if not is_inside or end - begin != SIZES[entry["dtype"]] * math.prod(shape):
                 raise ValueError(f"{key} does not fit")
-            yield box["name"], StoredTensor(entry["dtype"], whole, (Part(file, 8 + length + begin, offset, shape),))
+            yield (
+                box["name"],
+                StoredTensor(entry["dtype"], whole, (TensorBox(file, 8 + length + begin, offset, shape),)),
+            )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file.name} has a header that contradicts itself: {error}") from error
 
 
-def _runs(part: Part, whole: Shape, size: int) -> Iterator[_Run]:
+def _runs(part: TensorBox, whole: Shape, size: int) -> Iterator[_Run]:
     """Yield the part's neighbouring bytes, in the order of the tensor."""
     if 0 in part.shape:
         return

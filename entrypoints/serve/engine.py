@@ -16,7 +16,7 @@ import torch
 
 from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models.calls import Slot
+from cloudtrain.entrypoints.models.calls import TensorSlot
 
 __all__ = ["BadInput", "Engine", "open_engine"]
 
@@ -46,8 +46,8 @@ class Engine:
         self.name: str = config["name"]
         self.version = folder.digest[:12]
         self.form = form
-        self.inputs = tuple(Slot.load(each) for each in config["inputs"])
-        self.outputs = tuple(Slot.load(each) for each in config["outputs"])
+        self.inputs = tuple(TensorSlot.load(each) for each in config["inputs"])
+        self.outputs = tuple(TensorSlot.load(each) for each in config["outputs"])
         self.batches = all(slot.is_batched for slot in (*self.inputs, *self.outputs))
         self._call = call
         self._most_rows = most_rows if self.batches else 1
@@ -139,7 +139,7 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
     return engine
 
 
-def _zeros(slot: Slot) -> torch.Tensor:
+def _zeros(slot: TensorSlot) -> torch.Tensor:
     """Return an input of one sample for the first call, which is slower than later calls."""
     return torch.zeros([1 if side is None else side for side in slot.shape], dtype=getattr(torch, slot.dtype))
 

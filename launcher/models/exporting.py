@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.export.order import FORMS, SAFETENSORS, ExportOrder
+from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.models import source
@@ -21,23 +22,24 @@ from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_torch"]
 
+_FORMS = ("safetensors", "pt2", "onnx")
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def parse_forms(text: str) -> tuple[str, ...]:
     """Return the forms in the text, safetensors first and always. Raises UsageError."""
     named = [name.strip() for name in text.split(",") if name.strip()]
-    if wrong := [name for name in named if name not in FORMS]:
-        raise UsageError(f"`{wrong[0]}` is no form of a model", hint=f"the forms are {', '.join(FORMS)}")
+    if wrong := [name for name in named if name not in _FORMS]:
+        raise UsageError(f"`{wrong[0]}` is no form of a model", hint=f"the forms are {', '.join(_FORMS)}")
     if "onnx" in named and (missing := [name for name in _ONNX if find_spec(name) is None]):
         raise ConfigError(f"the form onnx needs {missing[0]}, which is not installed", hint=install("onnx"))
-    return (SAFETENSORS, *(form for form in FORMS[1:] if form in named))
+    return ("safetensors", *(form for form in _FORMS[1:] if form in named))
 
 
 def require_torch(use: str) -> None:
     """Raise ConfigError if torch is not installed beside this command; `use` says who needs it."""
     if find_spec("torch") is None:
-        raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install("local"))
+        raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install(DEFAULT))
 
 
 def export_job(
@@ -89,7 +91,7 @@ def export_path(
         checkpoint=str(checkpoint.absolute()),
         place=str(place),
         name=place.name,
-        forms=(SAFETENSORS,),
+        forms=("safetensors",),
         key=None if key is None else str(key.absolute()),
         is_unchecked=is_unchecked,
     )

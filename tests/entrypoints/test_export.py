@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build, check
-from cloudtrain.entrypoints.export.order import ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.serve.engine import open_engine

@@ -22,7 +22,7 @@ from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
-from cloudtrain.entrypoints.serve.server import Limits, Server
+from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
 from doubles import warmpython
 
 SERVER = (*warmpython.TRAINER, "cloudtrain.entrypoints.serve.engine", "torch.export")
@@ -71,14 +71,14 @@ def engine(model: Path) -> Engine:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve() -> Iterator[Callable[..., ModelServer]]:
     """Return a function that starts a server with an engine and limits; all servers end with the test."""
-    started: list[Server] = []
+    started: list[ModelServer] = []
 
-    def start(engine: Engine | None, **limits: Any) -> Server:
+    def start(engine: Engine | None, **limits: Any) -> ModelServer:
         routes = Routes("/health", "/predict")
         routes.engine = engine
-        started.append(Server(routes, "127.0.0.1", 0, Limits(**limits)))
+        started.append(ModelServer(routes, "127.0.0.1", 0, ServeLimits(**limits)))
         return started[-1]
 
     yield start
@@ -87,7 +87,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def ask(serve: Callable[..., Server], engine: Engine) -> Ask:
+def ask(serve: Callable[..., ModelServer], engine: Engine) -> Ask:
     """Return a function that asks a ready server: ask(path, body) -> status, JSON."""
     port = serve(engine).port
     return lambda path, body=None, method=None: asked(port, path, body, method)
@@ -226,7 +226,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("data", "status"), HEADS)
-def test_faulty_head_is_refused(serve: Callable[..., Server], engine: Engine, data: bytes, status: int) -> None:
+def test_faulty_head_is_refused(serve: Callable[..., ModelServer], engine: Engine, data: bytes, status: int) -> None:
     """Each fault of HTTP has its status; the connection ends after the answer."""
     port = serve(engine, body_bytes=1000, request_s=0.2).port
     found = raw(port, data)
@@ -235,7 +235,7 @@ def test_faulty_head_is_refused(serve: Callable[..., Server], engine: Engine, da
     assert b'{"error":' in found
 
 
-def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Server], engine: Engine) -> None:
+def test_pipelined_requests_are_answered_in_order(serve: Callable[..., ModelServer], engine: Engine) -> None:
     """Two requests in one packet give two answers on one connection."""
     body = json.dumps(INSTANCES).encode()
     post = b"POST /invocations HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -243,7 +243,7 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Server], 
     assert found.index(b"predictions") < found.index(b"cloudtrain")
 
 
-def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., Server], engine: Engine) -> None:
+def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., ModelServer], engine: Engine) -> None:
     """curl sends a large body only after `100 Continue`."""
     body = json.dumps(INSTANCES).encode()
     head = f"POST /invocations HTTP/1.1\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n"
@@ -254,7 +254,7 @@ def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., Server]
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_reset_connections_leave_the_server_alone(ask: Ask, serve: Callable[..., Server], engine: Engine) -> None:
+def test_reset_connections_leave_the_server_alone(ask: Ask, serve: Callable[..., ModelServer], engine: Engine) -> None:
     """A hundred clients that reset their connections in a request leave no connection behind."""
     server = serve(engine, connections=200)
     for _ in range(100):
@@ -304,7 +304,7 @@ def in_thread(do: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def test_waiting_requests_share_a_call(
-    gate: Gate, serve: Callable[..., Server], wait_until: Callable[..., Any]
+    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
 ) -> None:
     """Requests that wait for a busy model are joined to batches of at most four; a faulty one spoils no other."""
     port = serve(gate.engine).port
@@ -321,7 +321,7 @@ def test_waiting_requests_share_a_call(
     assert all(each()[1]["predictions"] == PREDICTIONS[:1] for each in others if each()[0] == 200)
 
 
-def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Server]) -> None:
+def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., ModelServer]) -> None:
     """With two requests at once allowed, the third is refused at once, and health still answers."""
     port = serve(gate.engine, concurrency=1).port
     first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
@@ -332,7 +332,7 @@ def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Serve
     assert first()[0] == 200
 
 
-def test_connections_above_the_limit_get_503(serve: Callable[..., Server], engine: Engine) -> None:
+def test_connections_above_the_limit_get_503(serve: Callable[..., ModelServer], engine: Engine) -> None:
     """One connection more than allowed is answered with 503 and closed."""
     port = serve(engine, connections=1).port
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
@@ -341,7 +341,7 @@ def test_connections_above_the_limit_get_503(serve: Callable[..., Server], engin
         assert raw(port, b"").startswith(b"HTTP/1.1 503")
 
 
-def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., Server]) -> None:
+def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., ModelServer]) -> None:
     """The drain closes idle connections, answers the running request, and then takes no connection."""
     server = serve(gate.engine)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
@@ -355,7 +355,7 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., S
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
-def test_server_is_not_ready_before_its_model(serve: Callable[..., Server]) -> None:
+def test_server_is_not_ready_before_its_model(serve: Callable[..., ModelServer]) -> None:
     """While files are verified, the server lives, and refuses predictions with 503."""
     port = serve(None).port
     assert asked(port, "/v2/health/live")[0] == 200
