@@ -62,8 +62,8 @@ def build(order: ExportOrder) -> dict[str, Any]:
         raise ExportError(f"the folder cannot be written: {error.strerror or error}", hint) from error
     except (checkpoints.CheckpointError, folders.ModelFolderError, bundle_file.BundleError, ValueError) as error:
         raise ExportError(str(error)) from error
-    found = folders.verify(place)
-    return {"place": str(place), "digest": found.digest, "check": check, "files": sorted(found.files)}
+    files = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    return {"place": str(place), "digest": folders.file_sha256(place / folders.SUMS), "check": check, "files": files}
 
 
 def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTensor]]:

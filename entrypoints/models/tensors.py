@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,8 +171,9 @@ def _runs(part: TensorBox, whole: Shape, size: int) -> Iterator[_Run]:
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[memoryview]:
-    """Yield the tensor's bytes in pieces; a piece is valid until the next. Raises OSError, ValueError."""
-    buffer, fill = memoryview(bytearray(min(_PIECE_BYTES, SIZES[tensor.dtype] * math.prod(tensor.shape)))), 0
+    """Yield the tensor's bytes in pieces; a piece is valid until the next but one. Raises OSError, ValueError."""
+    length = min(_PIECE_BYTES, SIZES[tensor.dtype] * math.prod(tensor.shape))
+    buffer, spare, fill = memoryview(bytearray(length)), memoryview(bytearray(length)), 0
     with ExitStack() as stack:
         opened = {part.file: stack.enter_context(part.file.open("rb")).fileno() for part in tensor.parts}
         for _, file, at, length in tensor.runs():
@@ -183,7 +184,7 @@ def _pieces(tensor: StoredTensor) -> Iterator[memoryview]:
                 fill, at, length = fill + count, at + count, length - count
                 if fill == len(buffer):
                     yield _written(buffer, tensor)
-                    fill = 0
+                    buffer, spare, fill = spare, buffer, 0
         if fill:
             yield _written(buffer[:fill], tensor)
 
@@ -222,17 +223,19 @@ def _write_file(path: Path, tensors: Mapping[str, StoredTensor]) -> str:
         header[name] = {"dtype": tensor.target, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 64) * 64)
-    digest = hashlib.sha256()
+    digest, first = hashlib.sha256(), memoryview(len(text).to_bytes(8, "little") + text)
+    pieces = itertools.chain([first], *(_named_pieces(name, tensors[name]) for name in order))
     with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
-        for piece in itertools.chain(
-            [memoryview(len(text).to_bytes(8, "little") + text)],
-            *(_named_pieces(name, tensors[name]) for name in order),
-        ):
-            hashed = pool.submit(digest.update, piece)  # beside the write: both release the interpreter's lock
+        before: Future[None] | None = None
+        for piece in pieces:
+            hashed = pool.submit(digest.update, piece)  # beside reads and writes: all release the interpreter's lock
             rest = piece
             while rest:
                 rest = rest[file.write(rest) or 0 :]
-            hashed.result()
+            if before is not None:
+                before.result()
+            before = hashed
+        pool.shutdown()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
