@@ -187,11 +187,10 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
     if order.is_unchecked:
         return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}
-    said = _run("check", [partial, work], work)
-    try:
-        forms: dict[str, Any] = json.loads(said.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}") from None
+    _run("check", [partial, work], work)
+    forms: dict[str, Any] | None = read_json(work / "check-result.json")
+    if forms is None:
+        raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}")
     wrong = [f"{form}: {found['fault']}" for form, found in forms.items() if not found["passed"]]
     if wrong:
         hint = "nothing was kept; --form without this form, or --unchecked, exports the rest"
@@ -199,12 +198,11 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     return {"passed": True, "samples": [8, 1, 3], "forms": forms, **about}
 
 
-def _run(module: str, arguments: list[Path], work: Path) -> str:
-    """Run a module of this room in a new process; return its output. Its messages are in the folder's log."""
+def _run(module: str, arguments: list[Path], work: Path) -> None:
+    """Run a module of this room in a new process; what the process prints is in the folder's log."""
+    command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
     with (work / f"{module}.log").open("wb") as log:
-        command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False)
-    return done.stdout.decode(errors="replace")
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
 
 
 def _last_line(log: Path) -> str:

@@ -119,17 +119,17 @@ def train(folder: Path, ranks: int, settings: dict[str, Any], params: dict[str, 
     )
 
 
+def run_warm(module: str, arguments: list[Path], work: Path) -> None:
+    """Run a process of an export, with torch imported."""
+    args = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
+    done = warmpython.run(args, work, dict(os.environ), 100, EXPORT)
+    (work / f"{module}.log").write_text(done.stdout + done.stderr)
+
+
 @pytest.fixture(autouse=True)
-def warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the processes of an export with torch imported."""
-
-    def run(module: str, arguments: list[Path], work: Path) -> str:
-        args = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-        done = warmpython.run(args, tmp_path, dict(os.environ), 100, EXPORT)
-        (work / f"{module}.log").write_text(done.stderr)
-        return done.stdout
-
-    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr(build, "_run", run_warm)
 
 
 def evaluated(order: ExportOrder) -> dict[str, torch.Tensor]:
@@ -169,20 +169,28 @@ def test_export_has_the_bits_that_were_evaluated(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.fixture
-def parts(trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Return a model folder and the reference of its check, as the check sees them."""
-    seen: dict[str, Path] = {}
-    whole = build._checked
+@pytest.fixture(scope="module")
+def kept(trained: Callable[[str], ExportOrder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model folder and the reference of its check, as the check sees them."""
+    folder, whole = tmp_path_factory.mktemp("kept"), build._checked
 
     def keep(order: ExportOrder, partial: Path, work: Path, reference: Any) -> dict[str, Any]:
-        for name, path in (("model", partial), ("work", work)):
-            seen[name] = Path(shutil.copytree(path, tmp_path / f"kept-{name}"))
+        shutil.copytree(partial, folder / "model")
+        shutil.copytree(work, folder / "work")
         return whole(order, partial, work, reference)
 
-    monkeypatch.setattr(build, "_checked", keep)
-    build.build(replace(trained("ddp"), place=str(tmp_path / "model")))
-    return seen["model"], seen["work"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_run", run_warm)
+        patch.setattr(build, "_checked", keep)
+        build.build(replace(trained("ddp"), place=str(folder / "whole")))
+    return folder
+
+
+@pytest.fixture
+def parts(kept: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Return copies of a model folder and of the reference of its check."""
+    shutil.copytree(kept, tmp_path / "kept")
+    return tmp_path / "kept" / "model", tmp_path / "kept" / "work"
 
 
 def change_weight(state: dict[str, torch.Tensor], model: Any) -> None:
@@ -228,7 +236,7 @@ def checked(folder: Path, work: Path) -> dict[str, Any]:
     """Return the result of the check of a changed folder."""
     args = ["-m", "cloudtrain.entrypoints.export.check", str(folder), str(work)]
     done = warmpython.run(args, work, dict(os.environ), 60, EXPORT)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads((work / check.FOUND).read_text())
     assert done.returncode == int(not all(each["passed"] for each in found.values()))
     return found
 

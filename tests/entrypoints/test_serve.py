@@ -86,11 +86,14 @@ def serve() -> Iterator[Callable[..., ModelServer]]:
         server.drain()
 
 
-@pytest.fixture
-def ask(serve: Callable[..., ModelServer], engine: Engine) -> Ask:
+@pytest.fixture(scope="module")
+def ask(engine: Engine) -> Iterator[Ask]:
     """Return a function that asks a ready server: ask(path, body) -> status, JSON."""
-    port = serve(engine).port
-    return lambda path, body=None, method=None: asked(port, path, body, method)
+    routes = Routes("/health", "/predict")
+    routes.engine = engine
+    server = ModelServer(routes, "127.0.0.1", 0, ServeLimits())
+    yield lambda path, body=None, method=None: asked(server.port, path, body, method)
+    server.drain()
 
 
 def asked(port: int, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
@@ -254,7 +257,7 @@ def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., ModelSe
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_reset_connections_leave_the_server_alone(ask: Ask, serve: Callable[..., ModelServer], engine: Engine) -> None:
+def test_reset_connections_leave_the_server_alone(serve: Callable[..., ModelServer], engine: Engine) -> None:
     """A hundred clients that reset their connections in a request leave no connection behind."""
     server = serve(engine, connections=200)
     for _ in range(100):
