@@ -501,8 +501,8 @@ class ExportOrder(Message):
     """A checkpoint's folder, the place of the model folder, and the task.
 
     `archive`: the job's code archive with its `archive_sha256`; None if only the checkpoint is known, and then no form
-    but safetensors can be written, and nothing checked. `task`: the file below the code folder. `inputs`: the job's
-    inputs by name, as paths on this machine. `name`: of the model. `facts`: what the job's records say, for the
+    but safetensors can be written, and nothing checked. `task`: the file below the code folder. `environment`: the
+    job's variables, with the inputs' paths on this machine. `name`: of the model. `facts`: the job's records, for the
     model card and config.json. `key`: an ssh key to sign with. `is_unchecked`: write the folder without a check.
     """
 
@@ -513,7 +513,7 @@ class ExportOrder(Message):
     archive_sha256: str | None = None
     task: str = "task.py"
     params: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     forms: tuple[str, ...] = ("safetensors", "pt2")
     seed: int = 0
     key: str | None = None

@@ -127,7 +127,7 @@ def _reference(
     is_averaged = any(name.startswith("ema.") for name in stored)
     if order.archive is not None:
         _write_json(work / "order.json", order.dump())
-        _run("reference", [partial / folders.CODE, work], work)
+        _run("reference", [partial / folders.CODE, work], order.environment)
         found: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
         if "fault" not in found and (order.is_unchecked or "no_calls" not in found):
             return found
@@ -187,7 +187,7 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
     if order.is_unchecked:
         return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}
-    _run("check", [partial, work], work)
+    _run("check", [partial, work], order.environment)
     forms: dict[str, Any] | None = read_json(work / "check-result.json")
     if forms is None:
         raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}")
@@ -198,11 +198,12 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     return {"passed": True, "samples": [8, 1, 3], "forms": forms, **about}
 
 
-def _run(module: str, arguments: list[Path], work: Path) -> None:
-    """Run a module of this room in a new process; what the process prints is in the folder's log."""
+def _run(module: str, arguments: list[Path], environment: Mapping[str, str]) -> None:
+    """Run a module of this room in a new process; the last argument is the folder for its output."""
     command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-    with (work / f"{module}.log").open("wb") as log:
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    with (arguments[-1] / f"{module}.log").open("wb") as log:
+        env = {**os.environ, **environment}
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, check=False)
 
 
 def _last_line(log: Path) -> str:

@@ -95,7 +95,6 @@ def bytes_sha256(tensor: torch.Tensor) -> str:
 
 def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     os.chdir(code)
-    os.environ.update({f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in order.inputs.items()})
     task = load_task(code / order.task)
     data.seed_all(order.seed)
     params = dict(order.params)

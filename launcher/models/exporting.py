@@ -72,7 +72,7 @@ def export_job(
             archive_sha256=job.bundle["sha256"],
             task=job.asked.task,
             params=job.config.get("params") or {},
-            inputs={**_local_inputs(job), **inputs},
+            environment=_environment(job, inputs),
             forms=tuple(forms),
             seed=(job.config.get("training") or {}).get("seed") or 0,
             key=None if key is None else str(key.absolute()),
@@ -108,11 +108,13 @@ def _parent(place: Path) -> Path:
     return place.parent
 
 
-def _local_inputs(job: Job) -> dict[str, str]:
-    """Return the job's inputs that are paths, as the job saw them."""
-    base, given = Path(job.config_file).parent, job.config.get("inputs") or {}
-    plain = {name: str(uri).removeprefix("file://") for name, uri in given.items()}
-    return {name: str(base / path) for name, path in plain.items() if "://" not in path}
+def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the job's variables, and the paths of its inputs: the given paths, and paths of the config."""
+    base, plain = Path(job.config_file).parent, job.config.get("inputs") or {}
+    paths = {name: str(uri).removeprefix("file://") for name, uri in plain.items()}
+    paths = {name: str(base / path) for name, path in paths.items() if "://" not in path}
+    found = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in {**paths, **inputs}.items()}
+    return {**(job.config.get("env") or {}), **found}
 
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import runpy
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,10 @@ def train(folder: Path, ranks: int, settings: dict[str, Any], params: dict[str, 
     )
 
 
-def run_warm(module: str, arguments: list[Path], work: Path) -> None:
+def run_warm(module: str, arguments: list[Path], environment: Mapping[str, str]) -> None:
     """Run a process of an export, with torch imported."""
-    args = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-    done = warmpython.run(args, work, dict(os.environ), 100, EXPORT)
+    args, work = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)], arguments[-1]
+    done = warmpython.run(args, work, {**os.environ, **environment}, 100, EXPORT)
     (work / f"{module}.log").write_text(done.stdout + done.stderr)
 
 
@@ -387,6 +387,18 @@ def test_full_disk_leaves_nothing(trained: Callable[[str], ExportOrder], tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_task_sees_the_jobs_variables_and_inputs(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+    """A task that reads an input's path and a variable of the job is built and called as in the job."""
+    read = 'assert open(os.environ["CLOUDTRAIN_INPUT_WORDS"]).read() == os.environ["MARK"]'
+    order = changed(trained("hsdp"), tmp_path, "    return Words()", f"    import os\n    {read}\n    return Words()")
+    (tmp_path / "words").write_text("here")
+    environment = {"CLOUDTRAIN_INPUT_WORDS": str(tmp_path / "words"), "MARK": "here"}
+    assert build.build(replace(order, environment=environment))["check"]["passed"]
+    with pytest.raises(build.ExportError, match="KeyError: 'CLOUDTRAIN_INPUT_WORDS'") as raised:
+        build.build(replace(order, place=str(tmp_path / "other")))
+    assert "--input NAME=PATH" in raised.value.hint
 
 
 def test_existing_folder_is_kept(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
