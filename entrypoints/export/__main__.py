@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build
-from cloudtrain.entrypoints.export.order import ExportOrder
 
 if __name__ == "__main__":
     try:

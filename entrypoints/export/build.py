@@ -23,8 +23,8 @@ from typing import Any
 from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.atomic_json import read_json, sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import card
-from cloudtrain.entrypoints.export.order import SAFETENSORS, ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 
@@ -62,8 +62,8 @@ def build(order: ExportOrder) -> dict[str, Any]:
         raise ExportError(f"the folder cannot be written: {error.strerror or error}", hint) from error
     except (checkpoints.CheckpointError, folders.ModelFolderError, bundle_file.BundleError, ValueError) as error:
         raise ExportError(str(error)) from error
-    found = folders.verify(place)
-    return {"place": str(place), "digest": found.digest, "check": check, "files": sorted(found.files)}
+    files = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    return {"place": str(place), "digest": folders.file_sha256(place / folders.SUMS), "check": check, "files": files}
 
 
 def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTensor]]:
@@ -127,7 +127,7 @@ def _reference(
     is_averaged = any(name.startswith("ema.") for name in stored)
     if order.archive is not None:
         _write_json(work / "order.json", order.dump())
-        _run("reference", [partial / folders.CODE, work], work)
+        _run("reference", [partial / folders.CODE, work], order.environment)
         found: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
         if "fault" not in found and (order.is_unchecked or "no_calls" not in found):
             return found
@@ -135,12 +135,12 @@ def _reference(
         if not order.is_unchecked or is_averaged:
             hint = "--input NAME=PATH gives the job's inputs; --unchecked exports the weights without a check"
             raise ExportError(fault, hint)
-        return {"fault": fault, "left_out": {kind: fault for kind in order.forms if kind != SAFETENSORS}}
+        return {"fault": fault, "left_out": {kind: fault for kind in order.forms if kind != "safetensors"}}
     if is_averaged or not order.is_unchecked:
         why = "names of shared weights are needed for its average" if is_averaged else "nothing can be checked"
         hint = "export the job, by its id" + ("" if is_averaged else ", or add --unchecked")
         raise ExportError(f"the code of this checkpoint's job is not known here: {why}", hint)
-    return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != SAFETENSORS}}
+    return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != "safetensors"}}
 
 
 def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:
@@ -187,11 +187,10 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
     if order.is_unchecked:
         return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}
-    said = _run("check", [partial, work], work)
-    try:
-        forms: dict[str, Any] = json.loads(said.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}") from None
+    _run("check", [partial, work], order.environment)
+    forms: dict[str, Any] | None = read_json(work / "check-result.json")
+    if forms is None:
+        raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}")
     wrong = [f"{form}: {found['fault']}" for form, found in forms.items() if not found["passed"]]
     if wrong:
         hint = "nothing was kept; --form without this form, or --unchecked, exports the rest"
@@ -199,12 +198,12 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     return {"passed": True, "samples": [8, 1, 3], "forms": forms, **about}
 
 
-def _run(module: str, arguments: list[Path], work: Path) -> str:
-    """Run a module of this room in a new process; return its output. Its messages are in the folder's log."""
-    with (work / f"{module}.log").open("wb") as log:
-        command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False)
-    return done.stdout.decode(errors="replace")
+def _run(module: str, arguments: list[Path], environment: Mapping[str, str]) -> None:
+    """Run a module of this room in a new process; the last argument is the folder for its output."""
+    command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
+    with (arguments[-1] / f"{module}.log").open("wb") as log:
+        env = {**os.environ, **environment}
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, check=False)
 
 
 def _last_line(log: Path) -> str:

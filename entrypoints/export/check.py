@@ -2,9 +2,9 @@
 
     python -m cloudtrain.entrypoints.export.check FOLDER WORK
 
-Prints JSON by form. The weights and the results of safetensors and pt2 must have the same bits. ONNX runs other
-kernels: its results may differ by a share of the largest value. A relative error of each value would say nothing: at
-values near 0 it is 2 % for equal models. The task's code is imported last, so that pt2 and ONNX run without the code.
+Writes WORK/check-result.json. The weights and the results of safetensors and pt2 must have the same bits. ONNX runs
+other kernels: its results may differ by a share of the largest value. A relative error of each value would say nothing:
+at values near 0 it is 2 % for equal models. The task's code is imported last: pt2 and ONNX run without the code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from cloudtrain.entrypoints.export import loading
-from cloudtrain.entrypoints.export.order import SAFETENSORS
 from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.folder import ONNX, PT2
 
-__all__ = ["compare", "main"]
+__all__ = ["FOUND", "compare", "main"]
 
+FOUND = "check-result.json"
 # Of the largest value of a result. Measured at 6e-8 to 9.5e-7 in fp32 for a CNN and a transformer (torch 2.13).
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 SAME_ARGMAX = 0.999
@@ -35,7 +35,7 @@ Recorded = dict[str, dict[int, Tensors]]
 
 
 def main(argv: list[str]) -> int:
-    """Print the result of the check of each form in the folder; return the exit code."""
+    """Check each form in the folder; return the exit code."""
     sys.dont_write_bytecode = True  # the folder's files are counted
     folder, work = Path(argv[0]).resolve(), Path(argv[1]).resolve()
     torch.set_num_threads(1)
@@ -46,10 +46,10 @@ def main(argv: list[str]) -> int:
         found["pt2"] = _guarded(lambda: _compared(loading.pt2(folder), recorded))
     if (folder / ONNX).exists():
         found["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
-    found[SAFETENSORS] = _guarded(lambda: _weights(folder, reference))
-    if found[SAFETENSORS]["passed"] and recorded:
-        found[SAFETENSORS] |= _guarded(lambda: _compared(loading.task(folder), recorded))
-    print(json.dumps(found))
+    found["safetensors"] = _guarded(lambda: _weights(folder, reference))
+    if found["safetensors"]["passed"] and recorded:
+        found["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))
+    (work / FOUND).write_text(json.dumps(found))
     return int(not all(each["passed"] for each in found.values()))
 
 

@@ -22,8 +22,8 @@ import torch
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.export.order import ExportOrder
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models.folder import ONNX, PT2
 from cloudtrain.entrypoints.trainer import data
@@ -95,7 +95,6 @@ def bytes_sha256(tensor: torch.Tensor) -> str:
 
 def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     os.chdir(code)
-    os.environ.update({f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in order.inputs.items()})
     task = load_task(code / order.task)
     data.seed_all(order.seed)
     params = dict(order.params)
@@ -115,18 +114,14 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         found["no_calls"] = f"{type(error).__name__}: {first_line(error)}"
         found["left_out"] = {kind: "the model could not be called" for kind in order.forms if kind != "safetensors"}
         return found
-    inputs = calls.slots(arguments)
-    found |= {"call": form, "inputs": [slot.dump() for slot in inputs]}
+    found |= {"call": form, "inputs": [slot.dump() for slot in calls.slots(arguments)]}
     found["outputs"] = [slot.dump() for slot in calls.slots(results)]
     torch.save({"arguments": arguments, "results": results}, work / CALLS)
-    for kind, write in (("pt2", _write_pt2), ("onnx", _write_onnx)):
-        if kind in order.forms:
-            try:
-                write(work, model, form, arguments[SIZES[0]], inputs)
-            except (
-                Exception
-            ) as error:  # torch documents no type; a model that cannot be traced is no fault of the export
-                found["left_out"][kind] = f"{type(error).__name__}: {first_line(error)}"
+    for kind in order.forms[1:]:
+        try:
+            _trace(kind, work, model, form, arguments)
+        except Exception as error:  # torch documents no type; a model that cannot be traced is no fault of the export
+            found["left_out"][kind] = f"{type(error).__name__}: {first_line(error)}"
     return found
 
 
@@ -199,7 +194,7 @@ def _first_call(model: torch.nn.Module) -> Iterator[list[tuple[Any, Any]]]:
         hook.remove()
 
 
-def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.Slot]) -> dict[str, Any]:
+def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.TensorSlot]) -> dict[str, Any]:
     """Return the sides that may vary, by parameter of `forward`."""
     vary = torch.export.Dim.DYNAMIC
     sides = {slot.name: {i: vary for i, side in enumerate(slot.shape) if side is None} or None for slot in inputs}
@@ -207,18 +202,14 @@ def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.Slot]) 
     return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
-def _write_pt2(
-    work: Path, model: torch.nn.Module, form: calls.Form, tensors: dict[str, torch.Tensor], inputs: list[calls.Slot]
-) -> None:
-    args, kwargs = calls.build(form, tensors)
-    program = torch.export.export(model, args, kwargs, dynamic_shapes=_shapes(model, form, inputs))
-    torch.export.save(program, work / PT2)
-
-
-def _write_onnx(
-    work: Path, model: torch.nn.Module, form: calls.Form, tensors: dict[str, torch.Tensor], inputs: list[calls.Slot]
-) -> None:
-    args, kwargs = calls.build(form, tensors)
+def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, arguments: Batches) -> None:
+    """Write the model in a form without code. Raises any error of torch."""
+    args, kwargs = calls.build(form, arguments[SIZES[0]])
+    inputs = calls.slots(arguments)
+    shapes = _shapes(model, form, inputs)
+    if kind == "pt2":
+        torch.export.save(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), work / PT2)
+        return
     with torch.no_grad():
         outputs = list(calls.named(model(*args, **kwargs)))
     torch.onnx.export(
@@ -228,8 +219,7 @@ def _write_onnx(
         kwargs=kwargs,
         input_names=[slot.name for slot in inputs],
         output_names=outputs,
-        dynamic_shapes=_shapes(model, form, inputs),
-        dynamo=True,
+        dynamic_shapes=shapes,
         external_data=False,
     )
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Slot", "build", "describe", "named", "slots"]
+__all__ = ["TensorSlot", "build", "describe", "named", "slots"]
 
 Tensors = dict[str, torch.Tensor]
 Form = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """A tensor of the call or the result. A side of `shape` is None if it differs between batches.
 
     `is_batched`: the first side is the number of samples. `dtype`: torch's name, such as float32.
@@ -32,7 +32,7 @@ class Slot:
     is_batched: bool
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> Slot:
+    def load(cls, data: Mapping[str, Any]) -> TensorSlot:
         """Return the slot from its JSON form."""
         return cls(data["name"], data["dtype"], tuple(data["shape"]), data["is_batched"])
 
@@ -63,7 +63,7 @@ def named(value: Any, name: str = "output") -> Tensors:
     return dict(_named(value, name))
 
 
-def slots(calls: Mapping[int, Tensors]) -> list[Slot]:
+def slots(calls: Mapping[int, Tensors]) -> list[TensorSlot]:
     """Return the slots from the tensors of several calls by number of samples. Raises TypeError if the calls differ."""
     first, *others = calls.values()
     if any(list(other) != list(first) for other in others):
@@ -75,7 +75,7 @@ def slots(calls: Mapping[int, Tensors]) -> list[Slot]:
             raise TypeError(f"the number of dimensions of {name} depends on the number of samples")
         sides = tuple(side if len({shape[i] for shape in shapes}) == 1 else None for i, side in enumerate(tensor.shape))
         is_batched = all(shape[:1] == (size,) for shape, size in zip(shapes, calls, strict=True))
-        found.append(Slot(name, str(tensor.dtype).removeprefix("torch."), sides, is_batched))
+        found.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), sides, is_batched))
     return found
 
 

@@ -34,7 +34,6 @@ __all__ = [
     "file_sha256",
     "sign",
     "verify",
-    "verify_signature",
     "write_sums",
 ]
 
@@ -105,26 +104,14 @@ def write_sums(path: Path, known: Mapping[str, str]) -> None:
 def sign(path: Path, key: Path) -> None:
     """Sign the folder's checksums with an ssh key, by ssh-keygen. Raises ModelFolderError."""
     (path / SIGNATURE).unlink(missing_ok=True)
-    _keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(path / SUMS)], f"{path} cannot be signed with {key}")
-
-
-def verify_signature(path: Path, allowed_signers: Path, identity: str) -> None:
-    """Verify that the identity in the file of allowed signers has signed the folder. Raises ModelFolderError.
-
-    Call `verify` too: the signature covers SHA256SUMS, and SHA256SUMS covers the files.
-    """
-    names = ["-n", NAMESPACE, "-f", str(allowed_signers), "-I", identity, "-s", str(path / SIGNATURE)]
-    _keygen(["-Y", "verify", *names], f"{path} has no valid signature by {identity}", (path / SUMS).read_bytes())
-
-
-def _keygen(arguments: list[str], fault: str, data: bytes = b"") -> None:
+    command = ["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(path / SUMS)]
     try:
-        done = subprocess.run(["ssh-keygen", *arguments], input=data, capture_output=True, timeout=_SIGN_S, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SIGN_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ModelFolderError(f"{fault}: {error}") from error
+        raise ModelFolderError(f"the model cannot be signed: {error}") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise ModelFolderError(f"{fault}: {said[-1] if said else f'ssh-keygen ended with {done.returncode}'}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ModelFolderError(f"the model cannot be signed with {key}: {lines[-1] if lines else done.returncode}")
 
 
 def _read_sums(path: Path) -> tuple[dict[str, str], str]:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Part", "StoredTensor", "files", "find", "load", "write"]
+__all__ = ["TensorBox", "StoredTensor", "files", "find", "load", "write"]
 
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
@@ -42,7 +42,7 @@ _Run = tuple[int, Path, int, int]  # position in the tensor, file, position in t
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorBox:
     """A box of a tensor in a file; the values are in row-major order from byte `begin`."""
 
     file: Path
@@ -57,7 +57,7 @@ class StoredTensor:
 
     dtype: str
     shape: Shape
-    parts: tuple[Part, ...]
+    parts: tuple[TensorBox, ...]
     written: str = ""
 
     @property
@@ -149,12 +149,15 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
             is_inside = 0 <= begin <= end <= size - 8 - length and all(0 <= o <= o + s <= w for o, s, w in sides)
             if not is_inside or end - begin != SIZES[entry["dtype"]] * math.prod(shape):
                 raise ValueError(f"{key} does not fit")
-            yield box["name"], StoredTensor(entry["dtype"], whole, (Part(file, 8 + length + begin, offset, shape),))
+            yield (
+                box["name"],
+                StoredTensor(entry["dtype"], whole, (TensorBox(file, 8 + length + begin, offset, shape),)),
+            )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file.name} has a header that contradicts itself: {error}") from error
 
 
-def _runs(part: Part, whole: Shape, size: int) -> Iterator[_Run]:
+def _runs(part: TensorBox, whole: Shape, size: int) -> Iterator[_Run]:
     """Yield the part's neighbouring bytes, in the order of the tensor."""
     if 0 in part.shape:
         return
@@ -168,8 +171,9 @@ def _runs(part: Part, whole: Shape, size: int) -> Iterator[_Run]:
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[memoryview]:
-    """Yield the tensor's bytes in pieces; a piece is valid until the next. Raises OSError, ValueError."""
-    buffer, fill = memoryview(bytearray(min(_PIECE_BYTES, SIZES[tensor.dtype] * math.prod(tensor.shape)))), 0
+    """Yield the tensor's bytes in pieces; a piece is valid until the next but one. Raises OSError, ValueError."""
+    length = min(_PIECE_BYTES, SIZES[tensor.dtype] * math.prod(tensor.shape))
+    buffer, spare, fill = memoryview(bytearray(length)), memoryview(bytearray(length)), 0
     with ExitStack() as stack:
         opened = {part.file: stack.enter_context(part.file.open("rb")).fileno() for part in tensor.parts}
         for _, file, at, length in tensor.runs():
@@ -180,7 +184,7 @@ def _pieces(tensor: StoredTensor) -> Iterator[memoryview]:
                 fill, at, length = fill + count, at + count, length - count
                 if fill == len(buffer):
                     yield _written(buffer, tensor)
-                    fill = 0
+                    buffer, spare, fill = spare, buffer, 0
         if fill:
             yield _written(buffer[:fill], tensor)
 
@@ -219,17 +223,19 @@ def _write_file(path: Path, tensors: Mapping[str, StoredTensor]) -> str:
         header[name] = {"dtype": tensor.target, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 64) * 64)
-    digest = hashlib.sha256()
+    digest, first = hashlib.sha256(), memoryview(len(text).to_bytes(8, "little") + text)
+    pieces = itertools.chain([first], *(_named_pieces(name, tensors[name]) for name in order))
     with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
-        for piece in itertools.chain(
-            [memoryview(len(text).to_bytes(8, "little") + text)],
-            *(_named_pieces(name, tensors[name]) for name in order),
-        ):
-            hashed = pool.submit(digest.update, piece)  # beside the write: both release the interpreter's lock
+        before: Future[None] | None = None
+        for piece in pieces:
+            hashed = pool.submit(digest.update, piece)  # beside reads and writes: all release the interpreter's lock
             rest = piece
             while rest:
                 rest = rest[file.write(rest) or 0 :]
-            hashed.result()
+            if before is not None:
+                before.result()
+            before = hashed
+        pool.shutdown()
         os.fsync(file.fileno())
     return digest.hexdigest()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from cloudtrain.entrypoints.models.folder import SUMS, ModelFolderError
 from cloudtrain.entrypoints.serve.engine import open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
-from cloudtrain.entrypoints.serve.server import Limits, Server
+from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
 from cloudtrain.entrypoints.stores.store import open_store
 
 __all__ = ["main"]
@@ -34,9 +34,9 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda *_: ended.set())
     health, predict = os.environ.get("AIP_HEALTH_ROUTE", "/ping"), os.environ.get("AIP_PREDICT_ROUTE", "/invocations")
     routes = Routes(health, predict)
-    limits = Limits(body_bytes=options.max_body, concurrency=options.max_concurrency)
+    limits = ServeLimits(body_bytes=options.max_body, concurrency=options.max_concurrency)
     try:
-        server = Server(routes, options.host, options.port, limits)
+        server = ModelServer(routes, options.host, options.port, limits)
     except OSError as error:
         return _refused(f"{options.host}:{options.port} cannot be listened on: {error.strerror}")
     loader = threading.Thread(target=_load, args=(routes, options, server.port, ended), daemon=True)
@@ -85,8 +85,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--host", default="127.0.0.1" if "AIP_HTTP_PORT" not in os.environ else "0.0.0.0")
     parser.add_argument("--port", type=int, default=int(os.environ.get("AIP_HTTP_PORT", _PORT)))
-    parser.add_argument("--max-body", type=int, default=Limits.body_bytes, help="bytes")
-    parser.add_argument("--max-concurrency", type=int, default=Limits.concurrency)
+    parser.add_argument("--max-body", type=int, default=ServeLimits.body_bytes, help="bytes")
+    parser.add_argument("--max-concurrency", type=int, default=ServeLimits.concurrency)
     parser.add_argument("--batch", type=int, default=32, help="samples of a call of the model")
     parser.add_argument("--threads", type=int, default=None, help="of torch")
     return parser.parse_args(argv)

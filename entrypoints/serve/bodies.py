@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cloudtrain.entrypoints.models.calls import Slot
+from cloudtrain.entrypoints.models.calls import TensorSlot
 from cloudtrain.entrypoints.serve.engine import BadInput, Engine
 
 __all__ = ["instances", "object_in", "predictions", "v2_inputs", "v2_outputs", "v2_type"]
@@ -34,7 +34,7 @@ def object_in(body: bytes) -> Any:
         raise BadInput(f"the body is no JSON: {error}") from None
 
 
-def instances(found: Any, slots: Sequence[Slot]) -> Tensors:
+def instances(found: Any, slots: Sequence[TensorSlot]) -> Tensors:
     """Return the inputs of a body {"instances": [...]}, or of a bare list; an instance is a sample.
 
     With several inputs an instance is an object with a value by input's name. Raises BadInput.
@@ -43,9 +43,11 @@ def instances(found: Any, slots: Sequence[Slot]) -> Tensors:
     if not isinstance(listed, list):
         names = ", ".join(slot.name for slot in slots)
         raise BadInput(f'expected {{"instances": [...]}}, a list of samples with the inputs {names}')
+    if not listed:
+        raise BadInput("the request has no sample")
     if unbatched := [slot.name for slot in slots if not slot.is_batched]:
         raise BadInput(f"{unbatched[0]} has no side for samples: use /v2/models/NAME/infer")
-    if len(slots) == 1 and not (listed and isinstance(listed[0], dict)):
+    if len(slots) == 1 and not isinstance(listed[0], dict):
         return {slots[0].name: _tensor(listed, slots[0])}
     for number, each in enumerate(listed):
         if not isinstance(each, dict) or set(each) != {slot.name for slot in slots}:
@@ -61,7 +63,7 @@ def predictions(results: Tensors) -> Any:
     return [dict(zip(listed, each, strict=True)) for each in zip(*listed.values(), strict=True)]
 
 
-def v2_inputs(found: Any, slots: Sequence[Slot]) -> Tensors:
+def v2_inputs(found: Any, slots: Sequence[TensorSlot]) -> Tensors:
     """Return the inputs of a request of the Open Inference Protocol. Raises BadInput."""
     given = found.get("inputs") if isinstance(found, dict) else None
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
@@ -99,7 +101,7 @@ def v2_type(dtype: str) -> str:
     return _V2_TYPES.get(dtype, dtype.upper())
 
 
-def _v2_tensor(given: dict[str, Any], slot: Slot) -> torch.Tensor:
+def _v2_tensor(given: dict[str, Any], slot: TensorSlot) -> torch.Tensor:
     shape, datatype = given.get("shape"), given.get("datatype")
     if not isinstance(shape, list) or not all(type(side) is int and 0 <= side < 2**40 for side in shape):
         raise BadInput(f"the shape of {slot.name} must be a list of whole numbers")
@@ -111,7 +113,7 @@ def _v2_tensor(given: dict[str, Any], slot: Slot) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def _tensor(value: Any, slot: Slot) -> torch.Tensor:
+def _tensor(value: Any, slot: TensorSlot) -> torch.Tensor:
     """Return the nested lists as a tensor of the slot's type. Raises BadInput for uneven lists and for other values."""
     if not isinstance(value, list):
         raise BadInput(f"the values of {slot.name} must be a list")

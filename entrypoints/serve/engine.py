@@ -6,6 +6,7 @@ batch costs no waiting time, and grows with the load.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 
 from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models.calls import Slot
+from cloudtrain.entrypoints.models.calls import TensorSlot
 
 __all__ = ["BadInput", "Engine", "open_engine"]
 
@@ -45,8 +46,8 @@ class Engine:
         self.name: str = config["name"]
         self.version = folder.digest[:12]
         self.form = form
-        self.inputs = tuple(Slot.load(each) for each in config["inputs"])
-        self.outputs = tuple(Slot.load(each) for each in config["outputs"])
+        self.inputs = tuple(TensorSlot.load(each) for each in config["inputs"])
+        self.outputs = tuple(TensorSlot.load(each) for each in config["outputs"])
         self.batches = all(slot.is_batched for slot in (*self.inputs, *self.outputs))
         self._call = call
         self._most_rows = most_rows if self.batches else 1
@@ -123,7 +124,7 @@ class Engine:
 def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engine:
     """Return the engine of a folder after verifying every byte, and after a first call.
 
-    Raises ModelFolderError, and for a model that cannot be loaded or called any error.
+    Raises ModelFolderError, and for a model that cannot be loaded any error.
     """
     folder = folders.verify(path)
     if not folder.config.get("inputs"):
@@ -133,11 +134,12 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
     form = "pt2" if folders.PT2 in folder.files else "safetensors"
     call = loading.pt2(path) if form == "pt2" else loading.task(path)
     engine = Engine(folder, call, form, most_rows)
-    engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
+    with contextlib.suppress(BadInput):  # zeros may be no input of the model
+        engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
     return engine
 
 
-def _zeros(slot: Slot) -> torch.Tensor:
+def _zeros(slot: TensorSlot) -> torch.Tensor:
     """Return an input of one sample for the first call, which is slower than later calls."""
     return torch.zeros([1 if side is None else side for side in slot.shape], dtype=getattr(torch, slot.dtype))
 

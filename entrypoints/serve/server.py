@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from cloudtrain.entrypoints.serve.routes import Answer, Routes
 
-__all__ = ["Limits", "Server"]
+__all__ = ["ServeLimits", "ModelServer"]
 
 _MOST_HEAD_BYTES = 1 << 14
 _RECV_BYTES = 1 << 16
@@ -26,11 +26,11 @@ _LINGER_S = 1.0
 _ACCEPT_S = 0.1
 _WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
 _WORDS |= {411: "Length Required", 413: "Content Too Large", 431: "Request Header Fields Too Large"}
-_WORDS |= {500: "Internal Server Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
+_WORDS |= {500: "Internal ModelServer Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServeLimits:
     """The limits of the server. `concurrency`: requests with a body in memory at once; more get a 503.
 
     `request_s`: from a request's first byte to its last; `idle_s`: between two requests of a connection.
@@ -44,7 +44,7 @@ class Limits:
     drain_s: float = 4.5
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """A request that ends its connection: what follows on the connection cannot be told apart."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -52,7 +52,7 @@ class Refusal(Exception):
         self.answer = Answer(status, {"error": message})
 
 
-class Gone(Exception):
+class ConnectionGone(Exception):
     """The client has closed the connection, or sends nothing any more."""
 
 
@@ -72,13 +72,13 @@ class _Connection:
     unread: bytearray = field(default_factory=bytearray)
     is_busy: bool = False
 
-    def head(self, limits: Limits) -> list[str]:
-        """Return the lines of the next head. Raises Gone, Refusal."""
+    def head(self, limits: ServeLimits) -> list[str]:
+        """Return the lines of the next head. Raises ConnectionGone, RefusedRequest."""
         end_s = time.monotonic() + limits.idle_s
         at = -1
         while (at := self.unread.find(b"\r\n\r\n", max(0, at))) < 0:
             if len(self.unread) > _MOST_HEAD_BYTES:
-                raise Refusal(431, f"the head of a request has at most {_MOST_HEAD_BYTES} bytes")
+                raise RefusedRequest(431, f"the head of a request has at most {_MOST_HEAD_BYTES} bytes")
             at = len(self.unread) - 3
             self._receive(end_s)
             if not self.is_busy:
@@ -88,8 +88,8 @@ class _Connection:
         del self.unread[: at + 4]
         return text.split("\r\n")
 
-    def body(self, length: int, limits: Limits) -> bytes:
-        """Return the next bytes. Raises Gone, Refusal."""
+    def body(self, length: int, limits: ServeLimits) -> bytes:
+        """Return the next bytes. Raises ConnectionGone, RefusedRequest."""
         end_s = time.monotonic() + limits.request_s
         while len(self.unread) < length:
             self._receive(end_s)
@@ -115,19 +115,19 @@ class _Connection:
             found = self.sock.recv(_RECV_BYTES)
         except TimeoutError:
             if self.is_busy:
-                raise Refusal(408, "the request did not arrive in time") from None
-            raise Gone from None
+                raise RefusedRequest(408, "the request did not arrive in time") from None
+            raise ConnectionGone from None
         except OSError:
-            raise Gone from None
+            raise ConnectionGone from None
         if not found:
-            raise Gone
+            raise ConnectionGone
         self.unread += found
 
 
-class Server:
+class ModelServer:
     """Listens at once; `routes` answers 503 until its engine is set."""
 
-    def __init__(self, routes: Routes, host: str, port: int, limits: Limits) -> None:
+    def __init__(self, routes: Routes, host: str, port: int, limits: ServeLimits) -> None:
         """Raises OSError if the address cannot be used."""
         self._routes = routes
         self._limits = limits
@@ -193,11 +193,11 @@ class Server:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while self._one(connection):
                 connection.is_busy = bool(connection.unread)
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             with contextlib.suppress(OSError):
                 connection.sock.sendall(_packed(refusal.answer, False, False))
             connection.linger()
-        except (Gone, OSError):
+        except (ConnectionGone, OSError):
             pass
         finally:
             connection.sock.close()
@@ -205,12 +205,12 @@ class Server:
                 self._connections.discard(connection)
 
     def _one(self, connection: _Connection) -> bool:
-        """Answer a request; return whether the connection goes on. Raises Gone, Refusal, OSError."""
+        """Answer a request; return whether the connection goes on. Raises ConnectionGone, RefusedRequest, OSError."""
         request = _parsed(connection.head(self._limits))
         length = _length(request, self._limits.body_bytes)
         if request.method == "POST" and not self._slots.acquire(blocking=False):
             if length > len(connection.unread):
-                raise Refusal(503, "too many requests at once")
+                raise RefusedRequest(503, "too many requests at once")
             connection.body(length, self._limits)
             answer = Answer(503, {"error": "too many requests at once"}, {"Retry-After": "1"})
         elif request.method == "POST":
@@ -236,20 +236,20 @@ class Server:
 
 
 def _parsed(lines: list[str]) -> _Request:
-    """Return the head's request. Raises Refusal."""
+    """Return the head's request. Raises RefusedRequest."""
     words = lines[0].split(" ")
     if len(words) != 3 or not words[1].startswith("/") or not words[2].startswith("HTTP/"):
-        raise Refusal(400, "the first line is no request of HTTP/1.1")
+        raise RefusedRequest(400, "the first line is no request of HTTP/1.1")
     if words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise Refusal(505, "the server speaks HTTP/1.1")
+        raise RefusedRequest(505, "the server speaks HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise Refusal(400, "a header is no `name: value`")
+            raise RefusedRequest(400, "a header is no `name: value`")
         name, value = name.lower(), value.strip()
         if name == "content-length" and headers.get(name, value) != value:
-            raise Refusal(400, "the request has two different lengths")
+            raise RefusedRequest(400, "the request has two different lengths")
         headers[name] = value
     wish = headers.get("connection", "").lower()
     keeps = "close" not in wish and (words[2] == "HTTP/1.1" or "keep-alive" in wish)
@@ -257,18 +257,18 @@ def _parsed(lines: list[str]) -> _Request:
 
 
 def _length(request: _Request, most: int) -> int:
-    """Return the length of the body. Raises Refusal."""
+    """Return the length of the body. Raises RefusedRequest."""
     if "transfer-encoding" in request.headers:
-        raise Refusal(411, "send the body with Content-Length, not in chunks")
+        raise RefusedRequest(411, "send the body with Content-Length, not in chunks")
     text = request.headers.get("content-length")
     if text is None:
         if request.method == "POST":
-            raise Refusal(411, "a POST needs Content-Length")
+            raise RefusedRequest(411, "a POST needs Content-Length")
         return 0
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise Refusal(400, "Content-Length is no whole number")
+        raise RefusedRequest(400, "Content-Length is no whole number")
     if int(text) > most:
-        raise Refusal(413, f"the body has {text} bytes; at most {most} are taken")
+        raise RefusedRequest(413, f"the body has {text} bytes; at most {most} are taken")
     return int(text)
 
 

@@ -89,6 +89,6 @@ def _words(check: dict[str, Any]) -> list[str]:
     if check["passed"] is None:
         return [*lines, f"not checked: {check['why']}"]
     for form, found in check["forms"].items():
-        same = "the same bits" if found["same_bits"] else f"within {found['difference']:.1e} of the largest value"
-        lines.append(f"{form}: {same} as the checkpoint's model")
+        far = "" if found["same_bits"] else f", to {found['difference']:.1e} of the largest value"
+        lines.append(f"{form}: {'the same bits' if not far else 'the same results'} as the checkpoint's model{far}")
     return lines

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.export.order import FORMS, SAFETENSORS, ExportOrder
+from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.models import source
@@ -21,23 +22,24 @@ from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_torch"]
 
+_FORMS = ("safetensors", "pt2", "onnx")
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def parse_forms(text: str) -> tuple[str, ...]:
     """Return the forms in the text, safetensors first and always. Raises UsageError."""
     named = [name.strip() for name in text.split(",") if name.strip()]
-    if wrong := [name for name in named if name not in FORMS]:
-        raise UsageError(f"`{wrong[0]}` is no form of a model", hint=f"the forms are {', '.join(FORMS)}")
+    if wrong := [name for name in named if name not in _FORMS]:
+        raise UsageError(f"`{wrong[0]}` is no form of a model", hint=f"the forms are {', '.join(_FORMS)}")
     if "onnx" in named and (missing := [name for name in _ONNX if find_spec(name) is None]):
         raise ConfigError(f"the form onnx needs {missing[0]}, which is not installed", hint=install("onnx"))
-    return (SAFETENSORS, *(form for form in FORMS[1:] if form in named))
+    return ("safetensors", *(form for form in _FORMS[1:] if form in named))
 
 
 def require_torch(use: str) -> None:
     """Raise ConfigError if torch is not installed beside this command; `use` says who needs it."""
     if find_spec("torch") is None:
-        raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install("local"))
+        raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install(DEFAULT))
 
 
 def export_job(
@@ -70,7 +72,7 @@ def export_job(
             archive_sha256=job.bundle["sha256"],
             task=job.asked.task,
             params=job.config.get("params") or {},
-            inputs={**_local_inputs(job), **inputs},
+            environment=_environment(job, inputs),
             forms=tuple(forms),
             seed=(job.config.get("training") or {}).get("seed") or 0,
             key=None if key is None else str(key.absolute()),
@@ -89,7 +91,7 @@ def export_path(
         checkpoint=str(checkpoint.absolute()),
         place=str(place),
         name=place.name,
-        forms=(SAFETENSORS,),
+        forms=("safetensors",),
         key=None if key is None else str(key.absolute()),
         is_unchecked=is_unchecked,
     )
@@ -106,11 +108,13 @@ def _parent(place: Path) -> Path:
     return place.parent
 
 
-def _local_inputs(job: Job) -> dict[str, str]:
-    """Return the job's inputs that are paths, as the job saw them."""
-    base, given = Path(job.config_file).parent, job.config.get("inputs") or {}
-    plain = {name: str(uri).removeprefix("file://") for name, uri in given.items()}
-    return {name: str(base / path) for name, path in plain.items() if "://" not in path}
+def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the job's variables, and the paths of its inputs: the given paths, and paths of the config."""
+    base, plain = Path(job.config_file).parent, job.config.get("inputs") or {}
+    paths = {name: str(uri).removeprefix("file://") for name, uri in plain.items()}
+    paths = {name: str(base / path) for name, path in paths.items() if "://" not in path}
+    found = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in {**paths, **inputs}.items()}
+    return {**(job.config.get("env") or {}), **found}
 
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The checkpoint of a job for an export: on this machine where it lies, else copied from the job's backend."""
+"""The checkpoint of a job for an export: the job's own folder on this machine, else a copy from the job's backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def require_choice(choice: str | None) -> None:
 def saved_checkpoints(registry: Registry, job: Job, scratch: Path) -> Path:
     """Return a folder with the job's checkpoints: the job's own on this machine, else copies below `scratch`.
 
-    Raises CloudtrainError if there is none, and what the backend raises.
+    Raises CloudtrainError for a job without checkpoints, and the errors of the backend.
     """
     from cloudtrain.launcher import backend as backends
 
@@ -48,7 +48,7 @@ def saved_checkpoints(registry: Registry, job: Job, scratch: Path) -> Path:
 def choose(folder: Path, choice: str | None) -> Path:
     """Return the chosen checkpoint in the folder; without a choice the best, if the job keeps the best, else the last.
 
-    Raises CloudtrainError if there is no such checkpoint.
+    Raises CloudtrainError if the checkpoint is absent.
     """
     try:
         steps = dict(folders.list_steps(folder))
@@ -73,7 +73,7 @@ def choose(folder: Path, choice: str | None) -> Path:
 
 
 def _is_of(path: Path, job: Job) -> bool:
-    """Return whether the path, as the job has reported it, is the job's checkpoint on this machine too."""
+    """Return whether the reported path is a checkpoint of the job on this machine, too."""
     try:
         trainer = json.loads((path / folders.TRAINER).read_bytes())
         return bool(trainer["job"] == job.id)

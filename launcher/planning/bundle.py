@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.models.folder import CHECK, SUMS
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.planning import secret_files
@@ -202,7 +203,10 @@ def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosix
             if rules.ignores(path, is_dir):
                 continue
             if is_dir:
-                yield from _walk(root, path, rules)
+                if not all(
+                    (root / path / name).exists() for name in (SUMS, CHECK)
+                ):  # an exported model beside the code
+                    yield from _walk(root, path, rules)
             elif entry.is_symlink() or (entry.is_file() and not _is_report(entry)):
                 yield path
 

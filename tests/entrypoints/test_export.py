@@ -12,8 +12,9 @@ import os
 import resource
 import runpy
 import shutil
+import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build, check
-from cloudtrain.entrypoints.export.order import ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
+from cloudtrain.entrypoints.serve.engine import open_engine
 from doubles import warmpython
 
 EXPORT = (*warmpython.TRAINER, "cloudtrain.entrypoints.export.check", "torch.export")
@@ -117,17 +119,17 @@ def train(folder: Path, ranks: int, settings: dict[str, Any], params: dict[str, 
     )
 
 
+def run_warm(module: str, arguments: list[Path], environment: Mapping[str, str]) -> None:
+    """Run a process of an export, with torch imported."""
+    args, work = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)], arguments[-1]
+    done = warmpython.run(args, work, {**os.environ, **environment}, 100, EXPORT)
+    (work / f"{module}.log").write_text(done.stdout + done.stderr)
+
+
 @pytest.fixture(autouse=True)
-def warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the processes of an export with torch imported."""
-
-    def run(module: str, arguments: list[Path], work: Path) -> str:
-        args = ["-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-        done = warmpython.run(args, tmp_path, dict(os.environ), 100, EXPORT)
-        (work / f"{module}.log").write_text(done.stderr)
-        return done.stdout
-
-    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr(build, "_run", run_warm)
 
 
 def evaluated(order: ExportOrder) -> dict[str, torch.Tensor]:
@@ -167,20 +169,28 @@ def test_export_has_the_bits_that_were_evaluated(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.fixture
-def parts(trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Return a model folder and the reference of its check, as the check sees them."""
-    seen: dict[str, Path] = {}
-    whole = build._checked
+@pytest.fixture(scope="module")
+def kept(trained: Callable[[str], ExportOrder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model folder and the reference of its check, as the check sees them."""
+    folder, whole = tmp_path_factory.mktemp("kept"), build._checked
 
     def keep(order: ExportOrder, partial: Path, work: Path, reference: Any) -> dict[str, Any]:
-        for name, path in (("model", partial), ("work", work)):
-            seen[name] = Path(shutil.copytree(path, tmp_path / f"kept-{name}"))
+        shutil.copytree(partial, folder / "model")
+        shutil.copytree(work, folder / "work")
         return whole(order, partial, work, reference)
 
-    monkeypatch.setattr(build, "_checked", keep)
-    build.build(replace(trained("ddp"), place=str(tmp_path / "model")))
-    return seen["model"], seen["work"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_run", run_warm)
+        patch.setattr(build, "_checked", keep)
+        build.build(replace(trained("ddp"), place=str(folder / "whole")))
+    return folder
+
+
+@pytest.fixture
+def parts(kept: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Return copies of a model folder and of the reference of its check."""
+    shutil.copytree(kept, tmp_path / "kept")
+    return tmp_path / "kept" / "model", tmp_path / "kept" / "work"
 
 
 def change_weight(state: dict[str, torch.Tensor], model: Any) -> None:
@@ -226,7 +236,7 @@ def checked(folder: Path, work: Path) -> dict[str, Any]:
     """Return the result of the check of a changed folder."""
     args = ["-m", "cloudtrain.entrypoints.export.check", str(folder), str(work)]
     done = warmpython.run(args, work, dict(os.environ), 60, EXPORT)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads((work / check.FOUND).read_text())
     assert done.returncode == int(not all(each["passed"] for each in found.values()))
     return found
 
@@ -254,7 +264,7 @@ def test_check_refuses_another_traced_model(parts: tuple[Path, Path], mode: str)
 
 
 def test_tolerance_is_a_share_of_the_largest_value() -> None:
-    """ONNX may differ by 1e-5 of the largest value in fp32 and 2e-2 in bf16; another type or NaN on one side may not."""
+    """ONNX may differ by 1e-5 of the largest value in fp32 and 2e-2 in bf16; other types may not."""
     one = {"y": torch.tensor([[100.0, 1e-6], [3.0, 4.0]])}
     near = {"y": one["y"] + 9e-4}
     assert check.compare(one, near, is_loose=True)["passed"]
@@ -287,8 +297,10 @@ def changed(order: ExportOrder, folder: Path, old: str, new: str) -> ExportOrder
     return replace(order, archive=archive, archive_sha256=hashlib.sha256(data).hexdigest(), place=str(folder / "model"))
 
 
-def test_untraceable_model_is_left_out_in_one_line(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
-    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand."""
+def test_untraceable_model_is_left_out_in_one_line(
+    trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand and are served."""
     order = changed(
         trained("ddp"), tmp_path, "self.embed(words).mean(1)", "self.embed(words).mean(1) if words.sum() > 0 else 0"
     )
@@ -297,6 +309,12 @@ def test_untraceable_model_is_left_out_in_one_line(trained: Callable[[str], Expo
     assert "\n" not in found["check"]["left_out"]["pt2"]
     assert len(found["check"]["left_out"]["pt2"]) > 20
     assert "model.pt2" not in found["files"]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    engine = open_engine(tmp_path / "model", most_rows=8)
+    recorded = engine.run({"words": torch.arange(5)[None], "scale": torch.ones(1)})
+    assert (engine.form, recorded["output.score"].shape) == ("safetensors", (1, 12))
+    folders.verify(tmp_path / "model")  # the server's imports have written no file
 
 
 @pytest.mark.parametrize(
@@ -369,6 +387,18 @@ def test_full_disk_leaves_nothing(trained: Callable[[str], ExportOrder], tmp_pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_task_sees_the_jobs_variables_and_inputs(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+    """A task that reads an input's path and a variable of the job is built and called as in the job."""
+    read = 'assert open(os.environ["CLOUDTRAIN_INPUT_WORDS"]).read() == os.environ["MARK"]'
+    order = changed(trained("hsdp"), tmp_path, "    return Words()", f"    import os\n    {read}\n    return Words()")
+    (tmp_path / "words").write_text("here")
+    environment = {"CLOUDTRAIN_INPUT_WORDS": str(tmp_path / "words"), "MARK": "here"}
+    assert build.build(replace(order, environment=environment))["check"]["passed"]
+    with pytest.raises(build.ExportError, match="KeyError: 'CLOUDTRAIN_INPUT_WORDS'") as raised:
+        build.build(replace(order, place=str(tmp_path / "other")))
+    assert "--input NAME=PATH" in raised.value.hint
 
 
 def test_existing_folder_is_kept(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
-    "export.order",
     "models.folder",
     "rank.tracebacks",
     "rank.variables",
@@ -102,7 +101,13 @@ DUTIES = {
 }
 SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
 DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
-SDKS = {"azure", "boto3", "botocore", "google"}  # third-party modules that entrypoints may use, imported on first use
+SDKS = {
+    "azure",
+    "boto3",
+    "botocore",
+    "google",
+    "onnxruntime",
+}  # third-party modules that entrypoints may use, imported on first use
 
 
 def imports(folder: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,423 @@
+"""The server of a model folder: contracts, hostile requests, limits, batches, the drain."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudtrain.entrypoints.models import calls
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.serve.engine import Engine, open_engine
+from cloudtrain.entrypoints.serve.routes import Routes
+from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
+from doubles import warmpython
+
+SERVER = (*warmpython.TRAINER, "cloudtrain.entrypoints.serve.engine", "torch.export")
+Ask = Callable[..., tuple[int, Any]]
+
+
+class Sums(torch.nn.Module):
+    """Adds up the words' values, times the scale; refuses words above 9 as an embedding does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = torch.nn.Embedding(10, 2)
+        self.values.weight.data = torch.arange(20.0).view(10, 2)
+
+    def forward(self, words: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return `sums` (B, 2) and `count` (B,)."""
+        return {"sums": self.values(words).sum(1) * scale[:, None], "count": (words > 0).sum(1)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model folder with a traced model."""
+    path = tmp_path_factory.mktemp("served") / "model"
+    path.mkdir()
+    module = Sums().eval()
+    arguments = {n: {"words": torch.ones(n, 3, dtype=torch.int64), "scale": torch.ones(n)} for n in (8, 1, 3)}
+    results = {n: calls.named(module(**each)) for n, each in arguments.items()}
+    form, _ = calls.describe(module, tuple(arguments[8].values()), {})
+    vary = torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        module, tuple(arguments[8].values()), dynamic_shapes={"words": {0: vary}, "scale": {0: vary}}
+    )
+    torch.export.save(program, path / "model.pt2")
+    slots = {"inputs": calls.slots(arguments), "outputs": calls.slots(results)}
+    config = {"format": 1, "name": "sums", "call": form, **{k: [s.dump() for s in v] for k, v in slots.items()}}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "check.json").write_text(json.dumps({"passed": True}))
+    folders.write_sums(path, {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    """Return the model, loaded."""
+    return open_engine(model, most_rows=4)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., ModelServer]]:
+    """Return a function that starts a server with an engine and limits; all servers end with the test."""
+    started: list[ModelServer] = []
+
+    def start(engine: Engine | None, **limits: Any) -> ModelServer:
+        routes = Routes("/health", "/predict")
+        routes.engine = engine
+        started.append(ModelServer(routes, "127.0.0.1", 0, ServeLimits(**limits)))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.drain()
+
+
+@pytest.fixture(scope="module")
+def ask(engine: Engine) -> Iterator[Ask]:
+    """Return a function that asks a ready server: ask(path, body) -> status, JSON."""
+    routes = Routes("/health", "/predict")
+    routes.engine = engine
+    server = ModelServer(routes, "127.0.0.1", 0, ServeLimits())
+    yield lambda path, body=None, method=None: asked(server.port, path, body, method)
+    server.drain()
+
+
+def asked(port: int, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
+    """Return status and JSON of an answer; a body that is neither bytes nor None is sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method or ("GET" if body is None else "POST"), path, data)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if text else None
+
+
+INSTANCES = {"instances": [{"words": [1, 2, 3], "scale": 1}, {"words": [0, 0, 9], "scale": 0.5}]}
+PREDICTIONS = [{"output.sums": [12.0, 15.0], "output.count": 3}, {"output.sums": [9.0, 10.5], "output.count": 1}]
+V2 = {
+    "id": "a",
+    "inputs": [
+        {"name": "words", "shape": [1, 3], "datatype": "INT64", "data": [1, 2, 3]},
+        {"name": "scale", "shape": [1], "datatype": "FP32", "data": [2]},
+    ],
+}
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/predict", "/score"])
+def test_clouds_paths_answer_instances(ask: Ask, path: str) -> None:
+    """SageMaker's, Vertex AI's and Azure ML's paths give a prediction for each instance."""
+    assert ask(path, INSTANCES) == (200, {"predictions": PREDICTIONS})
+
+
+@pytest.mark.parametrize(
+    "path", ["/ping", "/health", "/", "/v2/health/ready", "/v2/health/live", "/v2/models/sums/ready"]
+)
+def test_health_paths_answer(ask: Ask, path: str) -> None:
+    """Every platform's health path says 200 for a ready model, to GET and HEAD."""
+    assert ask(path)[0] == 200
+    assert ask(path, None, "HEAD") == (200, None)
+
+
+def test_open_inference_protocol(ask: Ask) -> None:
+    """Metadata and inference have the protocol's fields; outputs can be chosen."""
+    about = ask("/v2/models/sums/versions/1")[1]
+    assert (about["name"], about["platform"]) == ("sums", "pytorch_pt2")
+    assert about["inputs"][0] == {"name": "words", "datatype": "INT64", "shape": [-1, 3]}
+    status, found = ask("/v2/models/sums/infer", V2)
+    assert (status, found["model_name"], found["id"]) == (200, "sums", "a")
+    assert found["outputs"][0] == {"name": "output.sums", "shape": [1, 2], "datatype": "FP32", "data": [24.0, 30.0]}
+    chosen = ask("/v2/models/sums/infer", {**V2, "outputs": [{"name": "output.count"}]})[1]
+    assert [each["name"] for each in chosen["outputs"]] == ["output.count"]
+    assert ask("/invocations", V2)[1]["outputs"] == found["outputs"]
+
+
+def with_input(index: int, **changes: Any) -> dict[str, Any]:
+    """Return the protocol's request with changes in one input."""
+    return {"inputs": [{**each, **changes} if i == index else each for i, each in enumerate(V2["inputs"])]}
+
+
+HOSTILE = [
+    (b"", "is no JSON"),
+    (b"{", "is no JSON"),
+    (b"\xff\xfe", "is no JSON"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"instances": [NaN]}', "NaN is no JSON number"),
+    ({}, "expected"),
+    ([], "no sample"),
+    ({"instances": []}, "no sample"),
+    ({"instances": 3}, "expected"),
+    ({"instances": [1]}, "instance 0 must be an object"),
+    ({"instances": [{"words": [1, 2, 3]}]}, "instance 0 must be an object with words, scale"),
+    ({"instances": [{"words": [1, 2], "scale": 1}]}, "words has the shape 1x2; expected anyx3"),
+    ({"instances": [{"words": [[1, 2, 3]], "scale": 1}]}, "words has the shape 1x1x3"),
+    ({"instances": [{"words": [1, 2, "3"], "scale": 1}]}, "no even list of numbers"),
+    ({"instances": [{"words": [1, 2, None], "scale": 1}]}, "no even list of numbers"),
+    ({"instances": [{"words": [1, 2, 3.5], "scale": 1}]}, "has the type int64"),
+    ({"instances": [{"words": [1, 2, 2**70], "scale": 1}]}, "no even list of numbers"),
+    ({"instances": [{"words": [1, 2, 3], "scale": 1}, {"words": [1], "scale": 1}]}, "no even list of numbers"),
+    ({"instances": [{"words": [1, 2, 99], "scale": 1}]}, "the model refuses the values: index out of range"),
+    ({"instances": [{"words": [1, 2, 3], "scale": 1e308}]}, "NaN or infinity"),
+    ({"inputs": 3}, "expected"),
+    ({"inputs": [V2["inputs"][0]]}, "expected the inputs words, scale, found words"),
+    ({"inputs": [V2["inputs"][0]] * 2}, "expected the inputs"),
+    (with_input(0, shape=[1, 4]), "has 3 values, and its shape has 4"),
+    (with_input(0, shape=[-1, 3]), "must be a list of whole numbers"),
+    (with_input(0, shape="x"), "must be a list of whole numbers"),
+    (with_input(0, datatype="FP32"), "has the datatype INT64"),
+    (with_input(0, data={}), "must be a list"),
+    (with_input(1, shape=[2], data=[1, 1]), "different numbers of samples: 1, 2"),
+    ({**V2, "outputs": [{"name": "other"}]}, "the outputs are output.sums, output.count"),
+    ({**V2, "outputs": [3]}, "the outputs are"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), HOSTILE)
+def test_hostile_body_is_a_400_with_the_reason(ask: Ask, body: Any, reason: str, capfd: Any) -> None:
+    """Any body that the model cannot take gets 400 with a message; the server prints nothing and goes on."""
+    status, found = ask("/invocations", body)
+    assert (status, reason in found["error"]) == (400, True), found
+    assert ask("/invocations", INSTANCES)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_wrong_paths_and_methods(ask: Ask) -> None:
+    """An unknown path or model is a 404, a wrong method a 405."""
+    assert ask("/nothing")[0] == 404
+    assert ask("/v2/models/other")[0] == 404
+    assert ask("/v2/models/other/infer", V2)[0] == 404
+    assert ask("/invocations")[0] == 405
+    assert ask("/ping", {})[0] == 405
+
+
+def raw(port: int, data: bytes) -> bytes:
+    """Return everything that the server sends after the bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+HEADS = [
+    (b"nonsense\r\n\r\n", 400),
+    (b"GET / HTTP/2.0\r\n\r\n", 505),
+    (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+    (b"POST /invocations HTTP/1.1\r\n\r\n", 411),
+    (b"POST /invocations HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+    (b"POST /invocations HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+    (b"POST /invocations HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    (b"POST /invocations HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5000, 413),
+    (b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000, 431),
+    (b"POST /invocations HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf", 408),
+]
+
+
+@pytest.mark.parametrize(("data", "status"), HEADS)
+def test_faulty_head_is_refused(serve: Callable[..., ModelServer], engine: Engine, data: bytes, status: int) -> None:
+    """Each fault of HTTP has its status; the connection ends after the answer."""
+    port = serve(engine, body_bytes=1000, request_s=0.2).port
+    found = raw(port, data)
+    assert found.startswith(f"HTTP/1.1 {status} ".encode()), found
+    assert b"Connection: close" in found
+    assert b'{"error":' in found
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """Two requests in one packet give two answers on one connection."""
+    body = json.dumps(INSTANCES).encode()
+    post = b"POST /invocations HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    found = raw(serve(engine).port, post + b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert found.index(b"predictions") < found.index(b"cloudtrain")
+
+
+def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """curl sends a large body only after `100 Continue`."""
+    body = json.dumps(INSTANCES).encode()
+    head = f"POST /invocations HTTP/1.1\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(("127.0.0.1", serve(engine).port), timeout=20) as connection:
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode())
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_reset_connections_leave_the_server_alone(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """A hundred clients that reset their connections in a request leave no connection behind."""
+    server = serve(engine, connections=200)
+    for _ in range(100):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(b"POST /invocations HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    assert asked(server.port, "/invocations", INSTANCES)[0] == 200
+    assert server.drain() == 0
+
+
+class Gate:
+    """A model whose calls wait, and that notes the number of samples of each call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.open, self.entered, self.rows = threading.Event(), threading.Semaphore(0), list[int]()
+        self._inner, self.engine = engine._call, engine
+        engine._call = self
+
+    def __call__(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the model's result, once the gate is open."""
+        self.rows.append(len(values["scale"]))
+        self.entered.release()
+        assert self.open.wait(20)
+        return self._inner(values)
+
+
+@pytest.fixture
+def gate(model: Path) -> Iterator[Gate]:
+    """Return a model of its own whose calls wait for `open`."""
+    found = Gate(open_engine(model, most_rows=4))
+    yield found
+    found.open.set()
+
+
+def in_thread(do: Callable[[], Any]) -> Callable[[], Any]:
+    """Run the function in a thread; return a function that waits for its result."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(do()), daemon=True)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(20)
+        return found[0]
+
+    return result
+
+
+def test_waiting_requests_share_a_call(
+    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
+) -> None:
+    """Requests that wait for a busy model are joined to batches of at most four; a faulty one spoils no other."""
+    port = serve(gate.engine).port
+    one = {"instances": INSTANCES["instances"][:1]}
+    bad = {"instances": [{"words": [1, 2, 99], "scale": 1}]}
+    first = in_thread(lambda: asked(port, "/invocations", one))
+    gate.entered.acquire()
+    others = [in_thread(lambda body=body: asked(port, "/invocations", body)) for body in [one, one, bad, one, one]]
+    wait_until(lambda: len(gate.engine._waiting) == 5)
+    gate.open.set()
+    assert [first()[0], *sorted(each()[0] for each in others)] == [200, 200, 200, 200, 200, 400]
+    assert gate.rows[0] == 1
+    assert gate.rows[1] == 4
+    assert all(each()[1]["predictions"] == PREDICTIONS[:1] for each in others if each()[0] == 200)
+
+
+def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., ModelServer]) -> None:
+    """With two requests at once allowed, the third is refused at once, and health still answers."""
+    port = serve(gate.engine, concurrency=1).port
+    first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
+    gate.entered.acquire()
+    assert asked(port, "/invocations", INSTANCES) == (503, {"error": "too many requests at once"})
+    assert asked(port, "/ping")[0] == 200
+    gate.open.set()
+    assert first()[0] == 200
+
+
+def test_connections_above_the_limit_get_503(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """One connection more than allowed is answered with 503 and closed."""
+    port = serve(engine, connections=1).port
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert raw(port, b"").startswith(b"HTTP/1.1 503")
+
+
+def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., ModelServer]) -> None:
+    """The drain closes idle connections, answers the running request, and then takes no connection."""
+    server = serve(gate.engine)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
+        first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
+        gate.entered.acquire()
+        drained = in_thread(server.drain)
+        assert idle.recv(1) == b""
+    gate.open.set()
+    assert (first()[0], drained()) == (200, 0)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", server.port), timeout=1)
+
+
+def test_server_is_not_ready_before_its_model(serve: Callable[..., ModelServer]) -> None:
+    """While files are verified, the server lives, and refuses predictions with 503."""
+    port = serve(None).port
+    assert asked(port, "/v2/health/live")[0] == 200
+    assert [asked(port, path)[0] for path in ("/ping", "/v2/health/ready", "/v2/models/sums")] == [503] * 3
+    assert asked(port, "/invocations", INSTANCES)[0] == 503
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., warmpython.Process]]:
+    """Return a function that starts the server's process on a free port; all processes end with the test."""
+    started: list[warmpython.Process] = []
+
+    def begin(*args: str, **env: str) -> warmpython.Process:
+        words = ["-m", "cloudtrain.entrypoints.serve", *args, "--port", "0"]
+        started.append(warmpython.Process(words, tmp_path, {**os.environ, **env}, SERVER))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate(20)
+
+
+def ready_port(process: warmpython.Process) -> int:
+    """Return the port of a process that has become ready."""
+    line = process.stderr.readline()
+    assert line.startswith("ready: sums (pt2, "), line
+    return int(line.rpartition(":")[2])
+
+
+def test_sigterm_ends_the_process_within_five_seconds(model: Path, start: Callable[..., warmpython.Process]) -> None:
+    """The process answers, also with an idle connection open, and ends with exit code 0 after SIGTERM."""
+    process = start(str(model))
+    port = ready_port(process)
+    with socket.create_connection(("127.0.0.1", port), timeout=20):
+        assert asked(port, "/invocations", INSTANCES) == (200, {"predictions": PREDICTIONS})
+        begin_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert time.monotonic() - begin_s < 5
+
+
+@pytest.mark.parametrize("kind", ["AIP_STORAGE_URI", "AZUREML_MODEL_DIR"])
+def test_platforms_variable_names_the_folder(model: Path, start: Callable[..., warmpython.Process], kind: str) -> None:
+    """Vertex AI's model comes from its store, Azure ML's lies in a folder inside; Vertex AI's routes are followed."""
+    uri = f"file://{model}" if kind == "AIP_STORAGE_URI" else str(model.parent)
+    port = ready_port(start("--host", "127.0.0.1", **{kind: uri, "AIP_HEALTH_ROUTE": "/h", "AIP_PREDICT_ROUTE": "/p"}))
+    assert asked(port, "/h")[0] == 200
+    assert asked(port, "/p", INSTANCES)[0] == 200
+
+
+def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Callable[..., warmpython.Process]) -> None:
+    """One changed byte ends the process with exit code 1 and the file's name."""
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    data = bytearray((copy / "model.pt2").read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / "model.pt2").write_bytes(data)
+    process = start(str(copy))
+    said = process.communicate(30)[1]
+    assert process.returncode == 1
+    assert "model.pt2 is damaged" in said
+    assert "ready" not in said

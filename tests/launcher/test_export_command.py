@@ -1,0 +1,158 @@
+"""`cloudtrain export` and `cloudtrain serve`: a real job becomes a folder, and the folder answers requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.checkpoints import shards
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.models import exporting, source
+from cloudtrain.launcher.planning import bundle
+from cloudtrain.launcher.store.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
+    """Submit, export and serve, as a user types them: the best checkpoint is chosen, checked, and answers."""
+    project = Path(shutil.copytree(ROOT / "examples/digits", tmp_path / "digits"))
+    settings = ["training.max_steps=20", "training.eval_every=10", "checkpoint={every_steps: 10, keep_best: true}"]
+    words = [word for each in settings for word in ("--set", each)]
+    done = cli("submit", "--force", "-y", "--name", "digits", "--backend", "local", *words, cwd=project)
+    assert done.code == 0, done.stderr
+    done = cli("export", "digits", "--json", cwd=project)
+    assert done.code == 0, done.stderr
+    assert set(done.json["check"]["forms"]) == {"pt2", "safetensors"}
+    model = folders.verify(Path(done.json["place"]), checked=True)
+    trainer = model.config["checkpoint"]["trainer"]
+    assert (trainer["job"], trainer["step"]) == ("digits", 20)
+    assert model.config["job"]["metrics"]["accuracy"] > 0
+    assert str(model.config["job"]["metrics"]["accuracy"]) in (model.path / "README.md").read_text()
+    again = cli("export", "digits", cwd=project)
+    assert (again.code, "exists" in again.stderr) == (2, True)
+    assert sorted(map(str, bundle.collect(project))) == ["cloudtrain.yaml", "sweep.yaml", "task.py"]
+
+    server = subprocess.Popen(
+        [*cli.command, "serve", model.path, "--port", "0"], env=cli.environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        found = re.fullmatch(r"ready: digits \(pt2, [0-9a-f]{12}\) on (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line
+        body = json.dumps({"instances": torch.rand(3, 1, 8, 8).tolist()}).encode()
+        with urllib.request.urlopen(f"{found[1]}/invocations", body, timeout=20) as answer:
+            assert torch.tensor(json.load(answer)["predictions"]).shape == (3, 10)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        server.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["export", "nothing"], 8, "no job"),
+        (["export", "nothing", "--checkpoint", "newest"], 2, "`newest` names no checkpoint"),
+        (["export", "nothing", "--form", "pickle"], 2, "`pickle` is no form of a model"),
+        (["export", "nothing", "--input", "x"], 2, "expected NAME=PATH"),
+        (["export", "nothing", "--sign", "missing"], 2, "there is no key missing"),
+        (["export", "./missing"], 1, "there is no checkpoint"),
+        (["serve", "missing"], 2, "is no model folder"),
+    ],
+)
+def test_wrong_words_are_refused(cli: Any, words: list[str], code: int, reason: str) -> None:
+    """Each mistake on the command line has its message and exit code."""
+    done = cli(*words)
+    assert (done.code, reason in done.stderr) == (code, True), done.stderr
+
+
+def saved(folder: Path, *steps: int, job: str = "seeded", best: int | None = None) -> None:
+    """Write small checkpoints of a job, by the functions of the saver that need no process group."""
+    for step in steps:
+        partial = checkpoints.begin(folder, step, 0)
+        box = shards.Box("model.w", torch.float32, (3,), (0,), (3,))
+        head, _, size = shards.place([box])
+        data = torch.full((3,), float(step)).view(torch.uint8)
+        assert size == data.numel()
+        name = "shard-00000-of-00001.safetensors"
+        files = {name: shards.write(partial / name, head, data)}
+        torch.save({}, partial / checkpoints.PLAIN)
+        files[checkpoints.PLAIN] = checkpoints.write_bytes(
+            partial / checkpoints.PLAIN, (partial / checkpoints.PLAIN).read_bytes()
+        )
+        trainer = {"job": job, "step": step, "samples": step}
+        files[checkpoints.TRAINER] = checkpoints.write_json(partial / checkpoints.TRAINER, trainer)
+        checkpoints.finish(folder, step, files)
+    if best is not None:
+        checkpoints.mark_best(folder, best, "loss", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("best", "choice", "step"),
+    [(None, None, 30), (20, None, 20), (20, "last", 30), (20, "best", 20), (None, "step-10", 10), (10, "step-30", 30)],
+)
+def test_choice_of_a_checkpoint(tmp_path: Path, best: int | None, choice: str | None, step: int) -> None:
+    """Without a choice the best is taken if the job keeps the best, else the last."""
+    saved(tmp_path, 10, 20, 30, best=best)
+    assert source.choose(tmp_path, choice).name == checkpoints.step_name(step)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("best", "keeps no best"), ("step-7", "step 7 is not kept"), (None, "has no checkpoint")]
+)
+def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: str) -> None:
+    """The message says that the choice is absent, and lists the steps that exist."""
+    if choice is not None:
+        saved(tmp_path, 10, 20)
+    with pytest.raises(CloudtrainError, match=reason) as raised:
+        source.choose(tmp_path, choice)
+    assert choice != "step-7" or raised.value.hint == "there are step-10, step-20"
+
+
+def test_checkpoints_come_from_the_backend(
+    seed: Callable[..., Job], registry: Registry, home: Path, tmp_path: Path
+) -> None:
+    """If no reported path is here, the backend copies the checkpoints, and a copy is exported."""
+    job = seed("seeded", State("succeeded"))
+    saved(home / "local" / "seeded" / "attempt-1", 10, 20)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert source.saved_checkpoints(registry, job, scratch) == scratch
+    found = source.choose(scratch, None)
+    place = tmp_path / "model"
+    exporting.export_path(registry, found, place, key=None, is_unchecked=True)
+    assert folders.verify(place).config["checkpoint"]["step"] == 20
+
+
+def test_script_has_no_model_to_export(seed: Callable[..., Job], registry: Registry, tmp_path: Path) -> None:
+    """A script's files have a form of their own: the hint names `artifacts`."""
+    job = seed("seeded", State("succeeded"))
+    with pytest.raises(UsageError, match="a script saves its model") as raised:
+        exporting.export_job(registry, job, tmp_path / "model", None, forms=(), inputs={}, key=None, is_unchecked=False)
+    assert "artifacts" in raised.value.hint
+
+
+def test_export_imports_no_torch_in_the_launcher() -> None:
+    """The launcher's part of an export and of a server runs without torch."""
+    program = "import sys, cloudtrain.launcher.commands.export, cloudtrain.launcher.commands.serve\n"
+    program += "import cloudtrain.launcher.models.exporting, cloudtrain.launcher.models.source\n"
+    program += "import cloudtrain.entrypoints.export.build\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
