@@ -26,6 +26,7 @@ __all__ = [
     "ExitReport",
     "ExitState",
     "FetchedInput",
+    "InitSettings",
     "JobSpec",
     "KeyVaultSecrets",
     "Message",
@@ -151,6 +152,22 @@ class CheckpointSettings(Message, optional="all_damaged"):
 
 
 @dataclass(frozen=True)
+class InitSettings(Message, names={"what": "load"}):
+    """Section `init_from`: the weights of the first step; their place is the input `init_from`.
+
+    `checkpoint` chooses among several: best, last or step-N; None: the best, else the last. `what`: weights, or
+    weights+optimizer. `rename`, `skip` and `strict` are those of checkpoints/matching.py.
+    """
+
+    job: str | None = None
+    checkpoint: str | None = None
+    what: str = "weights"
+    rename: Mapping[str, str] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    strict: bool = True
+
+
+@dataclass(frozen=True)
 class SetupSpec(Message):
     """The packages (`requirements`, a file in the code folder) and the commands that prepare a node's environment."""
 
@@ -200,10 +217,11 @@ class JobSpec(
     parts={
         "run": RunSpec.load,
         "checkpoint": CheckpointSettings.load,
+        "init_from": InitSettings.load,
         "setup": SetupSpec.load,
         "notices": NoticeSettings.load,
     },
-    optional="params training setup notices sweep",
+    optional="init_from params training setup notices sweep",
 ):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
@@ -224,6 +242,7 @@ class JobSpec(
     hang_timeout_s: float | None = None
     run: RunSpec = RunSpec()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    init_from: InitSettings | None = None
     params: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     setup: SetupSpec | None = None

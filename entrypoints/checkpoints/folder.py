@@ -59,6 +59,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "save_s": (int, float),
     "best_of": (str, type(None)),
     "metrics": (dict,),
+    "parent": (dict, type(None)),
     **dict.fromkeys(("job", "optimizer"), (str,)),
 }
 # Errors of a path that are faults of the checkpoint. Any other OSError may be a fault of the disk.

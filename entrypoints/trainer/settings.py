@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.contract import CheckpointSettings, JobSpec
+from cloudtrain.entrypoints.contract import CheckpointSettings, InitSettings, JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 
 __all__ = [
@@ -209,6 +209,7 @@ class Spec:
     checkpoint: CheckpointSettings
     timeout_s: float
     config_sha256: str
+    init_from: InitSettings | None = None
 
 
 _POSITIVE = (
@@ -268,6 +269,7 @@ def read_spec(path: str | Path) -> Spec:
         checkpoint=spec.checkpoint,
         timeout_s=spec.timeout_s,
         config_sha256=hashlib.sha256(config.encode()).hexdigest(),
+        init_from=spec.init_from,
     )
 
 

@@ -29,6 +29,7 @@ from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
 from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
 from cloudtrain.entrypoints.trainer.evaluate import evaluate
+from cloudtrain.entrypoints.trainer.initial import initialize
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
 from cloudtrain.entrypoints.trainer.parameter_server import training as parameter_server
 from cloudtrain.entrypoints.trainer.resume import resume
@@ -58,6 +59,7 @@ def main() -> int:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
     progress = resume(job)
+    initialize(job, progress)
     progress.rehearsal = rehearsed
     progress.pause_at = None if rehearsed is not None else progress.pause_at
     begin_s = time.perf_counter()
@@ -389,7 +391,8 @@ def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: floa
 def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
     if job.eval_data is None or progress.evaluated_step == progress.step or not job.strategy.is_alike():
         return False
-    return progress.step == progress.last_step or _is_planned(job, progress)
+    is_inherited = progress.step == 0 and progress.parent is not None  # the parent's number, before the first step
+    return is_inherited or progress.step == progress.last_step or _is_planned(job, progress)
 
 
 def _is_planned(job: TrainingJob, progress: TrainState) -> bool:

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["Backend", "HasCheckpoints", "Invoiced", "Lists", "Machines", "Priced", "Ready", "Seekable", "Sought"]
+__all__ = [
+    "Backend",
+    "HasCheckpoints",
+    "Invoiced",
+    "KeepsPlaces",
+    "Lists",
+    "Machines",
+    "Priced",
+    "Ready",
+    "Seekable",
+    "Sought",
+]
 
 
 class Backend(Protocol):
@@ -109,6 +120,14 @@ class HasCheckpoints(Protocol):
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the job's checkpoint folder below `folder`; return the files there."""
+
+
+@runtime_checkable
+class KeepsPlaces(Protocol):
+    """A backend that knows where a job's checkpoints are, as an entry of `inputs` of a later job."""
+
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the uri or path of the checkpoint folder; None outside the platform's storage."""
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from cloudtrain.launcher.jobs.describe import (
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins
-from cloudtrain.launcher.store.progress import data_share, unkept
+from cloudtrain.launcher.store.progress import data_share, lineage, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import Registry, submitter_lives
 from cloudtrain.launcher.text import charts
@@ -153,6 +153,8 @@ def _head(job: Job, now_s: float) -> list[str]:
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, now_s)
         lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
+    if parent := lineage(job.config, attempt.progress):
+        lines.append(f"  parent      {parent}")
     if attempt.ref is not None and not traits(job.backend).runs_here:
         lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
     return lines

@@ -12,7 +12,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
 from cloudtrain.launcher.planning import bundle as bundles
-from cloudtrain.launcher.planning import plan_text
+from cloudtrain.launcher.planning import parents, plan_text
 from cloudtrain.launcher.planning import planner as plans
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def prepare(
     from cloudtrain.launcher.config.codefiles import notes_of
     from cloudtrain.launcher.planning import clear_values
 
+    config, parent = parents.resolved(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -88,7 +89,7 @@ def prepare(
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
-    notes = (*request.notes, *_warnings(config, request, plan))
+    notes = (*request.notes, *parent, *_warnings(config, request, plan))
     warnings, doubt = (*doubts, *noticed), capacity.unknown_region
     prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
