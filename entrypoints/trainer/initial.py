@@ -27,7 +27,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.resume import hand_over_copies, load_optimizer
 from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 
-__all__ = ["PLACE", "checkpoint_in", "fill", "initialize", "open_parent"]
+__all__ = ["PLACE", "fill", "initialize", "open_parent"]
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 SUMS = "SHA256SUMS"
@@ -83,8 +83,8 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
     if job.place.is_head:
         try:
             chosen = _chosen(place, wanted.checkpoint)
-        except (TaskError, OSError, ValueError) as error:
-            fault = str(error)
+        except (TaskError, folders.CheckpointError, OSError, ValueError) as error:
+            fault = str(error) if isinstance(error, TaskError) else f"init_from: {error}"
     fault, (checkpoint, files, sha256) = exchange.share([fault, chosen])
     if fault:
         raise TaskError(fault)
@@ -139,25 +139,6 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
     return [*notes, *([f"cast: {', '.join(sorted(cast))}"] if cast else [])]
 
 
-def checkpoint_in(folder: Path, wanted: str | None) -> Path:
-    """Return the chosen checkpoint in a folder of checkpoints: best, last or step-N; None: best, else last.
-
-    Raises TaskError if the folder lacks the checkpoint.
-    """
-    steps = dict(folders.list_steps(folder))
-    best = folders.best_step(folder)
-    step = max(steps) if steps else None
-    if wanted == "best" or (wanted is None and best in steps):
-        step = best
-    elif wanted not in (None, "last"):
-        step = int(str(wanted).rpartition("-")[2])
-    if step in steps:
-        return steps[step]
-    there = ", ".join(f"step-{each}" for each in sorted(steps)) or "none"
-    why = "; no best step was recorded: checkpoint.keep_best of the parent" if wanted == "best" and best is None else ""
-    raise TaskError(f"init_from: {folder} has no checkpoint {wanted or ''}{why}; there: {there}")
-
-
 def _chosen(place: Path, wanted: str | None) -> list[Any]:
     """Return a checkpoint, or files of plain weights, and the sha256 of either. Raises TaskError, OSError."""
     if place.is_file():
@@ -167,7 +148,7 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
     if (place / folders.MANIFEST).exists():
         return [str(place), [], _sha256(place / folders.MANIFEST)]
     if folders.list_steps(place):
-        path = checkpoint_in(place, wanted)
+        path = folders.choose(place, wanted)
         return [str(path), [], _sha256(path / folders.MANIFEST)]
     name = next((each for each in _FILES if (place / each).is_file()), None)
     if name is None:

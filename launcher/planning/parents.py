@@ -82,11 +82,11 @@ def _require_whole(place: Path, checkpoint: str | None) -> None:
         hint = f"there: {', '.join(there)}" if there else "a relative path begins at the config file's folder"
         raise _fault(f"{place} does not exist", hint, "checkpoint" if there else "path")
     chosen = place
-    if place.is_dir() and (steps := dict(folders.list_steps(place))):
-        best = folders.best_step(place)
-        if checkpoint == "best" and best not in steps:
-            raise _fault(f"{place} has no best checkpoint", "it is kept with checkpoint.keep_best: true", "checkpoint")
-        chosen = steps[best if best in steps and checkpoint != "last" else max(steps)]
+    try:
+        if place.is_dir() and folders.list_steps(place):
+            chosen = folders.choose(place, checkpoint)
+    except folders.CheckpointError as error:
+        raise _fault(str(error), "name one of these, as in step-200", "checkpoint") from error
     if (chosen / folders.MANIFEST).exists() and (wrong := folders.verify(chosen, only=())):
         raise _fault(f"the checkpoint {chosen} is damaged: {wrong}", "name an older one, as in step-200", "checkpoint")
 

@@ -12,7 +12,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
 from cloudtrain.launcher.planning import bundle as bundles
-from cloudtrain.launcher.planning import parents, plan_text
+from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def prepare(
     from cloudtrain.launcher.config.codefiles import notes_of
     from cloudtrain.launcher.planning import clear_values
 
-    config, parent = parents.resolved(config, config_file.parent)
+    parent: list[str] = []
+    if config.init_from is not None:
+        from cloudtrain.launcher.planning import parents
+
+        config, parent = parents.resolved(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
