@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointSettings",
     "ContainerOrder",
     "ContractError",
+    "EvaluateSettings",
     "ExitCodes",
     "ExitReport",
     "ExitState",
@@ -168,6 +169,19 @@ class InitSettings(Message, names={"what": "load"}):
 
 
 @dataclass(frozen=True)
+class EvaluateSettings(Message):
+    """Section `evaluate`: the test after the last step, or with `only` in place of training.
+
+    `checkpoint`: best or last; None: the best if recorded. `batch_size`: samples of a forward pass.
+    """
+
+    split: str = "test"
+    checkpoint: str | None = None
+    batch_size: int | None = None
+    only: bool = False
+
+
+@dataclass(frozen=True)
 class SetupSpec(Message):
     """The packages (`requirements`, a file in the code folder) and the commands that prepare a node's environment."""
 
@@ -218,10 +232,11 @@ class JobSpec(
         "run": RunSpec.load,
         "checkpoint": CheckpointSettings.load,
         "init_from": InitSettings.load,
+        "evaluate": EvaluateSettings.load,
         "setup": SetupSpec.load,
         "notices": NoticeSettings.load,
     },
-    optional="init_from params training setup notices sweep",
+    optional="init_from evaluate params training setup notices sweep",
 ):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
@@ -243,6 +258,7 @@ class JobSpec(
     run: RunSpec = RunSpec()
     checkpoint: CheckpointSettings = CheckpointSettings()
     init_from: InitSettings | None = None
+    evaluate: EvaluateSettings | None = None
     params: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     setup: SetupSpec | None = None

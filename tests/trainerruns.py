@@ -128,7 +128,7 @@ def run(
     """
     params, checkpoint = settings.pop("params", {}), settings.pop("checkpoint", {})
     text, job = settings.pop("text", None) or TASK, settings.pop("job", "test")
-    further = {name: settings.pop(name) for name in ("init_from",) if name in settings}
+    further = {name: settings.pop(name) for name in ("init_from", "evaluate") if name in settings}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "task.py").write_text(text)
     spec = {

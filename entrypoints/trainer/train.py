@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import exchange, heartbeat, rehearsal, variables
 from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
-from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
+from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving, testing
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
 from cloudtrain.entrypoints.trainer.evaluate import evaluate
 from cloudtrain.entrypoints.trainer.initial import initialize
@@ -57,7 +57,10 @@ def main() -> int:
     place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
+    if spec.evaluate is not None and spec.evaluate.only:
+        return testing.only(spec, task, place, agreement)
     job = build(spec, task, place, agreement)
+    split = testing.require_split(job)  # before the first step: after the last step would be late
     progress = resume(job)
     initialize(job, progress)
     progress.rehearsal = rehearsed
@@ -87,6 +90,8 @@ def main() -> int:
         return EXIT_SAVED
     saving.export(job)
     saving.publish(job, progress)
+    if split is not None:
+        testing.at_end(job, progress, split)
     report.say_done(job, progress, time.perf_counter() - begin_s, stop)
     report.write_outcome(job, progress, "done", stop)
     return EXIT_DONE

@@ -42,7 +42,7 @@ from cloudtrain.launcher.config.kinds import (
     Text,
     Written,
 )
-from cloudtrain.launcher.config.schema_after import InitFromOrText
+from cloudtrain.launcher.config.schema_after import Evaluate, InitFromOrText
 from cloudtrain.launcher.config.schema_sweep import Sweep
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
@@ -375,6 +375,11 @@ class JobConfig(Section):
         Checkpoint.model_construct(every=600),
         description="When and where state is saved.",
         examples=[{"every_steps": 200}],
+    )
+    evaluate: Evaluate | None = Field(
+        None,
+        description="Test a task after its last step, on a split that has chosen nothing. Default: no test.",
+        examples=[{"split": "test", "checkpoint": "best"}],
     )
     init_from: InitFromOrText | None = Field(
         None,

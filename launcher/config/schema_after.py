@@ -1,4 +1,4 @@
-"""The config's keys for another job's weights; the nodes read the same keys in entrypoints/contract.py."""
+"""The config's keys for another job's weights and for the test; on the nodes they are in entrypoints/contract.py."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from cloudtrain.launcher.config.kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, Text
 
-__all__ = ["InitFrom", "InitFromOrText"]
+__all__ = ["Evaluate", "InitFrom", "InitFromOrText"]
 
 
 class InitFrom(Section):
@@ -70,3 +70,27 @@ def _init_from(value: Any) -> Any:
 
 
 InitFromOrText = Annotated[InitFrom, Shorthand("text", _init_from, {"type": "string"})]
+
+
+class Evaluate(Section):
+    """The test of a task: figures on a split that has chosen nothing (docs/evaluate.md)."""
+
+    split: Text = Field("test", description="The split's name: `dataset(params, split)`.", examples=["test"])
+    checkpoint: Literal["best", "last"] | None = Field(
+        None,
+        description="Whose figures are the job's: default the best where one is kept, else the last. The other is "
+        "reported beside.",
+        examples=["best"],
+    )
+    at_end: bool = Field(True, description="Test after the last step, on the job's own machines.", examples=[True])
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Samples of a forward pass, on any number of ranks. Default: micro_batch_size, else 32.",
+        examples=[64],
+    )
+    only: bool = Field(
+        False,
+        description="Test the weights of `init_from`, and train nothing; `cloudtrain evaluate` sets it.",
+        examples=[True],
+    )
