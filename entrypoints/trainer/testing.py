@@ -111,15 +111,18 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     progress, folder = TrainState(max_steps=1), Path(os.environ.get(initial.PLACE) or "")
     if not folder.name:
         raise TaskError(f"evaluate.only tests the weights of init_from, and {initial.PLACE} is not set")
-    report.say_start(job, progress)
     settings = spec.init_from or InitSettings()
     parent = initial.open_parent(job, folder, settings)
-    step, name = parent.origin["step"], settings.checkpoint
+    progress.parent = parent.origin
+    report.say_start(job, progress)
+    step, name = parent.origin["step"], settings.checkpoint or "chosen"
+    if job.place.is_head and step is not None and name == "chosen":
+        name = "best" if folders.best_step(Path(parent.origin["path"]).parent) == step else "last"
     kind = "average" if any(full.startswith("ema.") for full in parent.names.values()) else "trained"
-    candidates = [Weights(name or "chosen", step, kind, lambda: _filled(job, parent))]
+    candidates = [Weights(name, step, kind, lambda: _filled(job, parent))]
     if kind == "average":
         raw = initial.open_parent(job, folder, settings, averaged=False)
-        candidates.append(Weights(name or "chosen", step, "trained", lambda: _filled(job, raw)))
+        candidates.append(Weights(name, step, "trained", lambda: _filled(job, raw)))
     if not _test(job, progress, split, candidates, parent.origin):
         return EXIT_SAVED
     report.write_outcome(job, progress, "done")

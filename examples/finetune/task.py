@@ -20,9 +20,11 @@ def dataset(params, split):
     images = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long() % 2
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    held_back = int(TEST_SHARE * len(labels))  # the images that the parent has not seen, either
-    chosen = order[:held_back] if split == "eval" else order[held_back:]
-    return torch.utils.data.TensorDataset(images[chosen], labels[chosen]) if split in ("train", "eval") else None
+    held_back = int(TEST_SHARE * len(labels))  # the images that the parent has not been trained on, either
+    parts = {"test": order[: held_back // 2], "eval": order[held_back // 2 : held_back], "train": order[held_back:]}
+    if split not in parts:
+        return None
+    return torch.utils.data.TensorDataset(images[parts[split]], labels[parts[split]])
 
 
 def model(params):
@@ -53,3 +55,9 @@ def evaluate(model, batch):
     images, labels = batch
     scores = model(images)
     return {"accuracy": (scores.argmax(1) == labels).float().mean(), "loss": F.cross_entropy(scores, labels)}
+
+
+def outputs(model, batch):
+    """For the test: the figures by class, the calibration and the worst samples follow from these."""
+    images, labels = batch
+    return {"target": labels, "score": model(images)}

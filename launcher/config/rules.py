@@ -47,6 +47,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_only_where_they_count(root),
         *_exclusive(root),
         *_initial(root),
+        *_test(root),
         *_numbers(root),
         *rules_training.faults_of(root),
         *_mirror(root),
@@ -127,6 +128,18 @@ def _initial(root: YamlNode) -> Iterator[Fault]:
             if given(root, "init_from", name):
                 hint = "a script loads the files at $CLOUDTRAIN_INPUT_INIT_FROM by itself"
                 yield between(root, f"`init_from.{name}` goes with `task`", hint, ("init_from", name))
+
+
+def _test(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault if a job that only tests has no weights, or if a script has a test."""
+    if given(root, "evaluate") is None:
+        return
+    if not given(root, "task"):
+        hint = "a script writes figures of its own to CLOUDTRAIN_OUTPUT_DIR"
+        yield between(root, "`evaluate` goes with `task`", hint, ("evaluate",))
+    only = given(root, "evaluate", "only")
+    if only and only.value is True and not given(root, "init_from"):
+        yield between(root, "`evaluate.only` tests the weights of `init_from`", "add it", ("evaluate", "only"))
 
 
 def _launchers(root: YamlNode) -> Iterator[Fault]:

@@ -57,16 +57,19 @@ def as_lines(
     before: Sequence[str] = (),
     size: tuple[int | None, int | None] = (None, None),
     lacking: Sequence[str] = (),
+    tests: Sequence[str] = (),
 ) -> list[str]:
     """Return a screen about the job; `attempts` are all attempts of the job.
 
     `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
     and a long failure is cut to fit. `lacking`: the budgets that would refuse the resume.
+    `tests`: the tests of the job's weights.
     """
     columns, rows = size
     now_s = time.time()
     money = forecast(job, attempts, now_s)
     head = [*_head(job, now_s), *_pending(job, now_s), *_progress_lines(job, money, now_s)]
+    head += [f"  {'test' if place == 0 else '':11} {line}" for place, line in enumerate(tests)]
     head += [*_checkpoint_lines(job, money, now_s), *_money_lines(job, attempts, money, now_s)]
     tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
     tail += [f"{_HANG}{line}" for line in lacking]

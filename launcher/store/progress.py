@@ -31,7 +31,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     step, `resumed_step` the step from which the attempt resumed, `parent` the origin of the first step's weights,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
     GPUs' figures by rank (`gpu_figures`), `staleness` the updates by staleness (`exchange_figures`), `unkept` the files
-    of a script that nothing keeps.
+    of a script that nothing keeps, `test` the figures of the last test, and `tests` the number of tests.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -64,6 +64,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["unkept"] = [found for each in event["names"][:_MOST_UNKEPT] if (found := sanitize.text(each))]
         elif kind == "gpu" and time_s is not None:
             now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
+        elif kind == "test" and isinstance(event.get("test"), dict):
+            now |= {"test": sanitize.tree(event["test"]), "tests": now.get("tests", 0) + 1}
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself
@@ -105,6 +107,9 @@ def _figures(event: dict[str, Any]) -> dict[str, Any]:
 
 def shown(progress: dict[str, Any]) -> str:
     """Return the progress in a few words: `step 120/2000 loss 1.234`."""
+    if isinstance(test := progress.get("test"), dict) and not progress.get("step"):  # a job that only tests
+        names = [name for name in ("accuracy", "mae", "loss") if isinstance(test.get(name), float)]
+        return " ".join([str(test.get("split")), *(f"{name} {test[name]:.4g}" for name in names)])
     if "step" not in progress:
         return ""
     of = f"/{progress['max_steps']}" if progress.get("max_steps") else ""
