@@ -8,6 +8,7 @@ import click
 
 from cloudtrain.launcher.commands.options import (
     WholeNumber,
+    completes,
     examples,
     json_option,
     named_job_argument,
@@ -25,7 +26,12 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 @named_job_argument
 @click.option("--checkpoint", metavar="NAME", help="best, last or step-N.  [default: the best if kept, else the last]")
 @click.option("--split", default="test", show_default=True, help="The split: `dataset(params, split)` of the task.")
-@click.option("--backend", metavar="NAME", help="Where; only a backend that reads the job's checkpoints.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=completes("backends"),
+    help="Where; only a backend that reads the job's checkpoints.",
+)
 @click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Machines.  [default: 1, or a sharded job's]")
 @click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not the job's code.")
 @set_option

@@ -62,7 +62,12 @@ def _picture(split: str, figures: Mapping[str, Any], words: str) -> Picture:
         words=words,
         warning=same if figures.get("same_as_eval") is True else "",
         compared=tuple(rows) if len(rows) > 1 else (),
-        head=("Checkpoint", "Step", "Weights", *(name.replace("_", " ").capitalize() for name in names)),
+        head=(
+            "Checkpoint",
+            "Step",
+            "Weights",
+            *(name.replace("_f1", " F1").capitalize().replace("f1", "F1") for name in names),
+        ),
         classes=tuple((str(n), *map(_text, row)) for n, row in enumerate(_rows(figures.get("classes")))),
         count=len(table) if is_shown else 0,
         cells=tuple(_cells(table)) if is_shown else (),
