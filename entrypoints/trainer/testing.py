@@ -1,6 +1,6 @@
-"""The test of a task: figures on a split that has chosen no weights and no settings, of one or more sets of weights.
+"""The test of a task: figures of one or more sets of weights, on a split without influence on weights or settings.
 
-The batches do not depend on the number of ranks, and the counts are integers (scores.py), so the figures do not either.
+The batches do not depend on the number of ranks, and the counts are integers (scores.py), so neither do the figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
 _PLAIN = matching.Wishes({}, ())
 _ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
-_STRATEGIES = {"local": "ddp", "async": "ddp"}  # those whose ranks train apart: for a test all ranks have one model
+_STRATEGIES = {"local": "ddp", "async": "ddp"}  # ranks that train apart: in a test all ranks have the same model
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _test(
         with each.place(), evaluate.eval_mode(job):
             found = _figures(job, split, size)
         if found is None:
-            report.say(job, "preempt", "stopped during the test; the weights are saved", step=progress.step, saved=True)
+            report.say(job, "test", "stopped during the test: no figures", step=progress.step)
             return False
         tested.append({"checkpoint": each.checkpoint, "step": each.step, "weights": each.kind, **found})
     if not job.place.is_head:
@@ -204,7 +204,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
             elif weight and place.counts and fault is None:
                 try:
                     counts = scores.counted(found, [index for _, index in keys], counts)
-                except TaskError as error:  # all ranks raise it, after the last batch
+                except TaskError as error:  # raised on all ranks, after the last batch
                     fault = str(error)
             heartbeat.beat()
             if job.agreement.finish().stop is not None:

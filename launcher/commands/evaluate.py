@@ -1,4 +1,4 @@
-"""`cloudtrain evaluate`: test a job's weights on a split that has chosen nothing, as a job of its own."""
+"""`cloudtrain evaluate`: a further job that tests the weights of a job on a held-back split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
 ) -> int:
     """Test the weights of an ended job, and print the figures: a job with a time limit of an hour, in the ledger.
 
-    The code is the job's. Each test is counted: figures of a split that has chosen a model are too good.
+    The code is the job's. Each test is counted: a split on which models were chosen gives too good figures.
     """
     from cloudtrain.launcher.jobs import evaluations, submit
     from cloudtrain.launcher.jobs.approval import approved, require_allowed

@@ -131,12 +131,16 @@ def _initial(root: YamlNode) -> Iterator[Fault]:
 
 
 def _test(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault if a job that only tests has no weights, or if a script has a test."""
+    """Yield the faults of `evaluate`: for a script, with a sweep, and without weights to test."""
     if given(root, "evaluate") is None:
         return
     if not given(root, "task"):
         hint = "a script writes figures of its own to CLOUDTRAIN_OUTPUT_DIR"
         yield between(root, "`evaluate` goes with `task`", hint, ("evaluate",))
+    if given(root, "sweep"):
+        hint = "`eval` chooses among trials; test the best trial afterwards: `cloudtrain best`, then `evaluate`"
+        message = "with `sweep`, each trial would look at the test split"
+        yield between(root, message, hint, ("evaluate",), ("sweep",))
     only = given(root, "evaluate", "only")
     if only and only.value is True and not given(root, "init_from"):
         yield between(root, "`evaluate.only` tests the weights of `init_from`", "add it", ("evaluate", "only"))

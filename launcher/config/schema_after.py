@@ -24,7 +24,7 @@ class InitFrom(Section):
     path: Text | None = Field(
         None,
         description="A checkpoint's folder, a folder with model.safetensors (or its index, or model.pt), or a file, "
-        "where the job runs; on the clouds a uri of the platform's storage.",
+        "on the job's machine; on the clouds a uri of the platform's storage.",
         examples=["s3://bucket/export/"],
     )
     load: Literal["weights", "weights+optimizer"] = Field(

@@ -1,4 +1,4 @@
-"""The tests of a job: after its last step, and by later jobs of `cloudtrain evaluate`; their config, count and text."""
+"""The tests of a job, after the last step and by later jobs of `cloudtrain evaluate`: config, count and text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NONE = ("training.pause_at", "training.diagnose_steps", "checkpoint.uri", "chec
 
 @dataclass(frozen=True)
 class Tested:
-    """A test: the job that made it, and the figures of its event. `count`: how often the job has made it."""
+    """A test: the testing job, and the figures of the event. `count`: the number of the job's tests."""
 
     job_id: str
     figures: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Tested:
 def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequence[str]) -> JobConfig:
     """Return the config of a job that tests the parent's weights. Raises UsageError, ConfigError.
 
-    Its time is limited, and it takes one machine if one holds the model. `settings` are `a.b=value` of the user.
+    The time is limited, and a model that is not sharded gets a single machine. `settings` are the user's `a.b=value`.
     """
     from cloudtrain.launcher import config as configs
 
@@ -65,7 +65,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
 
 
 def tests_of(registry: Registry, job: Job) -> list[Tested]:
-    """Return the tests of the job's weights, the job's own first, the others by the time of their submit."""
+    """Return the tests of the job's weights: the job's own first, then later jobs by the time of the submit."""
     own = [attempt.progress for attempt in registry.attempts(job)]
     found = [Tested(job.id, each["test"], each.get("tests", 1)) for each in own if isinstance(each.get("test"), dict)]
     for child in registry.named(f"{job.name[:_LONGEST_NAME].rstrip('-')}-evaluate"):
@@ -87,7 +87,7 @@ def _parent(job: Job) -> str | None:
 
 
 def looks(tests: Sequence[Tested], split: str) -> int:
-    """Return how often the split was looked at."""
+    """Return the number of looks at the split."""
     return sum(each.count for each in tests if each.figures.get("split") == split)
 
 

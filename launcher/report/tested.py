@@ -16,6 +16,8 @@ _MOST_CLASSES = 30  # in a matrix that a reader can read
 _FAINTEST = 0.12
 _WHICH, _COMPARED = ("checkpoint", "step", "weights"), ("accuracy", "loss", "macro_f1", "mae", "rmse", "r2")
 
+_TITLES = {"macro_f1": "Macro F1", "mae": "MAE", "rmse": "RMSE", "r2": "R2"}
+
 
 @dataclass(frozen=True)
 class Picture:

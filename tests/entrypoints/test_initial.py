@@ -13,7 +13,7 @@ import torch
 from trainerruns import Run, run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.checkpoints import shards, weights
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def begin(folder: Path, place: Path, ranks: int = 1, init: dict[str, Any] | None
     ids=["alone", "ddp-ema", "fsdp", "local"],
 )
 def test_first_evaluation_is_the_parents(parent: Run, ranks: int, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Before step 1 the evaluation equals the parent's bit for bit: the average's, which was evaluated."""
+    """Before step 1 the evaluation equals the parent's, with the averaged weights, bit for bit."""
     child = begin(tmp_path, parent.folder / "checkpoints", ranks, {"checkpoint": "last"}, **settings)
     assert child.code == 0, child.errors
     assert child.values("eval", "loss")[0].hex() == parent.values("eval", "loss")[10].hex()
@@ -81,7 +81,7 @@ def test_ranks_of_one_model_take_their_own_parts(parallel: dict[str, Any], tmp_p
 
 
 def test_default_is_the_best_checkpoint(parent: Run, tmp_path: Path) -> None:
-    """Among several checkpoints the best is taken, and a step that is not there is refused with those that are."""
+    """Among several checkpoints the best is taken; for a missing step the error lists the present steps."""
     best = begin(tmp_path / "best", parent.folder / "checkpoints")
     assert best.only("start")["parent"]["step"] == 5
     assert best.values("eval", "loss")[0].hex() == parent.values("eval", "loss")[5].hex()
@@ -90,7 +90,7 @@ def test_default_is_the_best_checkpoint(parent: Run, tmp_path: Path) -> None:
 
 
 def test_resumed_child_is_exact(parent: Run, tmp_path: Path) -> None:
-    """A killed child goes on from its own checkpoint, though the parent is gone, to the same losses."""
+    """A killed child resumes from the child's own checkpoint after the parent's removal, with equal losses."""
     place = tmp_path / "parent"
     shutil.copytree(parent.folder / "checkpoints", place)
     whole = begin(tmp_path / "whole", place, max_steps=8)
@@ -106,19 +106,22 @@ def test_resumed_child_is_exact(parent: Run, tmp_path: Path) -> None:
 
 
 def test_optimizer_state_comes_on_request(parent: Run, tmp_path: Path) -> None:
-    """With weights+optimizer the first step is the step that the parent would have taken on these samples."""
+    """After 4 steps AdamW has counted 14 with the parent's state, else 4; a different optimizer is refused."""
     place = parent.folder / "checkpoints/step-00000010"
-    fresh = begin(tmp_path / "fresh", place, schedule={"name": "constant"})
-    full = begin(tmp_path / "full", place, init={"load": "weights+optimizer"}, schedule={"name": "constant"})
-    assert full.code == 0, full.errors
-    assert fresh.values("step", "loss")[2] != full.values("step", "loss")[2]
+    for load, count in (("weights", 4.0), ("weights+optimizer", 14.0)):
+        child = begin(tmp_path / load, place, init={"load": load})
+        assert child.code == 0, child.errors
+        (file,) = (tmp_path / load / "checkpoints/step-00000004").glob("shard-*")
+        shard = shards.open_shard(file)
+        counts = [float(shard.tensor(*each)) for each in shard.boxes if each[0].name.endswith(".step")]
+        assert counts == [count] * len(counts) != []
     other = begin(tmp_path / "other", place, init={"load": "weights+optimizer"}, optimizer={"name": "sgd", "lr": 0.1})
     assert "the parent has the optimizer AdamW, this job SGD" in other.errors
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt", "model.safetensors.index.json"])
 def test_plain_weights_of_other_programs(parent: Run, name: str, tmp_path: Path) -> None:
-    """A folder of plain weights gives the same first evaluation; a changed byte of a summed folder is refused."""
+    """A folder of plain weights gives the same first evaluation; a changed byte under SHA256SUMS is refused."""
     place = tmp_path / "export"
     place.mkdir()
     found = weights.from_checkpoint(parent.folder / "checkpoints/step-00000010")

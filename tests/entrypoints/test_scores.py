@@ -103,7 +103,7 @@ def test_regression_equals_scikit_learn() -> None:
 
 
 def test_probabilities_are_taken_as_they_are() -> None:
-    """Rows that are probabilities give the loss of these, not of their softmax."""
+    """Rows of probabilities give the loss without a softmax."""
     found = scores.counted({"target": torch.tensor([1]), "score": torch.tensor([[0.25, 0.75]])}, [0], None)
     assert isinstance(found, scores.ClassCounts)
     assert scores.class_figures(found)["loss"] == pytest.approx(-math.log(0.75), abs=1e-12)
@@ -122,7 +122,7 @@ def test_probabilities_are_taken_as_they_are() -> None:
     ],
 )
 def test_wrong_outputs_are_refused(found: object, words: str) -> None:
-    """A wrong name, shape, class or number is named, with the sample where there is one."""
+    """The error names the wrong name, shape, class or number, and the sample if known."""
     with pytest.raises(TaskError) as refusal:
         scores.counted(found, [8], None)
     assert words in str(refusal.value)

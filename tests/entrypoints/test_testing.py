@@ -102,14 +102,14 @@ def test_figures_are_equal_on_any_number_of_ranks(parent: Run, ranks: int, tmp_p
     ],
 )
 def test_missing_split_is_refused_before_the_first_step(which: str, words: str, tmp_path: Path) -> None:
-    """A test at the end that cannot be made ends the job at its start."""
+    """An impossible test ends the job at the start."""
     done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": TASK % which})
     assert (done.code, done.values("step", "loss")) == (1, {})
     assert words in done.errors
 
 
 def test_best_checkpoint_is_tested_where_the_last_is_not_the_best(tmp_path: Path) -> None:
-    """With a rate that ruins the weights after step 5 the figures are those of the best step, beside the last."""
+    """If a high rate ruins the last weights, the figures belong to the best step, beside the last step's."""
     schedule = {"optimizer": {"name": "sgd", "lr": 60.0}, "schedule": {"name": "constant", "warmup_steps": 60}}
     settings = {**SETTINGS, **schedule, "eval_every": 2, "on_nan": "stop", "clip_norm": 50.0}
     done = run(tmp_path, 1, checkpoint={"keep_best": True}, evaluate={}, **settings)

@@ -65,6 +65,8 @@ def test_short_forms(text: str, wanted: tuple[Any, ...], load: Callable[..., Job
         ("init_from: {job: a, load: all}", "weights+optimizer"),
         ("init_from: {job: a, load: weights+optimizer, skip: [x]}", "`skip` goes with `load: weights`"),
         ("init_from: a\ncheckpoint: {resume: /x/step-5}", "exclude each other"),
+        ("evaluate: {only: true}", "tests the weights of `init_from`"),
+        ("evaluate: {split: test}\nsweep: {space: {training.seed: [1, 2]}, trials: 2}", "each trial would look"),
         ("init_form: a", "did you mean `init_from`?"),
     ],
 )
