@@ -142,8 +142,9 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
 
     folder = home()
     config = overrides.load()
-    if unknown := [name for name in wish.inputs if name not in config.inputs]:
-        known = ", ".join(config.inputs) or "none"
+    names = [*config.inputs, *(["init_from"] if config.init_from else [])]
+    if unknown := [name for name in wish.inputs if name not in names]:
+        known = ", ".join(names) or "none"
         raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)

@@ -39,7 +39,7 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
         place, checkpoint = _place(parent, config, wanted.checkpoint)
         wanted = wanted.model_copy(update={"job": parent.id, "checkpoint": checkpoint})
         note = f"{parent.id}, {(checkpoint or 'its best checkpoint, else its last').replace('step-', 'step ')}"
-    if traits(config.backend).runs_here:
+    if traits(config.backend).runs_here and "://" not in place.removeprefix("file://"):
         _require_whole(base / place.removeprefix("file://"), wanted.checkpoint)
     inputs = {**config.inputs, INPUT: place}
     return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]

@@ -86,10 +86,16 @@ def prepare(
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
-    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    found = backend.check(request)
-    if faults := [fault for fault in found if not fault.is_warning]:
-        raise ConfigError(faults)
+    try:
+        request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+        found = backend.check(request)
+        if faults := [fault for fault in found if not fault.is_warning]:
+            raise ConfigError(faults)
+    except ConfigError as error:
+        if not parent or error.where:
+            raise
+        own = "inputs.init_from"  # no key of the file
+        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in error.faults]) from error
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()

@@ -101,6 +101,10 @@ def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, 
     spec = job_spec(prepared.plan, prepared.config, "child", 1).dump()["init_from"]
     assert spec == {"job": None, "checkpoint": None, "load": "weights", "rename": {"^a": "b"}, "skip": ["^head"],
                     "strict": False}  # fmt: skip
+    far = load("init_from: s3://bucket/export/")
+    with pytest.raises(ConfigError) as refusal:
+        prepare(far, file, Path(), dry=True)
+    assert [fault.key for fault in refusal.value.faults] == ["init_from.path"]
     assert "init_from" not in job_spec(prepared.plan, load(""), "child", 1).dump()
 
 
@@ -126,3 +130,10 @@ def test_lineage_is_the_nodes_report_else_the_config() -> None:
     origin = {"job": "digits", "step": 40, "sha256": "ab" * 32, "path": "/x"}
     line = f"start  ::ct {json.dumps({'e': 'start', 'step': 0, 'parent': origin})}"
     assert lineage(asked, fold({}, [line])) == "digits step 40, sha256 abababababab"
+
+
+def test_rehearsal_takes_a_copy_of_the_parent(cli: Any, load: Callable[..., JobConfig], tmp_path: Path) -> None:
+    """`--input init_from=DIR` gives a rehearsal the weights, so names and shapes are compared before a payment."""
+    load("init_from: s3://bucket/export/")
+    told = cli("rehearse", "--input", f"nope={tmp_path}", cwd=tmp_path)
+    assert (told.code, "there are: init_from" in told.stderr) == (2, True)
