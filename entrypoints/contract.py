@@ -22,11 +22,13 @@ __all__ = [
     "CheckpointSettings",
     "ContainerOrder",
     "ContractError",
+    "EvaluateSettings",
     "ExitCodes",
     "ExitReport",
     "ExitState",
     "ExportOrder",
     "FetchedInput",
+    "InitSettings",
     "JobSpec",
     "KeyVaultSecrets",
     "Message",
@@ -152,6 +154,35 @@ class CheckpointSettings(Message, optional="all_damaged"):
 
 
 @dataclass(frozen=True)
+class InitSettings(Message, names={"what": "load"}):
+    """Section `init_from`: the weights of the first step; their place is the input `init_from`.
+
+    `checkpoint` chooses among several: best, last or step-N; None: the best, else the last. `what`: weights, or
+    weights+optimizer. `rename`, `skip` and `strict` are those of checkpoints/matching.py.
+    """
+
+    job: str | None = None
+    checkpoint: str | None = None
+    what: str = "weights"
+    rename: Mapping[str, str] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(Message):
+    """Section `evaluate`: the test after the last step, or with `only` in place of training.
+
+    `checkpoint`: best or last; None: the best if recorded. `batch_size`: samples of a forward pass.
+    """
+
+    split: str = "test"
+    checkpoint: str | None = None
+    batch_size: int | None = None
+    only: bool = False
+
+
+@dataclass(frozen=True)
 class SetupSpec(Message):
     """The packages (`requirements`, a file in the code folder) and the commands that prepare a node's environment."""
 
@@ -201,10 +232,12 @@ class JobSpec(
     parts={
         "run": RunSpec.load,
         "checkpoint": CheckpointSettings.load,
+        "init_from": InitSettings.load,
+        "evaluate": EvaluateSettings.load,
         "setup": SetupSpec.load,
         "notices": NoticeSettings.load,
     },
-    optional="params training setup notices sweep",
+    optional="init_from evaluate params training setup notices sweep",
 ):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
@@ -225,6 +258,8 @@ class JobSpec(
     hang_timeout_s: float | None = None
     run: RunSpec = RunSpec()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    init_from: InitSettings | None = None
+    evaluate: EvaluateSettings | None = None
     params: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     setup: SetupSpec | None = None

@@ -179,6 +179,10 @@ class AzureMLBackend:
             )
         return files.download(self._access(handle.workspace), handle.checkpoint_uri, folder)
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return AzureMLRef.load(ref).checkpoint_uri
+
     def doctor(self, config: JobConfig | None) -> list[Check]:
         return doctor.checks(self.azure, config)
 

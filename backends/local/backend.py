@@ -192,6 +192,10 @@ class LocalBackend:
         """Copy the checkpoint folder below `folder`; return the files there."""
         return _copied(Path(LocalRef.load(ref).checkpoint_dir), folder)
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return LocalRef.load(ref).checkpoint_dir
+
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks for a job on this machine."""
         from importlib.metadata import PackageNotFoundError, version

@@ -150,6 +150,10 @@ class SageMakerBackend:
         found = files.of(self._access(handle))
         return found.download(handle.checkpoint_uri, folder, may_be_empty=True)
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return SageMakerRef.load(ref).checkpoint_uri
+
     def doctor(self, config: JobConfig | None) -> list[Check]:
         return doctor.checks(self.clients, config)
 

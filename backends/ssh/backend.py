@@ -113,6 +113,10 @@ class SshBackend:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
         return jobs.brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return SshRef.load(ref).nodes[0].checkpoints
+
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         return jobs.shell(self.fleet, ref, node, argv)
 

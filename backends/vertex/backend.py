@@ -176,6 +176,10 @@ class VertexBackend:
         with api.answers("download the checkpoints", needs=files.ROLE):
             return files.of(self._access(handle)).download(handle.checkpoint_uri, folder)
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return VertexRef.load(ref).checkpoint_uri
+
     def doctor(self, config: JobConfig | None) -> list[Check]:
         return doctor.checks(self.google, config)
 

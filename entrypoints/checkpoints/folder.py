@@ -28,6 +28,7 @@ __all__ = [
     "Unreadable",
     "begin",
     "best_step",
+    "choose",
     "finish",
     "list_steps",
     "mark_best",
@@ -59,6 +60,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "save_s": (int, float),
     "best_of": (str, type(None)),
     "metrics": (dict,),
+    "parent": (dict, type(None)),
     **dict.fromkeys(("job", "optimizer"), (str,)),
 }
 # Errors of a path that are faults of the checkpoint. Any other OSError may be a fault of the disk.
@@ -262,6 +264,24 @@ def best_step(folder: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((folder / BEST).read_text())["step"])
     return None
+
+
+def choose(folder: Path, wanted: str | None) -> Path:
+    """Return the wanted checkpoint of the folder: best, last or step-N; None: the best if recorded, else the last.
+
+    Raises CheckpointError if the folder lacks the checkpoint, OSError if the folder cannot be read.
+    """
+    steps, best = dict(list_steps(folder)), best_step(folder)
+    step = max(steps, default=None)
+    if wanted == "best" or (wanted is None and best in steps):
+        step = best
+    elif wanted not in (None, "last"):
+        step = int(str(wanted).rpartition("-")[2])
+    if step in steps:
+        return steps[step]
+    there = ", ".join(f"step-{each}" for each in sorted(steps)) or "none"
+    why = ": no best step is recorded, as `checkpoint.keep_best` does" if wanted == "best" and best is None else ""
+    raise CheckpointError(f"{folder} has no checkpoint {wanted or ''}{why}; there: {there}")
 
 
 def set_aside(path: Path, why: str) -> Path:

@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.checkpoints import layout, shards
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 
-__all__ = ["CheckpointReader", "check", "open_reader", "overlap"]
+__all__ = ["CheckpointReader", "check", "open_files", "open_reader", "overlap"]
 
 ATTEMPTS = 3  # to read a checkpoint from an unreliable network share
 
@@ -115,6 +115,59 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
         is_seen_by_all=everybody,
         plain=loaded,
     )
+
+
+def open_files(files: list[Path]) -> CheckpointReader:
+    """Open files of plain weights, safetensors or torch.save's, which only rank 0 reads; all ranks call.
+
+    Raises CheckpointError, on all ranks, for a file that is no state dict of tensors.
+    """
+    parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
+    fault = None
+    if dist.get_rank() == 0:
+        try:
+            for path in files:
+                is_plain = path.suffix == ".safetensors"
+                opened = [shards.open_shard(path, is_own=False)] if is_plain else _of_state_dict(path)
+                for shard in opened:
+                    for box, begin in shard.boxes:
+                        parts.setdefault(box.name, []).append((shard, box, begin))
+            fault = _gap(parts)
+        except (OSError, ValueError) as error:
+            fault = str(error)
+    if fault := exchange.share(fault):
+        raise folders.CheckpointError(fault)
+    table = exchange.share({name: [b[0][1].whole, str(b[0][1].dtype)] for name, b in parts.items()})
+    return CheckpointReader(
+        path=files[0],
+        shapes={name: tuple(entry[0]) for name, entry in table.items()},
+        parts=parts,
+        dtypes={name: getattr(torch, entry[1].removeprefix("torch.")) for name, entry in table.items()},
+        is_seen_by_all=dist.get_world_size() == 1,
+        plain={},
+    )
+
+
+def _of_state_dict(path: Path) -> list[shards.Shard]:
+    """Return a shard in memory for each tensor of a file of torch.save. Raises OSError, ValueError."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # any kind: torch documents no type
+        raise ValueError(f"{path.name} is not readable as plain weights: {type(error).__name__}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    wrong = [] if isinstance(found, dict) else [type(found).__name__]
+    wrong = wrong or [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]
+    if wrong:
+        raise ValueError(f"{path.name} is no state dict of tensors: {', '.join(wrong[:4])}")
+    made = []
+    for name, value in found.items():
+        shape, data = tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8)
+        made.append(shards.Shard(path, data, ((shards.Box(name, value.dtype, shape, (0,) * len(shape), shape), 0),)))
+    return made
 
 
 def check(path: Path, patience_s: float = 2.0) -> str | None:

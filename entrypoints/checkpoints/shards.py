@@ -122,10 +122,11 @@ def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
     return {"size": total, "crc32": f"{checksum:08x}"}
 
 
-def open_shard(path: Path, *, whole: bool = True) -> Shard:
+def open_shard(path: Path, *, whole: bool = True, is_own: bool = True) -> Shard:
     """Map the file and read its header. Raises OSError, ValueError if the file is no shard.
 
-    `whole`: the whole file will be read, so its pages are fetched in one call and not by page faults.
+    `whole`: the whole file will be read, so its pages are fetched in one call and not by page faults. `is_own` False: a
+    file of another program, which has no table of boxes and holds whole tensors.
     """
     data = _mapped(path, whole)
     length = int.from_bytes(bytes(data[:8].tolist()), "little")
@@ -134,7 +135,8 @@ def open_shard(path: Path, *, whole: bool = True) -> Shard:
     boxes = []
     try:
         header = json.loads(bytes(data[8 : 8 + length].tolist()))
-        parts = json.loads(header.pop("__metadata__")["boxes"])
+        about = header.pop("__metadata__", None) if not is_own else header.pop("__metadata__")
+        parts = json.loads(about["boxes"] if is_own else (about or {}).get("boxes", "{}"))
         for key, entry in header.items():
             shape = tuple(entry["shape"])
             part = parts.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}

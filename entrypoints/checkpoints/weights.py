@@ -54,10 +54,13 @@ def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
 def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """Return the model's whole weights, on the CPU: the average's if kept, because the average was evaluated.
 
-    Raises CheckpointError if the checkpoint is damaged.
+    `path`: a checkpoint, or a folder of checkpoints, whose best or else last is taken. Raises CheckpointError if the
+    checkpoint is damaged.
     """
     if not path.is_dir():
         raise folders.CheckpointError(f"there is no checkpoint {path}")
+    if not (path / folders.MANIFEST).exists() and folders.list_steps(path):
+        path = folders.choose(path, None)
     fault = folders.verify(path)
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")

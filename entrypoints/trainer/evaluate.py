@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from cloudtrain.entrypoints.rank import exchange, heartbeat
 from cloudtrain.entrypoints.trainer import data, report
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
-__all__ = ["evaluate", "shares"]
+__all__ = ["eval_mode", "evaluate", "mean", "numbers", "shares"]
 
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
@@ -44,22 +45,13 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     Counts from before an interruption are dropped: the resumed job evaluates this step again.
     """
     begin_s = time.perf_counter()
-    module, place = job.strategy.module, job.place
-    job.strategy.sync_buffers()
+    place = job.place
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
     if limit is not None and strict:  # the same samples for any number of ranks
         limit = limit * job.split.virtual // place.data_ranks
     plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.data_rank, place.data_ranks)
-    modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
-    module.eval()
-    try:
+    with eval_mode(job):
         stop, metrics = _run(job, plan)
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
-            if isinstance(part, FSDPModule):
-                part.reshard()
     seconds = time.perf_counter() - begin_s
     job.meter.skip(seconds)
     if stop is not None:
@@ -69,6 +61,23 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     fields = {"step": progress.step, **metrics, "metrics": metrics, "seconds": seconds}
     report.say(job, "eval", f"eval step {progress.step} {text}", **fields)
     return None
+
+
+@contextmanager
+def eval_mode(job: TrainingJob) -> Iterator[None]:
+    """Put the model in eval mode, with rank 0's buffers; then restore the modes of its parts. Collective."""
+    module = job.strategy.module
+    job.strategy.sync_buffers()
+    modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 @torch.no_grad()
@@ -96,18 +105,19 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
     finally:
         job.agreement.hurry()
         batches.close()
-    return None, _mean(found, [weight if job.place.counts else 0 for _, weight in plan])
+    return None, mean(found, [weight if job.place.counts else 0 for _, weight in plan])
 
 
 def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
     """Return the numbers of the batch; none before the last stage of a pipeline."""
     piped = job.strategy.evaluate
     if piped is None:
-        return _numbers(job, job.strategy.module, batch)
-    return piped(lambda model: _numbers(job, model, batch)) or {}
+        return numbers(job, job.strategy.module, batch)
+    return piped(lambda model: numbers(job, model, batch)) or {}
 
 
-def _numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
+def numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
+    """Return the task's numbers of a batch: those of `evaluate`, else the loss. Raises TaskError."""
     if job.task.evaluate is None:
         return {"loss": float(job.task.loss(model, batch))}
     found = job.task.evaluate(model, batch)
@@ -121,7 +131,7 @@ def _numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
         ) from error
 
 
-def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
+def mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
     """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
     names: list[str] = next(filter(None, exchange.gather(sorted(found[0]))), [])
     table = torch.tensor(

@@ -152,6 +152,7 @@ class TrainState:
     own_loss: torch.Tensor | float = 0.0  # the sum of this rank's losses in the present step
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
+    parent: dict[str, Any] | None = None  # the origin of the first step's weights: job, step, sha256
     rehearsal: RehearsalSteps | None = None
 
     @property

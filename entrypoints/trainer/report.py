@@ -64,6 +64,7 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
         "start",
         text,
         resumed_from=progress.resumed_from,
+        **({} if progress.parent is None else {"parent": progress.parent}),
         ranks=job.place.ranks,
         accumulation=split.accumulation,
         device=str(job.place.device),

@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 
-__all__ = ["choose", "differences", "resume"]
+__all__ = ["choose", "differences", "hand_over_copies", "load_optimizer", "resume"]
 
 # Settings that may change at a resume, and the effect of each change on the run.
 _COMPARED = {
@@ -322,7 +322,7 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
         )
     with torch.no_grad():
         reader.fill_all(weights)
-        _hand_over_copies(job, weights)
+        hand_over_copies(job, weights)
         if reader.plain["extra"]:
             job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
         if job.ema is not None:
@@ -330,7 +330,7 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
             sources = {name: f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}" for name in averages}
             reader.fill_all({sources[name]: value for name, value in averages.items()})
         if found.trainer["optimizer"] == job.identity["optimizer"]:
-            _load_optimizer(job, reader)
+            load_optimizer(job, reader)
     if reader.plain["scaler"] and job.scaler.is_enabled():
         job.scaler.load_state_dict(reader.plain["scaler"])
     shared = [name for name in reader.shapes if name.startswith("strategy.")]
@@ -359,7 +359,7 @@ def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) 
     return notes
 
 
-def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
+def hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
     """Load the copies that hooks of `state_dict` may return: filling a copy changes nothing in the module."""
     module = job.strategy.module
     live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
@@ -372,7 +372,7 @@ def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> Non
         module.load_state_dict(copies, strict=False)
 
 
-def _load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
+def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
     """Load the optimizer's state, in tensors sharded like the parameters; the present settings hold."""
     settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
     groups = reader.plain["groups"]

@@ -33,7 +33,7 @@ __all__ += ["retry_later", "tensors", "wait"]
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
-    *("best", "best_of", "best_step", "stale"),
+    *("best", "best_of", "best_step", "stale", "parent"),
 )
 _KINDS = ("model", "ema")
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.contract import CheckpointSettings, JobSpec
+from cloudtrain.entrypoints.contract import CheckpointSettings, EvaluateSettings, InitSettings, JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 
 __all__ = [
@@ -210,6 +210,8 @@ class Spec:
     checkpoint: CheckpointSettings
     timeout_s: float
     config_sha256: str
+    init_from: InitSettings | None = None
+    evaluate: EvaluateSettings | None = None
 
 
 _POSITIVE = (
@@ -271,6 +273,8 @@ def read_spec(path: str | Path) -> Spec:
         checkpoint=spec.checkpoint,
         timeout_s=spec.timeout_s,
         config_sha256=hashlib.sha256(config.encode()).hexdigest(),
+        init_from=spec.init_from,
+        evaluate=spec.evaluate,
     )
 
 

@@ -2,7 +2,8 @@
 
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
 `loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
-by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
+by name, each a mean over the batch; `outputs(model, batch)`, a test's {"target", "score"} or {"target", "value"} with a
+row for each sample; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
 `tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `on_event(event, fields)`, called on rank 0
 with every printed event, for a custom logger.
 """
@@ -30,6 +31,7 @@ REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("mode
 OPTIONAL = {
     "optimizer": ("model", "params"),
     "evaluate": ("model", "batch"),
+    "outputs": ("model", "batch"),
     "collate": ("samples",),
     "blocks": ("model",),
     "tensor_plan": ("model",),
@@ -47,6 +49,7 @@ class Task:
     code_sha256: str
     optimizer: Callable[..., Any] | None = None
     evaluate: Callable[..., Any] | None = None
+    outputs: Callable[..., Any] | None = None
     collate: Callable[..., Any] | None = None
     blocks: Callable[..., Any] | None = None
     tensor_plan: Callable[..., Any] | None = None

@@ -26,9 +26,10 @@ from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import exchange, heartbeat, rehearsal, variables
 from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
-from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
+from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving, testing
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
 from cloudtrain.entrypoints.trainer.evaluate import evaluate
+from cloudtrain.entrypoints.trainer.initial import initialize
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
 from cloudtrain.entrypoints.trainer.parameter_server import training as parameter_server
 from cloudtrain.entrypoints.trainer.resume import resume
@@ -56,8 +57,12 @@ def main() -> int:
     place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
+    if spec.evaluate is not None and spec.evaluate.only:
+        return testing.only(spec, task, place, agreement)
     job = build(spec, task, place, agreement)
+    split = testing.require_split(job)  # before the first step: after the last step would be late
     progress = resume(job)
+    initialize(job, progress)
     progress.rehearsal = rehearsed
     progress.pause_at = None if rehearsed is not None else progress.pause_at
     begin_s = time.perf_counter()
@@ -85,6 +90,8 @@ def main() -> int:
         return EXIT_SAVED
     saving.export(job)
     saving.publish(job, progress)
+    if split is not None:
+        testing.at_end(job, progress, split)
     report.say_done(job, progress, time.perf_counter() - begin_s, stop)
     report.write_outcome(job, progress, "done", stop)
     return EXIT_DONE
@@ -389,7 +396,8 @@ def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: floa
 def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
     if job.eval_data is None or progress.evaluated_step == progress.step or not job.strategy.is_alike():
         return False
-    return progress.step == progress.last_step or _is_planned(job, progress)
+    is_inherited = progress.step == 0 and progress.parent is not None  # the parent's number, before the first step
+    return is_inherited or progress.step == progress.last_step or _is_planned(job, progress)
 
 
 def _is_planned(job: TrainingJob, progress: TrainState) -> bool:

@@ -34,6 +34,7 @@ __all__ = [
     "Backend",
     "HasCheckpoints",
     "Invoiced",
+    "KeepsPlaces",
     "Lists",
     "Machines",
     "Priced",
@@ -123,6 +124,14 @@ class HasCheckpoints(Protocol):
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the job's checkpoint folder below `folder`; return the files there."""
+
+
+@runtime_checkable
+class KeepsPlaces(Protocol):
+    """A backend that knows where a job's checkpoints are, as an entry of `inputs` of a later job."""
+
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the uri or path of the checkpoint folder; None outside the platform's storage."""
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.sweeps.summary import Summary
 
+Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
@@ -124,7 +125,7 @@ def _print_json(
 def _print(registry: Registry, found: Listing, searches: list[Summary], limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
-    dated = [
+    dated: list[Dated] = [
         (each.created_s, (each.job_id, each.backend, each.ranks, each.outcome, each.progress, each.money))
         for each in found.lines
     ]
@@ -133,6 +134,7 @@ def _print(registry: Registry, found: Listing, searches: list[Summary], limit: i
         cells = (sweep.id, sweep.config["backend"], "-", f"sweep {sweep.state}", each.progress, each.money)
         place = next((i for i, (created_s, _) in enumerate(dated) if created_s < sweep.created_s), len(dated))
         dated.insert(place, (sweep.created_s, cells))
+    dated = _below_parents(registry, found, dated)
     rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
     print_lines(lines)
@@ -140,6 +142,24 @@ def _print(registry: Registry, found: Listing, searches: list[Summary], limit: i
         say(note)
     if found.active:
         _print_notes(registry, found.active, now_s)
+
+
+def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> list[Dated]:
+    """Return the lines with each evaluation below its parent, indented, if the parent is listed."""
+    seqs = [each.seq for each in found.lines if "-evaluate-" in each.job_id]
+    if not seqs:
+        return dated
+    from cloudtrain.launcher.jobs.evaluations import parents
+
+    of = parents(registry.numbered(seqs))
+    listed = {cells[0] for _, cells in dated}
+    children = [each for each in dated if of.get(each[1][0]) in listed]
+    lines = []
+    for each in dated:
+        if each not in children:
+            own = [child for child in children if of[child[1][0]] == each[1][0]]
+            lines += [each, *((created_s, (f"  {cells[0]}", *cells[1:])) for created_s, cells in own)]
+    return lines
 
 
 def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:

@@ -145,8 +145,9 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
     if config.sweep is not None and config.task is None:  # the script with the file's own values
         overrides = replace(overrides, settings=(*overrides.settings, "sweep=null"))
         config = overrides.load()
-    if unknown := [name for name in wish.inputs if name not in config.inputs]:
-        known = ", ".join(config.inputs) or "none"
+    names = [*config.inputs, *(["init_from"] if config.init_from else [])]
+    if unknown := [name for name in wish.inputs if name not in names]:
+        known = ", ".join(names) or "none"
         raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)

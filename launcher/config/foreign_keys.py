@@ -28,6 +28,7 @@ code.dir: source_dir code_dir project_dir root_dir
 code.exclude: ignore excludes
 name: job_name experiment_name display_name
 tags: labels
+init_from: pretrained pretrained_model initial_weights warm_start base_model from_pretrained
 inputs: input data datasets channels input_data file_mounts
 outputs: output output_uri output_path
 requirements: pip dependencies packages pip_packages pip_requirements requirements_file requirements_txt

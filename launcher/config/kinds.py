@@ -27,6 +27,7 @@ __all__ = [
     "BackendChoice",
     "BackendName",
     "Channel",
+    "CheckpointChoice",
     "Duration",
     "EnvName",
     "InputName",
@@ -39,6 +40,7 @@ __all__ = [
     "Many",
     "MetricName",
     "Money",
+    "NamePattern",
     "Pattern",
     "Percent",
     "Price",
@@ -172,6 +174,15 @@ def _pattern(value: object) -> str:
     return compiled.pattern
 
 
+def _regex(value: object) -> str:
+    try:
+        if isinstance(value, str) and value:
+            return re.compile(value).pattern
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from error
+    raise ValueError("a regular expression that finds names")
+
+
 def _price(value: object) -> int:
     if micro := units.parse_money(value):
         return micro
@@ -217,6 +228,10 @@ Accelerators = Annotated[str, Kind("accelerators", _accelerators, {"type": "stri
 RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
 KeptPath = Annotated[str, Kind("path", _kept_path, {"type": "string", "minLength": 1})]
 Pattern = Annotated[str, Kind("regular expression", _pattern, {"type": "string", "format": "regex"})]
+NamePattern = Annotated[str, Kind("regular expression", _regex, {"type": "string", "format": "regex"})]
+CheckpointChoice = Annotated[
+    str, _matching("checkpoint", "best, last, or a step such as step-200", r"best|last|step-[0-9]{1,12}")
+]
 # Text that may be written as an unquoted number or boolean: the value is the text as written.
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]

@@ -46,6 +46,8 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_one_to_run(root),
         *_only_where_they_count(root),
         *_exclusive(root),
+        *_initial(root),
+        *_test(root),
         *_numbers(root),
         *rules_training.faults_of(root),
         *_mirror(root),
@@ -100,6 +102,48 @@ def _exclusive(root: YamlNode) -> Iterator[Fault]:
                 hint = f"--set {section}.{written[0]}=null takes the file's away"
             message = f"`{first}` and `{second}` exclude each other"
             yield between(root, message, hint, (section, second), (section, first))
+
+
+def _initial(root: YamlNode) -> Iterator[Fault]:
+    """Yield the faults of `init_from` that more than a single key shows."""
+    node = given(root, "init_from")
+    if node is None:
+        return
+    parents = [name for name in ("job", "path") if given(root, "init_from", name)]
+    if isinstance(node.value, dict) and len(parents) != 1:
+        message = "`init_from` needs exactly one of `job` and `path`"
+        yield between(root, message, "a job's name, or a path or uri", ("init_from",))
+    if text_at(root, "checkpoint", "resume") not in ("", "auto", "never"):
+        hint = "`init_from` takes the weights alone, `checkpoint.resume` the whole training: keep one of the two"
+        paths: list[KeyPath] = [("init_from",), ("checkpoint", "resume")]
+        yield between(root, "`init_from` and a path in `checkpoint.resume` exclude each other", hint, *paths)
+    if text_at(root, "init_from", "load") == "weights+optimizer":
+        for name in ("rename", "skip"):
+            if given(root, "init_from", name):
+                hint = "the optimizer's state goes by the same names and shapes: write `load: weights`"
+                message = f"`{name}` goes with `load: weights`, not with `weights+optimizer`"
+                yield between(root, message, hint, ("init_from", name), ("init_from", "load"))
+    if not given(root, "task"):
+        for name in ("load", "rename", "skip", "strict"):
+            if given(root, "init_from", name):
+                hint = "a script loads the files at $CLOUDTRAIN_INPUT_INIT_FROM by itself"
+                yield between(root, f"`init_from.{name}` goes with `task`", hint, ("init_from", name))
+
+
+def _test(root: YamlNode) -> Iterator[Fault]:
+    """Yield the faults of `evaluate`: for a script, with a sweep, and without weights to test."""
+    if given(root, "evaluate") is None:
+        return
+    if not given(root, "task"):
+        hint = "a script writes figures of its own to CLOUDTRAIN_OUTPUT_DIR"
+        yield between(root, "`evaluate` goes with `task`", hint, ("evaluate",))
+    if given(root, "sweep"):
+        hint = "`eval` chooses among trials; test the best trial afterwards: `cloudtrain best`, then `evaluate`"
+        message = "with `sweep`, each trial would look at the test split"
+        yield between(root, message, hint, ("evaluate",), ("sweep",))
+    only = given(root, "evaluate", "only")
+    if only and only.value is True and not given(root, "init_from"):
+        yield between(root, "`evaluate.only` tests the weights of `init_from`", "add it", ("evaluate", "only"))
 
 
 def _launchers(root: YamlNode) -> Iterator[Fault]:
@@ -246,7 +290,8 @@ def _references(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each reference to a variable of the job that no node sets."""
     inputs = given(root, "inputs")
     names = inputs.value if inputs and isinstance(inputs.value, dict) else {}
-    known = [*variables.NAMES, *(f"{variables.PREFIX}INPUT_{str(name).upper()}" for name in names)]
+    own = ["init_from"] if given(root, "init_from") else []
+    known = [*variables.NAMES, *(f"{variables.PREFIX}INPUT_{str(name).upper()}" for name in (*names, *own))]
     for key in ("args", "resume_args", "env"):
         for path, node in _scalars(given(root, key), key):
             for name in variables.references(node.text) if not node.broken else ():

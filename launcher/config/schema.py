@@ -42,6 +42,7 @@ from cloudtrain.launcher.config.kinds import (
     Text,
     Written,
 )
+from cloudtrain.launcher.config.schema_after import Evaluate, InitFromOrText
 from cloudtrain.launcher.config.schema_sweep import Sweep
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
@@ -374,6 +375,17 @@ class JobConfig(Section):
         Checkpoint.model_construct(every=600),
         description="When and where state is saved.",
         examples=[{"every_steps": 200}],
+    )
+    evaluate: Evaluate | None = Field(
+        None,
+        description="Test a task after its last step, on a split that has chosen nothing. Default: no test.",
+        examples=[{"split": "test", "checkpoint": "best"}],
+    )
+    init_from: InitFromOrText | None = Field(
+        None,
+        description="Begin with another job's weights (docs/finetune.md): a job with an optional `@best`, `@last` or "
+        "`@step-N`, or a path or uri. A script finds them at CLOUDTRAIN_INPUT_INIT_FROM.",
+        examples=["digits@best", {"path": "s3://bucket/export/", "skip": ["^head\\."]}],
     )
     inputs: dict[InputName, Text] = Field(
         {}, description="Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", examples=[{"train": "s3://b/d"}]

@@ -60,6 +60,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "max_steps": progress.get("max_steps"),
         "loss": progress.get("loss"),
         "metrics": progress.get("metrics"),
+        "parent": progress.get("parent"),
         "samples_per_s": progress.get("samples_per_s"),
         "tokens_per_s": progress.get("tokens_per_s"),
         "mfu": progress.get("mfu"),

@@ -25,7 +25,7 @@ from cloudtrain.launcher.jobs.describe import (
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins
-from cloudtrain.launcher.store.progress import data_share, unkept
+from cloudtrain.launcher.store.progress import data_share, lineage, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import Registry, submitter_lives
 from cloudtrain.launcher.text import charts
@@ -57,16 +57,19 @@ def as_lines(
     before: Sequence[str] = (),
     size: tuple[int | None, int | None] = (None, None),
     lacking: Sequence[str] = (),
+    tests: Sequence[str] = (),
 ) -> list[str]:
     """Return a screen about the job; `attempts` are all attempts of the job.
 
     `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
     and a long failure is cut to fit. `lacking`: the budgets that would refuse the resume.
+    `tests`: the tests of the job's weights.
     """
     columns, rows = size
     now_s = time.time()
     money = forecast(job, attempts, now_s)
     head = [*_head(job, now_s), *_pending(job, now_s), *_progress_lines(job, money, now_s)]
+    head += [f"  {'test' if place == 0 else '':11} {line}" for place, line in enumerate(tests)]
     head += [*_checkpoint_lines(job, money, now_s), *_money_lines(job, attempts, money, now_s)]
     tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
     tail += [f"{_HANG}{line}" for line in lacking]
@@ -153,6 +156,8 @@ def _head(job: Job, now_s: float) -> list[str]:
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, now_s)
         lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
+    if parent := lineage(job.config, attempt.progress):
+        lines.append(f"  parent      {parent}")
     if attempt.ref is not None and not traits(job.backend).runs_here:
         lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
     return lines

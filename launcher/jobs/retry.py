@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from cloudtrain.launcher.planning.search_spec import fixed, is_packed
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.planning.prepare import Prepared
@@ -28,6 +30,7 @@ __all__ = [
     "has_saved",
     "is_due",
     "prepare_next",
+    "prepare_other",
     "require_ended",
     "require_own_backend",
     "send_if_due",
@@ -53,20 +56,13 @@ def prepare_next(
     changed backend.
     """
     from cloudtrain.launcher import config as configs
-    from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.planning.prepare import prepare
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
     if is_packed(job.config):
         _require_same_search(job, config)
-    shipped = None if update_code else Bundle.load(job.bundle)
-    if shipped is not None and not shipped.path.exists():
-        raise ConfigError(
-            "the code as it was submitted is no longer here",
-            where=shipped.path,
-            hint="cloudtrain resume --update-code takes the code folder as it is now",
-        )
+    shipped = None if update_code else _shipped(job)
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
@@ -78,6 +74,38 @@ def prepare_next(
     if not all(setting.startswith("budget.limit=") for setting in settings):
         return ready
     return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
+
+
+def prepare_other(
+    registry: Registry, job: Job, config: JobConfig, *, needs: str, update_code: bool = False
+) -> Prepared:
+    """Return a prepared new job with this config and the job's submitted code. Raises ConfigError, BudgetError.
+
+    `needs`: a file of cloudtrain's own that the archive must have; an older version's nodes would ignore the config.
+    """
+    from cloudtrain.launcher.planning.prepare import prepare
+
+    shipped, cache = None if update_code else _shipped(job), registry.folder / "bundles"
+    if shipped is not None:
+        with tarfile.open(shipped.path) as archive:
+            if not any(name.endswith(needs) for name in archive.getnames()):
+                message = f"the code of {job.id} was packed by an older cloudtrain, which cannot do this"
+                raise ConfigError(message, where=shipped.path, hint="add --update-code")
+    return replace(prepare(config, Path(job.config_file), cache, dry=False, shipped=shipped), old=())
+
+
+def _shipped(job: Job) -> Bundle:
+    """Return the archive of the submitted code. Raises ConfigError if the archive is gone."""
+    from cloudtrain.launcher.backend import Bundle
+
+    shipped = Bundle.load(job.bundle)
+    if not shipped.path.exists():
+        raise ConfigError(
+            "the code as it was submitted is no longer here",
+            where=shipped.path,
+            hint="cloudtrain resume --update-code takes the code folder as it is now",
+        )
+    return shipped
 
 
 def _require_same_search(job: Job, config: JobConfig) -> None:

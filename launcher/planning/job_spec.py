@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.contract import (
     CheckpointSettings,
     ContainerOrder,
+    EvaluateSettings,
+    InitSettings,
     JobSpec,
     NoticeChannel,
     NoticeSettings,
@@ -72,12 +74,31 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             resume=checkpoint.resume,
             all_damaged=checkpoint.all_damaged,
         ),
+        init_from=_init_settings(config),
+        evaluate=_evaluate_settings(config),
         params=config.params if config.task else None,
         training=training,
         setup=SetupSpec(config.requirements, tuple(config.setup)) if config.requirements or config.setup else None,
         notices=_notices(plan, config) if any(entry.from_job for entry in config.notify) else None,
         sweep=search_spec.sweep_spec(whole, plan.devices_per_node, kind) if is_packed else None,
     )
+
+
+def _init_settings(config: JobConfig) -> InitSettings | None:
+    """Return the settings of a task's `init_from`; a script reads CLOUDTRAIN_INPUT_INIT_FROM by itself."""
+    wanted = config.init_from
+    if wanted is None or not config.task:
+        return None
+    same = {name: getattr(wanted, name) for name in ("job", "checkpoint", "rename", "strict")}
+    return InitSettings(**same, what=wanted.load, skip=tuple(wanted.skip))
+
+
+def _evaluate_settings(config: JobConfig) -> EvaluateSettings | None:
+    """Return the settings of the job's test; None without a test at the end."""
+    wanted = config.evaluate
+    if wanted is None or not config.task or not (wanted.at_end or wanted.only):
+        return None
+    return EvaluateSettings(wanted.split, wanted.checkpoint, wanted.batch_size, wanted.only)
 
 
 def container_order(plan: Plan, config: JobConfig, job: JobSpec, bundle_sha256: str, **own: Any) -> ContainerOrder:

@@ -72,6 +72,11 @@ def prepare(
     from cloudtrain.launcher.config.codefiles import notes_of
     from cloudtrain.launcher.planning import clear_values
 
+    parent: list[str] = []
+    if config.init_from is not None:
+        from cloudtrain.launcher.planning import parents
+
+        config, parent = parents.resolved(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -81,14 +86,20 @@ def prepare(
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
-    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    found = backend.check(request)
-    if faults := [fault for fault in found if not fault.is_warning]:
-        raise ConfigError(faults)
+    try:
+        request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+        found = backend.check(request)
+        if faults := [fault for fault in found if not fault.is_warning]:
+            raise ConfigError(faults)
+    except ConfigError as error:
+        if not parent or error.where:
+            raise
+        own = "inputs.init_from"  # no key of the file
+        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in error.faults]) from error
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
-    notes = (*request.notes, *_warnings(config, request, plan))
+    notes = (*request.notes, *parent, *_warnings(config, request, plan))
     warnings, doubt = (*doubts, *noticed), capacity.unknown_region
     prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text

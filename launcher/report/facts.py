@@ -13,6 +13,7 @@ from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.store import exchange_figures, gpu_figures
+from cloudtrain.launcher.store.progress import lineage
 from cloudtrain.launcher.store.series import Series
 from cloudtrain.launcher.text.money import moment
 
@@ -162,6 +163,8 @@ def code(job: Job, series: Series) -> list[Row]:
         rows.append(("what was sent", f"{size}, sha256 {job.bundle['sha256']}"))
     for point in [point for point in series.marks if point.kind == "start"][-1:]:
         rows += [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
+    if parent := lineage(job.config, job.attempt.progress):
+        rows.append(("parent", parent))
     rows.append(("config file", job.config_file))
     return rows
 

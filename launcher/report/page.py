@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs import shown_config
+from cloudtrain.launcher.jobs.evaluations import tests_of
 from cloudtrain.launcher.planning.bundle import GENERATOR, is_report
-from cloudtrain.launcher.report import comparing, facts
+from cloudtrain.launcher.report import comparing, facts, tested
 from cloudtrain.launcher.report.data import chart_data
 from cloudtrain.launcher.store import series as serieses
 from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
@@ -61,6 +62,10 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         code=facts.code(job, found),
         commands=facts.commands(job, attempts),
         config=shown_config.as_yaml(shown_config.shown(job)),
+        tests=tested.section(tests_of(registry, job)),
+        cell=tested.CELL,
+        side=tested.SIDE,
+        edge=tested.EDGE,
     )
 
 

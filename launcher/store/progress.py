@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins, sanitize
 
-__all__ = ["data_share", "finite", "fold", "shown"]
+__all__ = ["data_share", "finite", "fold", "lineage", "shown"]
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = (
@@ -28,10 +28,10 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
 
     The result is JSON with valid values (`sanitize`), for any input: an infinite loss becomes text. `stepped_s` is the
     time of the last step, `saved_s` of the last save, `saved_after` the last step reported before a save without a
-    step, `resumed_step` the step from which the attempt resumed,
+    step, `resumed_step` the step from which the attempt resumed, `parent` the origin of the first step's weights,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
     GPUs' figures by rank (`gpu_figures`), `staleness` the updates by staleness (`exchange_figures`), `unkept` the files
-    of a script that nothing keeps.
+    of a script that nothing keeps, `test` the figures of the last test, and `tests` the number of tests.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -48,6 +48,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now = {key: value for key, value in now.items() if key not in fields} | {
                 key: value for key, value in fields.items() if value is not None
             }
+            if isinstance(event.get("parent"), dict):
+                now["parent"] = sanitize.tree(event["parent"])
             if (staleness := exchange_figures.fold(now.get("staleness"), event)) is not None:
                 now["staleness"] = staleness
             if kind == "step" and time_s is not None:
@@ -62,6 +64,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["unkept"] = [found for each in event["names"][:_MOST_UNKEPT] if (found := sanitize.text(each))]
         elif kind == "gpu" and time_s is not None:
             now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
+        elif kind == "test" and isinstance(event.get("test"), dict):
+            now |= {"test": sanitize.tree(event["test"]), "tests": now.get("tests", 0) + 1}
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself
@@ -103,6 +107,9 @@ def _figures(event: dict[str, Any]) -> dict[str, Any]:
 
 def shown(progress: dict[str, Any]) -> str:
     """Return the progress in a few words: `step 120/2000 loss 1.234`."""
+    if isinstance(test := progress.get("test"), dict) and not progress.get("step"):  # a job that only tests
+        names = [name for name in ("accuracy", "mae", "loss") if isinstance(test.get(name), float)]
+        return " ".join([str(test.get("split")), *(f"{name} {test[name]:.4g}" for name in names)])
     if "step" not in progress:
         return ""
     of = f"/{progress['max_steps']}" if progress.get("max_steps") else ""
@@ -111,6 +118,18 @@ def shown(progress: dict[str, Any]) -> str:
     if loss is None:
         return text
     return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
+
+
+def lineage(config: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
+    """Return the parent in words: as the job has reported it, else as its config names it; empty without a parent."""
+    found, asked = progress.get("parent"), config.get("init_from")
+    if isinstance(found, dict):
+        of = str(found.get("job") or found.get("path"))
+        step = "" if found.get("step") is None else f" step {found['step']}"
+        return f"{of}{step}, sha256 {str(found.get('sha256'))[:12]}"
+    if not isinstance(asked, dict):
+        return ""
+    return f"{asked.get('job') or asked.get('path')} {asked.get('checkpoint') or ''}".rstrip().replace("step-", "step ")
 
 
 def unkept(progress: dict[str, Any]) -> str:

@@ -244,6 +244,10 @@ class Registry:
             raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
         raise _ambiguous(key, rows)
 
+    def named(self, name: str) -> list[Job]:
+        """Return the jobs of this name, the oldest first."""
+        return self._select("AND jobs.name = ? ORDER BY jobs.seq", name)
+
     def packed_trial(self, key: str) -> tuple[Job, int] | None:
         """Return the job and the number of a trial, for `SWEEP.17` of a packed sweep, by id or name; else None."""
         named = _TRIAL.fullmatch(key)

@@ -339,6 +339,42 @@ def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp
     assert losses(cli, "paused", 1, 2, 3) == losses(cli, "whole", 1)
 
 
+INITIAL = """\
+task: task.py
+env: {OMP_NUM_THREADS: "1"}
+training: {global_batch_size: 16, max_steps: 4, optimizer: {name: adamw, lr: 1e-2}, log_every: 1, seed: 3}
+checkpoint: {every_steps: 2, keep: 3}
+"""
+
+
+@cases(soaked=("local", "ssh", "sagemaker", "azureml", "vertex"))  # local in tests/launcher/test_evaluations.py, too
+def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path: Path) -> None:
+    """The nodes fetch the parent's checkpoint by themselves; the first evaluation is the parent's, bit for bit."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    text = TASK.replace("time.sleep(0.01)", "pass")
+    text = text.replace("else None", "else torch.utils.data.Subset(Data(), range(9, 50))")
+    (folder / "task.py").write_text(text + "def evaluate(model, batch): return {'loss': loss(model, batch)}\n")
+    (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{INITIAL}")
+    first = cli("submit", "-y", "--name", "parent", cwd=folder)
+    assert first.code == 0, first.stdout + first.stderr
+    child = cli("submit", "-y", "--name", "child", "--set", "init_from=parent@last", cwd=folder)
+    assert child.code == 0, child.stdout + child.stderr
+    at_end, at_start = (
+        events(cli("logs", job, "--json", "--raw").stdout, "eval")[place]["metrics"]["loss"]
+        for job, place in (("parent", -1), ("child", 0))
+    )
+    assert at_end.hex() == at_start.hex()
+    parent = cli("status", "child", "--json").json["parent"]
+    assert (parent["job"], parent["step"], len(parent["sha256"])) == ("parent", 4, 64)
+    assert f"parent      parent step 4, sha256 {parent['sha256'][:12]}" in cli("status", "child").stdout
+    tested = cli("evaluate", "parent", "-y", "--split", "eval", cwd=folder)
+    assert tested.code == 0, tested.stdout + tested.stderr
+    assert tested.stdout.startswith(f"loss {at_end:.4g}"), tested.stdout
+    refused = cli("submit", "-y", "--set", "init_from=nobody", cwd=folder)
+    assert (refused.code, "no job `nobody`" in refused.stderr) == (3, True)
+
+
 @cases("local", "ssh", "sagemaker", "azureml", "vertex", soaked=())
 def test_packed_sweep_trains_its_trials_on_both_nodes(backend: str, cli: Any, tmp_path: Path) -> None:
     """The best trial's file, submitted as a job of its own, has the trial's loss bit for bit."""

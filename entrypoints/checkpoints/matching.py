@@ -1,0 +1,216 @@
+"""Pairs the names of saved weights with a model's names: every weight is paired, skipped by a pattern, or refused.
+
+Needs no torch. Shapes are whole shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from cloudtrain.entrypoints.errors import TaskError
+
+__all__ = ["Paired", "Wishes", "pair"]
+
+_MOST_NAMED = 40  # names of one kind in the message
+_ALIKE = 0.5  # the least similarity of two names for a suggestion; `fc.weight` and `head.weight` have 0.8
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The user's patterns: `rename` replaces in the saved names, in order; `skip` finds new names to leave out.
+
+    `strict`: every weight of the model is saved, and every saved weight is in the model.
+    """
+
+    rename: Mapping[str, str]
+    skip: tuple[str, ...]
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The saved name for each of the model's names; the model's names that keep their values; unused saved names."""
+
+    sources: Mapping[str, str]
+    kept: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def pair(
+    saved: Mapping[str, Shape], model: Mapping[str, Shape], wishes: Wishes, tied: Mapping[str, Collection[str]] = {}
+) -> Paired:
+    """Return the pairs. `tied`: the names of the same tensor, for names of tied weights.
+
+    Raises TaskError with all differences, the nearest names and lines that mend them, and for a pattern without effect.
+    """
+    faults, renamed = _renamed(saved, wishes.rename)
+    patterns = _compiled("skip", wishes.skip, faults)
+    if faults:
+        raise TaskError(f"init_from: {'; '.join(faults)}")
+    skipped = {name for name in (*model, *renamed) if any(pattern.search(name) for pattern in patterns)}
+    for pattern in patterns:
+        if not any(pattern.search(name) for name in skipped):
+            faults.append(f"skip '{pattern.pattern}' finds no name{_nearest(pattern.pattern, model)}")
+    here = {name: shape for name, shape in model.items() if name not in skipped}
+    there = {name: saved[old] for name, old in renamed.items() if name not in skipped}
+    wrong = {name: there[name] for name, shape in here.items() if there.get(name, shape) != shape}
+    sources = {name: renamed[name] for name in here if name in there and name not in wrong}
+    missing = [name for name in here if name not in there and not any(same in sources for same in tied.get(name, ()))]
+    extra = [name for name in there if name not in here]
+    if faults or wrong or not sources or (wishes.strict and (missing or extra)):
+        found = [*faults, *_differences(here, there, wrong, missing, extra, wishes)]
+        raise TaskError(f"init_from: {'; '.join(found)}")
+    kept = tuple(name for name in model if name in skipped or name in missing)
+    return Paired(sources, kept, tuple(old for name, old in renamed.items() if name in skipped or name in extra))
+
+
+def _renamed(saved: Mapping[str, Shape], rename: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the faults of the patterns, and the saved name by new name."""
+    faults: list[str] = []
+    names = {name: name for name in saved}
+    for pattern, to in zip(_compiled("rename", rename, faults), rename.values(), strict=False):
+        try:
+            changed = {old: pattern.sub(to, new) for old, new in names.items()}
+        except (re.error, IndexError) as error:
+            faults.append(f"rename '{pattern.pattern}': '{to}' cannot be filled in: {error}")
+            continue
+        if changed == names and not any(pattern.search(new) for new in names.values()):
+            faults.append(f"rename '{pattern.pattern}' finds no name{_nearest(pattern.pattern, names.values())}")
+        names = changed
+    found: dict[str, str] = {}
+    for old, new in names.items():
+        if new in found:
+            faults.append(f"rename gives {found[new]} and {old} the same name {new}")
+        found[new] = old
+    return faults, found
+
+
+def _compiled(key: str, patterns: Collection[str], faults: list[str]) -> list[re.Pattern[str]]:
+    found = []
+    for pattern in patterns:
+        try:
+            found.append(re.compile(pattern))
+        except re.error as error:
+            faults.append(f"{key} '{pattern}' is no regular expression: {error}")
+    return [] if faults else found
+
+
+def _differences(
+    here: Mapping[str, Shape],
+    there: Mapping[str, Shape],
+    wrong: Mapping[str, Shape],
+    missing: list[str],
+    extra: list[str],
+    wishes: Wishes,
+) -> list[str]:
+    """Return the differences in words, and the lines that mend them."""
+    found = []
+    if not here:
+        return ["skip leaves out every weight: nothing would be loaded"]
+    near = _partners(here, there, missing, extra)
+    if missing:
+        text = [
+            f"{name} {_sides(here[name])}" + (f" (nearest: {near[name]})" if name in near else "") for name in missing
+        ]
+        found.append(f"the parent has no {_listed(text)}")
+    if extra:
+        found.append(f"this model has no {_listed([f'{name} {_sides(there[name])}' for name in extra])}")
+    for name, shape in wrong.items():
+        is_first = shape[1:] == here[name][1:] and len(shape) == len(here[name])
+        why = ", only in the first dimension" if is_first else ""
+        found.append(f"the shape of {name} differs: {_sides(shape)} in the parent, {_sides(here[name])} here{why}")
+    rename = _rules(there, near)
+    random = {*wrong, *(name for name in missing if name not in near)}
+    left = {*wrong, *(name for name in extra if name not in near.values())}
+    skip = _covering(random | left, {*here, *there} - set(near.values()))
+    both: dict[str, dict[str, str] | list[str]] = {
+        "rename": {**wishes.rename, **rename} if rename else {},
+        "skip": [*wishes.skip, *skip] if skip else [],
+    }
+    lines = [f"{key}: {_flow(value)}" for key, value in both.items() if value]
+    return [*found, f"to go on, write below init_from: {' and '.join(lines)}"] if lines else found
+
+
+def _partners(
+    here: Mapping[str, Shape], there: Mapping[str, Shape], missing: list[str], extra: list[str]
+) -> dict[str, str]:
+    """Return the most similar unused saved name of the same shape for each missing name, each used once."""
+    alike = [
+        (SequenceMatcher(None, name, other, autojunk=False).ratio(), name, other)
+        for name in missing
+        for other in extra
+        if here[name] == there[other]
+    ]
+    found: dict[str, str] = {}
+    for ratio, name, other in sorted(alike, key=lambda each: (-each[0], each[1:])):
+        if ratio >= _ALIKE and name not in found and other not in found.values():
+            found[name] = other
+    return found
+
+
+def _rules(there: Mapping[str, Shape], near: Mapping[str, str]) -> dict[str, str]:
+    """Return patterns that rename the partners and no other name: by prefix where a prefix is enough."""
+    rules: dict[str, str] = {}
+    done: dict[str, str] = {}
+    for name, other in near.items():
+        if other in done:
+            continue
+        tail = 0
+        while tail < min(len(name), len(other)) and name[-tail - 1] == other[-tail - 1]:
+            tail += 1
+        while tail and not (other[len(other) - tail :].startswith(".")):  # whole parts of the name
+            tail -= 1
+        begin, to = (other[: len(other) - tail] + ".", name[: len(name) - tail] + ".") if tail else ("", "")
+        moved = {old: to + old[len(begin) :] for old in there if begin and old.startswith(begin)}
+        if moved and all(near.get(new) == old for old, new in moved.items()):
+            rules["^" + re.escape(begin)] = to.replace("\\", r"\\")
+            done |= moved
+        else:
+            rules[f"^{re.escape(other)}$"] = name.replace("\\", r"\\")
+            done[other] = name
+    return rules
+
+
+def _covering(names: Collection[str], known: Collection[str]) -> list[str]:
+    """Return patterns that find these names and no other known name: the shortest prefix that does, else the name."""
+    found: dict[str, None] = {}
+    for name in sorted(names):
+        parts = name.split(".")
+        starts = [".".join(parts[: count + 1]) + "." for count in range(len(parts) - 1)]
+        start = next(
+            (each for each in starts if all(other in names for other in known if other.startswith(each))), None
+        )
+        found["^" + re.escape(start) if start else f"^{re.escape(name)}$"] = None
+    return list(found)
+
+
+def _nearest(pattern: str, names: Collection[str]) -> str:
+    """Return the name most like the pattern's letters, for the end of a message."""
+    plain = re.sub(r"[\\^$]", "", pattern)
+    best = max(names, key=lambda name: SequenceMatcher(None, plain, name, autojunk=False).ratio(), default="")
+    return f"; the nearest is {best}" if best else ""
+
+
+def _flow(value: Mapping[str, str] | list[str]) -> str:
+    """Return the value as YAML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quoted(key)}: {_quoted(to)}" for key, to in value.items()) + "}"
+    return "[" + ", ".join(map(_quoted, value)) + "]"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(texts[:_MOST_NAMED]) + more
+
+
+def _sides(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,211 @@
+"""The weights of the first step from another job or a file (`init_from`); the job's own checkpoints always win.
+
+The launcher makes the place an input of the job, so every backend fetches or mounts the files. Only rank 0 needs to see
+the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import loader, matching
+from cloudtrain.entrypoints.contract import InitSettings
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.rank.exchange import local_part
+from cloudtrain.entrypoints.trainer import report
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.resume import hand_over_copies, load_optimizer
+from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
+
+__all__ = ["PLACE", "fill", "initialize", "open_parent"]
+
+PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
+SUMS = "SHA256SUMS"
+_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pt")  # the first that exists
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Parent:
+    """Open weights of another job or program. `names`: the reader's name by the weight's name.
+
+    `origin`: job, step and sha256 (of the manifest, of SHA256SUMS, or of the file), for the job's record. `trainer`:
+    the checkpoint's trainer.json; None for plain weights.
+    """
+
+    reader: loader.CheckpointReader
+    names: Mapping[str, str]
+    origin: dict[str, Any]
+    trainer: dict[str, Any] | None
+
+
+def initialize(job: TrainingJob, progress: TrainState) -> None:
+    """Give the model the weights that `init_from` names, unless the job has resumed. Collective.
+
+    Raises TaskError with all differences of names and shapes, CheckpointError for damaged files.
+    """
+    wanted = job.spec.init_from
+    if wanted is None or progress.resumed_from is not None:
+        return
+    place = os.environ.get(PLACE)
+    if not place:
+        raise TaskError(f"init_from has no place: {PLACE} is not set; submit the job by cloudtrain")
+    with_optimizer = wanted.what == "weights+optimizer"
+    parent = open_parent(job, Path(place), wanted, averaged=not with_optimizer)
+    notes = fill(job, parent, matching.Wishes(wanted.rename, tuple(wanted.skip), wanted.strict))
+    if with_optimizer:
+        _fill_optimizer(job, parent)
+        notes.append("with the optimizer's state")
+    if job.ema is not None:
+        job.ema.reset()
+    job.strategy.load_shared_state({}, 0)  # the method's copies of the weights begin at the new weights
+    progress.parent = parent.origin
+    of = f"{parent.origin['job'] or parent.origin['path']}"
+    of += "" if parent.origin["step"] is None else f" step {parent.origin['step']}"
+    text = f"init_from: {len(parent.names)} weights of {of}" + (f"; {'; '.join(notes)}" if notes else "")
+    report.say(job, "parent", text, step=0, parent=parent.origin)
+
+
+def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged: bool = True) -> Parent:
+    """Return the weights at the place, verified. `averaged`: of a checkpoint, the average if kept. Collective."""
+    chosen: list[Any] = [None, [], None]
+    fault = None
+    if job.place.is_head:
+        try:
+            chosen = _chosen(place, wanted.checkpoint)
+        except (TaskError, folders.CheckpointError, OSError, ValueError) as error:
+            fault = str(error) if isinstance(error, TaskError) else f"init_from: {error}"
+    fault, (checkpoint, files, sha256) = exchange.share([fault, chosen])
+    if fault:
+        raise TaskError(fault)
+    if checkpoint is None:
+        reader = loader.open_files([Path(file) for file in files])
+        origin = {"job": wanted.job, "step": None, "sha256": sha256, "path": str(place)}
+        return Parent(reader, {name: name for name in reader.shapes}, origin, None)
+    path = Path(checkpoint)
+    if damage := loader.check(path):
+        raise folders.CheckpointError(f"the parent's checkpoint {path} is damaged: {damage}")
+    found: Any = None
+    if job.place.is_head:
+        opened = folders.open_found(path)
+        found = [opened.step, opened.trainer, opened.files]
+    step, trainer, listed = exchange.share(found)
+    whole = job.spec.training.strategy in WHOLE
+    reader = loader.open_reader(folders.FoundCheckpoint(path, step, trainer, listed), whole=whole)
+    names = {name.removeprefix("model."): name for name in reader.shapes if name.startswith("model.")}
+    if averaged:
+        names |= {name.removeprefix("ema."): name for name in reader.shapes if name.startswith("ema.")}
+    origin = {"job": trainer.get("job"), "step": step, "sha256": sha256, "path": str(path)}
+    return Parent(reader, names, origin, trainer)
+
+
+def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]:
+    """Copy the parent's weights into the model; return notes for the report. Collective. Raises TaskError."""
+    module, reader = job.strategy.module, parent.reader
+    live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    tied = _tied(live)
+    shapes = {name: tuple(value.shape) for name, value in live.items()}
+    if job.place.pipeline > 1:
+        shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
+    saved = {name: reader.shapes[full] for name, full in parent.names.items()}
+    paired = matching.pair(saved, shapes, wishes, tied)
+    sources = {name: parent.names[old] for name, old in paired.sources.items()}
+    for names in tied.values():
+        twins = sorted({sources[each] for each in names if each in sources})
+        if len(twins) > 1 and job.place.pipeline == 1 and not torch.equal(*map(reader.read, twins[:2])):
+            raise TaskError(f"this model ties {', '.join(sorted(names))}, and the parent has different values for them")
+    weights = {sources[name]: value for name, value in live.items() if name in sources}
+    with torch.no_grad():
+        reader.fill_all(weights)
+        hand_over_copies(job, {f"model.{name}": value for name, value in live.items() if name in sources})
+        extra = reader.plain.get("extra") if isinstance(reader.plain, dict) else None
+        if extra and not wishes.rename:
+            module.load_state_dict(extra, strict=False)
+    notes = [f"{', '.join(paired.kept[:8])} keep their own start" + _more(paired.kept)] if paired.kept else []
+    if paired.unused:
+        notes.append(f"not used of the parent: {', '.join(paired.unused[:8])}{_more(paired.unused)}")
+    cast = {f"{reader.dtypes[full]} to {value.dtype}" for full, value in weights.items()}
+    cast = {each.replace("torch.", "") for each in cast if len(set(each.split(" to "))) > 1}
+    return [*notes, *([f"cast: {', '.join(sorted(cast))}"] if cast else [])]
+
+
+def _chosen(place: Path, wanted: str | None) -> list[Any]:
+    """Return a checkpoint, or files of plain weights, and the sha256 of either. Raises TaskError, OSError."""
+    if place.is_file():
+        return [None, [str(place)], _sha256(place)]
+    if not place.is_dir():
+        raise TaskError(f"init_from names {place}, which does not exist on this node")
+    if (place / folders.MANIFEST).exists():
+        return [str(place), [], _sha256(place / folders.MANIFEST)]
+    if folders.list_steps(place):
+        path = folders.choose(place, wanted)
+        return [str(path), [], _sha256(path / folders.MANIFEST)]
+    name = next((each for each in _FILES if (place / each).is_file()), None)
+    if name is None:
+        raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(_FILES)}")
+    files = [place / name]
+    if name.endswith(".json"):
+        index = json.loads((place / name).read_text())
+        files = [place / each for each in sorted(set(index["weight_map"].values()))]
+    if outside := [file for file in files if file.parent != place]:
+        raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
+    _require_sums(place, [place / name, *files])
+    whole = place / SUMS if (place / SUMS).exists() else place / name
+    return [None, [str(file) for file in files], _sha256(whole)]
+
+
+def _require_sums(folder: Path, files: list[Path]) -> None:
+    """Raise TaskError if a file differs from SHA256SUMS of the folder; without SHA256SUMS return."""
+    if not (folder / SUMS).exists():
+        return
+    pairs = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines() if line.strip()]
+    known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
+    for file in dict.fromkeys(files):
+        if known.get(file.name) != _sha256(file):
+            why = "differs from" if file.name in known else "is not in"
+            raise TaskError(f"init_from: {file} {why} {SUMS}: fetch the folder again")
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def _tied(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
+    """Return, for each name of a tensor with several names, all its names."""
+    by_memory: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for name, value in live.items():
+        if local_part(value).numel():
+            by_memory.setdefault((local_part(value).data_ptr(), tuple(value.shape)), []).append(name)
+    groups = [frozenset(names) for names in by_memory.values() if len(names) > 1]
+    return {name: group for group in groups for name in group}
+
+
+def _fill_optimizer(job: TrainingJob, parent: Parent) -> None:
+    """Load the optimizer's state of the parent's checkpoint. Raises TaskError."""
+    then = None if parent.trainer is None else parent.trainer.get("optimizer")
+    if then != job.identity["optimizer"]:
+        has = "plain weights without an optimizer" if then is None else f"the optimizer {then}"
+        raise TaskError(
+            f"init_from.load is weights+optimizer; the parent has {has}, this job {job.identity['optimizer']}: "
+            "write `load: weights`"
+        )
+    with torch.no_grad():
+        load_optimizer(job, parent.reader)
+
+
+def _more(names: tuple[str, ...], shown: int = 8) -> str:
+    return f" and {len(names) - shown} more" if len(names) > shown else ""

@@ -1,0 +1,275 @@
+"""The test of a task: figures of one or more sets of weights, on a split without influence on weights or settings.
+
+The batches do not depend on the number of ranks, and the counts are integers (scores.py), so neither do the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import matching
+from cloudtrain.entrypoints.contract import EvaluateSettings, InitSettings
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import exchange, heartbeat
+from cloudtrain.entrypoints.rank.agree import Agreement
+from cloudtrain.entrypoints.trainer import data, evaluate, initial, report, scores
+from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
+from cloudtrain.entrypoints.trainer.settings import Spec
+from cloudtrain.entrypoints.trainer.task import Task
+
+__all__ = ["at_end", "only", "require_split"]
+
+EXIT_DONE, EXIT_SAVED = 0, 75
+DEFAULT_BATCH = 32
+_PLAIN = matching.Wishes({}, ())
+_ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
+_STRATEGIES = {"local": "ddp", "async": "ddp"}  # ranks that train apart: in a test all ranks have the same model
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights to test: `checkpoint` best, last or step-N; `kind` average or trained; `place` puts them in the model."""
+
+    checkpoint: str
+    step: int | None
+    kind: str
+    place: Callable[[], AbstractContextManager[None]]
+
+
+def require_split(job: TrainingJob) -> Any | None:
+    """Return the split of the job's test, None without a test. Collective.
+
+    Raises TaskError if the task has no such split, or returns the training split again.
+    """
+    if job.spec.evaluate is None:
+        return None
+    name, seed = job.spec.evaluate.split, job.spec.training.seed
+    try:
+        found = job.task.make_dataset(job.spec.params, name)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"evaluate: dataset(params, {name!r}) raised {type(error).__name__}: {error}; return a dataset for this "
+            "split, or leave `evaluate` out"
+        ) from error
+    if found is None:
+        raise TaskError(f"evaluate: there is no split {name!r}: dataset(params, {name!r}) returned None")
+    if data.fingerprint(found, seed) == job.identity["dataset_fingerprint"]:
+        raise TaskError(f"evaluate: dataset(params, {name!r}) is the training split: the figures would mean nothing")
+    return found
+
+
+def at_end(job: TrainingJob, progress: TrainState, split: Any) -> None:
+    """Test the last weights, the average, and the best checkpoint after the last step. Collective.
+
+    The model has other weights afterwards.
+    """
+    last = f"step-{progress.step}"
+    candidates = [Weights("last", progress.step, "average" if job.ema else "trained", job.averaged)]
+    if job.ema is not None:
+        candidates.append(Weights("last", progress.step, "trained", contextlib.nullcontext))
+    best = exchange.share(
+        folders.best_step(job.folder) if job.place.is_head and job.spec.checkpoint.keep_best else None
+    )
+    if best is not None and f"step-{best}" != last:
+        candidates.append(_saved(job, job.folder, "best", best))
+    elif best is not None:
+        candidates[0] = dataclasses.replace(candidates[0], checkpoint="best")
+    _test(job, progress, split, candidates, progress.parent)
+
+
+def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> int:
+    """Test the weights of `init_from`, write the figures, and return the exit code. Nothing is trained or saved."""
+    wanted, trained = spec.evaluate, spec.training
+    assert wanted is not None
+    size = _batch_size(wanted, spec)
+    training = dataclasses.replace(
+        trained,
+        strategy=_STRATEGIES.get(trained.strategy, trained.strategy),
+        local=None,
+        global_batch_size=size * place.data_ranks,
+        micro_batch_size=size,
+        ema_decay=None,
+        compile=False,
+    )
+    spec = dataclasses.replace(spec, training=training)
+    job = build(spec, task, place, agreement)
+    split = require_split(job)
+    progress, folder = TrainState(max_steps=1), Path(os.environ.get(initial.PLACE) or "")
+    if not folder.name:
+        raise TaskError(f"evaluate.only tests the weights of init_from, and {initial.PLACE} is not set")
+    settings = spec.init_from or InitSettings()
+    parent = initial.open_parent(job, folder, settings)
+    progress.parent = parent.origin
+    report.say_start(job, progress)
+    step, name = parent.origin["step"], settings.checkpoint or "chosen"
+    if job.place.is_head and step is not None and name == "chosen":
+        name = "best" if folders.best_step(Path(parent.origin["path"]).parent) == step else "last"
+    kind = "average" if any(full.startswith("ema.") for full in parent.names.values()) else "trained"
+    candidates = [Weights(name, step, kind, lambda: _filled(job, parent))]
+    if kind == "average":
+        raw = initial.open_parent(job, folder, settings, averaged=False)
+        candidates.append(Weights(name, step, "trained", lambda: _filled(job, raw)))
+    if not _test(job, progress, split, candidates, parent.origin):
+        return EXIT_SAVED
+    report.write_outcome(job, progress, "done")
+    return EXIT_DONE
+
+
+def _saved(job: TrainingJob, folder: Path, name: str, step: int) -> Weights:
+    """Return a saved checkpoint of the job as weights to test."""
+    path = folder / folders.step_name(step)
+    kind = "average" if job.ema is not None else "trained"
+    return Weights(name, step, kind, lambda: _filled(job, initial.open_parent(job, path, InitSettings())))
+
+
+@contextlib.contextmanager
+def _filled(job: TrainingJob, parent: initial.Parent) -> Iterator[None]:
+    initial.fill(job, parent, _PLAIN)
+    yield
+
+
+def _batch_size(wanted: EvaluateSettings, spec: Spec) -> int:
+    return wanted.batch_size or spec.training.micro_batch_size or DEFAULT_BATCH
+
+
+def _test(
+    job: TrainingJob, progress: TrainState, split: Any, candidates: list[Weights], origin: dict[str, Any] | None
+) -> bool:
+    """Test all weights in their order, and report; return False after a stop request."""
+    wanted = job.spec.evaluate
+    assert wanted is not None
+    size, tested = _batch_size(wanted, job.spec), []
+    for each in candidates:
+        with each.place(), evaluate.eval_mode(job):
+            found = _figures(job, split, size)
+        if found is None:
+            report.say(job, "test", "stopped during the test: no figures", step=progress.step)
+            return False
+        tested.append({"checkpoint": each.checkpoint, "step": each.step, "weights": each.kind, **found})
+    if not job.place.is_head:
+        return True
+    prefers = "last" if wanted.checkpoint == "last" else "best"
+    tested.sort(key=lambda each: each["checkpoint"] != prefers)  # stable: the average, which was evaluated, comes first
+    chosen, compared = tested[0], [{k: v for k, v in each.items() if k not in _LONG} for each in tested]
+    about = {"job": job.spec.job, "split": wanted.split, "batch_size": size, "parent": origin}
+    eval_split = job.eval_data
+    is_eval = eval_split is not None and data.fingerprint(eval_split, job.spec.training.seed) == data.fingerprint(
+        split, job.spec.training.seed
+    )
+    result = {**about, "same_as_eval": is_eval, **chosen, "compared": compared}
+    if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        atomic_json.write_json(Path(folder) / f"metrics-{wanted.split}.json", result)
+    report.say(job, "test", _words(result), test=short(result))
+    return True
+
+
+_LONG = ("classes", "confusion", "calibration", "worst", "quantiles")
+
+
+@torch.no_grad()
+def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
+    """Return the figures of the present weights, on all ranks; None after a stop request. Collective."""
+    place, outputs = job.place, job.task.outputs
+    plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks)
+    batches = job.batches(split, iter([keys for keys, _ in plan]))
+    counts: scores.ClassCounts | scores.Residuals | None = None
+    means: list[dict[str, float]] = []
+    fault = None
+    job.agreement.hurry()
+    try:
+        for number, (keys, weight) in enumerate(plan):
+            batch = next(batches)
+            data.seed_all(data.mix(job.spec.training.seed, data.EVAL, number * place.data_ranks + place.data_rank))
+            if job.agreement.is_due():
+                job.agreement.begin(0.0)
+            with job.strategy.autocast():
+                found = _measured(job, batch)
+            if outputs is None:
+                means.append(found or {})
+            elif weight and place.counts and fault is None:
+                try:
+                    counts = scores.counted(found, [index for _, index in keys], counts)
+                except TaskError as error:  # raised on all ranks, after the last batch
+                    fault = str(error)
+            heartbeat.beat()
+            if job.agreement.finish().stop is not None:
+                return None
+    finally:
+        job.agreement.hurry()
+        batches.close()
+    if outputs is None:
+        return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
+    if fault := next(filter(None, exchange.gather(fault)), None):
+        raise TaskError(fault)
+    total = scores.summed(exchange.gather(scores.as_json(counts)))
+    if isinstance(total, scores.ClassCounts):
+        return scores.class_figures(total)
+    assert total is not None
+    return scores.residual_figures(total)
+
+
+def _measured(job: TrainingJob, batch: Any) -> Any:
+    """Return the task's outputs or numbers for the batch; None before the last stage of a pipeline."""
+
+    def measure(model: Any) -> Any:
+        outputs = job.task.outputs
+        return evaluate.numbers(job, model, batch) if outputs is None else outputs(model, batch)
+
+    piped = job.strategy.evaluate
+    return measure(job.strategy.module) if piped is None else piped(measure)
+
+
+def _words(result: dict[str, Any]) -> str:
+    """Return the headline of the test."""
+    at = "" if result["step"] is None else f", step {result['step']}"
+    text = f"test on {result['split']} ({result['n']} samples{at}): "
+    if result["kind"] == "classification":
+        text += f"accuracy {result['accuracy']:.4f} ({result['accuracy_low']:.4f} to {result['accuracy_high']:.4f}), "
+        text += f"loss {result['loss']:.4g}"
+    elif result["kind"] == "regression":
+        text += f"MAE {result['mae']:.4g}, RMSE {result['rmse']:.4g}"
+    else:
+        text += ", ".join(f"{k} {v:.4g}" for k, v in result.items() if isinstance(v, float))
+    return text + ("; this split is the eval split, which has chosen the checkpoint" if result["same_as_eval"] else "")
+
+
+def short(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures in four digits, and without the longest tables, so that an event line holds them."""
+    found: dict[str, Any] = _rounded(result)
+    found["worst"] = found.get("worst", [])[:10]
+    found["classes"] = [
+        [each[k] for k in ("precision", "recall", "f1", "support")] for each in found.get("classes", [])
+    ]
+    bins = found.get("calibration", [])
+    found["calibration"] = [[each[k] for k in ("count", "accuracy", "probability")] for each in bins]
+    pairs = [(n, a, b) for a, row in enumerate(found.get("confusion", [])) for b, n in enumerate(row) if n and a != b]
+    found["pairs"] = [list(each) for each in sorted(pairs, key=lambda each: (-each[0], each[1:]))[:20]]
+    for name in ("confusion", "classes", "pairs", "worst", "compared"):
+        if len(json.dumps(found)) < _ROOM:
+            break
+        found.pop(name, None)
+    assert len(events.format_line("test", "", {"test": found})) <= events.MAX_BYTES
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

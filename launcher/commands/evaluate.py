@@ -1,0 +1,96 @@
+"""`cloudtrain evaluate`: a further job that tests the weights of a job on a held-back split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from cloudtrain.launcher.commands.options import (
+    WholeNumber,
+    completes,
+    examples,
+    json_option,
+    named_job_argument,
+    set_option,
+    yes_option,
+)
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+
+
+@click.command(
+    "evaluate",
+    epilog=examples("cloudtrain evaluate digits", "cloudtrain evaluate digits --checkpoint step-200 --split test"),
+)
+@named_job_argument
+@click.option("--checkpoint", metavar="NAME", help="best, last or step-N.  [default: the best if kept, else the last]")
+@click.option("--split", default="test", show_default=True, help="The split: `dataset(params, split)` of the task.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=completes("backends"),
+    help="Where; only a backend that reads the job's checkpoints.",
+)
+@click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Machines.  [default: 1, or a sharded job's]")
+@click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not the job's code.")
+@set_option
+@yes_option
+@json_option
+def command(
+    job: str,
+    checkpoint: str | None,
+    split: str,
+    backend: str | None,
+    instances: int | None,
+    update_code: bool,
+    settings: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Test the weights of an ended job, and print the figures: a job with a time limit of an hour, in the ledger.
+
+    The code is the job's. Each test is counted: a split on which models were chosen gives too good figures.
+    """
+    from cloudtrain.launcher.jobs import evaluations, submit
+    from cloudtrain.launcher.jobs.approval import approved, require_allowed
+    from cloudtrain.launcher.jobs.follow import wait
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.jobs.retry import prepare_other
+    from cloudtrain.launcher.store.registry import Registry
+
+    registry = Registry()
+    parent = refresh(registry, registry.find(job))
+    typed = [*([f"backend={backend}"] if backend else []), *([f"resources.instances={instances}"] if instances else [])]
+    config = evaluations.config_of(parent, split, checkpoint, [*settings, *typed])
+    prepared = prepare_other(registry, parent, config, needs="trainer/testing.py", update_code=update_code)
+    prepared = replace(prepared, settings=settings)
+    if seen := evaluations.looks(evaluations.tests_of(registry, parent), split):
+        say(f"{parent.id} was evaluated on {split} {seen} x before: a choice by these figures makes them too good")
+
+    def check() -> None:
+        for line in require_allowed(registry, prepared):
+            say(line)
+
+    if not approved(prepared, yes=yes, check=check):
+        return 1
+    child, _ = submit.send(registry, prepared)
+    say(f"testing: {child.id}")
+    try:
+        code = wait(registry, [child], None, lambda _: None)
+    except KeyboardInterrupt:
+        say(f"\nleft running: {child.id}\n  its lines   cloudtrain logs -f {child.id}")
+        return 130
+    child = registry.find(child.id)
+    found = [each for each in evaluations.tests_of(registry, parent) if each.job_id == child.id]
+    if not found:
+        message = (child.attempt.state.error or {}).get("message", "it ended without figures")
+        raise UsageError(f"{child.id}: {message}", hint=f"cloudtrain logs {child.id}") if code else UsageError(message)
+    if as_json:
+        print_json({"job": child.id, "parent": parent.id, "figures": dict(found[-1].figures)})
+        return code
+    print_lines(evaluations.lines(found[-1]))
+    say(f"all figures: cloudtrain artifacts {child.id}, metrics-{split}.json")
+    for line in evaluations.headline(evaluations.tests_of(registry, parent)):
+        say(line)
+    return code

@@ -1,0 +1,139 @@
+"""The tests of a job, after the last step and by later jobs of `cloudtrain evaluate`: config, count and text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import counted
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.text.tables import table
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["Tested", "config_of", "headline", "lines", "looks", "parents", "tests_of"]
+
+LONGEST_S = 3600  # of an evaluation, unless the parent's limit is shorter
+_LONGEST_NAME = 31  # of a job's own name in the name of its evaluation
+_NONE = ("training.pause_at", "training.diagnose_steps", "checkpoint.uri", "checkpoint.mirror")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A test: the testing job, and the figures of the event. `count`: the number of the job's tests."""
+
+    job_id: str
+    figures: Mapping[str, Any]
+    count: int
+
+
+def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequence[str]) -> JobConfig:
+    """Return the config of a job that tests the parent's weights. Raises UsageError, ConfigError.
+
+    The time is limited, and a model that is not sharded gets a single machine. `settings` are the user's `a.b=value`.
+    """
+    from cloudtrain.launcher import config as configs
+
+    if not parent.asked.task:
+        raise UsageError(f"{parent.id} runs a script", hint="only a `task` has a dataset by split")
+    if parent.config.get("sweep"):
+        raise UsageError(f"{parent.id} is a sweep", hint=f"cloudtrain best {parent.id} -o best.yaml; then submit that")
+    before = configs.stored(parent.config)
+    training, earlier = before.training, before.evaluate
+    initial = {"job": parent.id, **({"checkpoint": checkpoint} if checkpoint else {})}
+    wanted = {"split": split, "only": True, "batch_size": earlier.batch_size if earlier else None}
+    inputs = {name: uri for name, uri in before.inputs.items() if name != "init_from"}
+    is_shared = training.strategy in ("fsdp", "hsdp") or training.parallel.tensor * training.parallel.pipeline > 1
+    own = [
+        f"name={parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate",
+        f"init_from={json.dumps(initial)}",
+        f"evaluate={json.dumps({key: value for key, value in wanted.items() if value is not None})}",
+        f"inputs={json.dumps(inputs)}",
+        "outputs={}",
+        "resources.spot=false",
+        f"limits.max_duration={min(LONGEST_S, before.limits.max_duration)}s",
+        *([] if is_shared else ["resources.instances=1"]),
+        "resources.min_instances=null",
+        *(f"{key}=null" for key in _NONE),
+    ]
+    return configs.stored(parent.config, overrides=[*own, *settings])
+
+
+def tests_of(registry: Registry, job: Job) -> list[Tested]:
+    """Return the tests of the job's weights: the job's own first, then later jobs by the time of the submit."""
+    own = [attempt.progress for attempt in registry.attempts(job)]
+    found = [Tested(job.id, each["test"], each.get("tests", 1)) for each in own if isinstance(each.get("test"), dict)]
+    for child in registry.named(f"{job.name[:_LONGEST_NAME].rstrip('-')}-evaluate"):
+        progress = child.attempt.progress
+        if _parent(child) == job.id and isinstance(progress.get("test"), dict):
+            found.append(Tested(child.id, progress["test"], progress.get("tests", 1)))
+    return found
+
+
+def parents(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the parent's id for each job that is an evaluation."""
+    return {job.id: parent for job in jobs if (parent := _parent(job)) is not None}
+
+
+def _parent(job: Job) -> str | None:
+    asked, test = job.config.get("init_from"), job.config.get("evaluate")
+    is_evaluation = isinstance(test, dict) and test.get("only") is True and isinstance(asked, dict)
+    return asked.get("job") if is_evaluation and isinstance(asked, dict) else None
+
+
+def looks(tests: Sequence[Tested], split: str) -> int:
+    """Return the number of looks at the split."""
+    return sum(each.count for each in tests if each.figures.get("split") == split)
+
+
+def headline(tests: Sequence[Tested]) -> list[str]:
+    """Return a line for the newest test of each split, with the number of looks."""
+    found = []
+    for split in dict.fromkeys(str(each.figures.get("split")) for each in tests):
+        last = [each for each in tests if each.figures.get("split") == split][-1]
+        step = "" if last.figures.get("step") is None else f", step {last.figures['step']}"
+        seen = looks(tests, split)
+        again = f"; evaluated on {split} {counted(seen, 'time')}" if seen > 1 else ""
+        found.append(f"{split}: {_words(last.figures)}{step} ({last.job_id}){again}")
+    return found
+
+
+def _words(figures: Mapping[str, Any]) -> str:
+    number = f"{figures.get('n')} samples"
+    if figures.get("kind") == "classification":
+        low, high = _figure(figures.get("accuracy_low")), _figure(figures.get("accuracy_high"))
+        return f"accuracy {_figure(figures.get('accuracy'))} ({low} to {high}, 95 %), {number}"
+    names = ("mae", "rmse", "r2") if figures.get("kind") == "regression" else tuple(figures)
+    known = [f"{name} {_figure(figures[name])}" for name in names if isinstance(figures.get(name), float)]
+    return ", ".join([*known, number])
+
+
+def lines(tested: Tested) -> list[str]:
+    """Return the figures of a test as text: the headline, compared weights, classes, pairs, calibration, samples."""
+    figures = tested.figures
+    found = [_words(figures)]
+    if figures.get("same_as_eval"):
+        found.append("warning: this split is the eval split, which chose the best checkpoint: the figures are too good")
+    compared = [each for each in figures.get("compared") or () if isinstance(each, dict)]
+    names = [name for name in ("accuracy", "loss", "macro_f1", "mae", "rmse") if any(name in each for each in compared)]
+    if len(compared) > 1:
+        rows = [[str(each.get(k) or "-") for k in ("checkpoint", "step", "weights")] for each in compared]
+        rows = [[*row, *(_figure(each.get(n)) for n in names)] for row, each in zip(rows, compared, strict=True)]
+        found += ["", *table(["CHECKPOINT", "STEP", "WEIGHTS", *(n.upper() for n in names)], rows)]
+    if classes := figures.get("classes"):
+        rows = [[str(place), *map(_figure, row)] for place, row in enumerate(classes)]
+        found += ["", *table(["CLASS", "PRECISION", "RECALL", "F1", "SAMPLES"], rows)]
+    if pairs := figures.get("pairs"):
+        found += ["", "most confused: " + ", ".join(f"{a} as {b} {n} x" for n, a, b in pairs[:5])]
+    if worst := figures.get("worst"):
+        found += ["worst samples, by index: " + ", ".join(str(each.get("index")) for each in worst)]
+    return found
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)

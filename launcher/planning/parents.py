@@ -1,0 +1,95 @@
+"""The parent of a job with `init_from`: where the parent's checkpoint is, as an input of the job.
+
+Every backend fetches, mounts or finds inputs, so the weights need no road of their own, and no user's machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend_table import traits
+from cloudtrain.launcher.errors import ConfigError, Fault, NoSuchJobError
+from cloudtrain.launcher.store import home
+from cloudtrain.launcher.store.registry import Registry
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.job import Job
+
+__all__ = ["INPUT", "resolved"]
+
+INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
+
+
+def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
+    """Return the config with the parent's place as an input, and notes. `base`: the config file's folder.
+
+    A config that has the input already, as a stored config has, stays as it is: the parent may be gone by then.
+    Raises ConfigError for a missing, running or unsaved parent, and for a damaged checkpoint on this machine.
+    """
+    wanted = config.init_from
+    if wanted is None or INPUT in config.inputs:
+        return config, []
+    place, note = wanted.path or "", ""
+    if wanted.job is not None:
+        parent = _job(wanted.job)
+        place, checkpoint = _place(parent, config, wanted.checkpoint)
+        wanted = wanted.model_copy(update={"job": parent.id, "checkpoint": checkpoint})
+        note = f"{parent.id}, {(checkpoint or 'its best checkpoint, else its last').replace('step-', 'step ')}"
+    if traits(config.backend).runs_here and "://" not in place.removeprefix("file://"):
+        _require_whole(base / place.removeprefix("file://"), wanted.checkpoint)
+    inputs = {**config.inputs, INPUT: place}
+    return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]
+
+
+def _job(name: str) -> Job:
+    if not (home.where() / "registry.sqlite").exists():  # a dry run makes no folder
+        raise _fault(f"there is no job `{name}`", "there are no jobs yet: submit the parent first", "job")
+    try:
+        return Registry(home.where()).find(name)
+    except NoSuchJobError as error:
+        hint = "cloudtrain list shows the jobs; a file or folder is named by `path`, or has a slash"
+        raise _fault(error.message, hint, "job") from error
+
+
+def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str, str | None]:
+    """Return the place of the parent's checkpoint, and the checkpoint by its step if the step is known here."""
+    if parent.backend != config.backend:
+        hint = f"copy its checkpoint to a place that {config.backend} reads, and name it by init_from.path"
+        raise _fault(f"{parent.id} ran on {parent.backend}, this job runs on {config.backend}", hint, "job")
+    if parent.active:
+        raise _fault(f"{parent.id} is still running", f"cloudtrain wait {parent.id}, or stop it first", "job")
+    backend, ref = backends.load(parent.backend), parent.attempt.ref
+    folder = backend.checkpoint_place(ref) if ref is not None and isinstance(backend, backends.KeepsPlaces) else None
+    if folder is None:
+        raise _fault(f"{parent.id} has left no checkpoint that a job can read", f"cloudtrain status {parent.id}", "job")
+    last = parent.attempt.progress.get("checkpoint_step")
+    if checkpoint == "last" or (checkpoint is None and not (parent.config.get("checkpoint") or {}).get("keep_best")):
+        checkpoint = f"step-{last}" if isinstance(last, int) else checkpoint
+    if checkpoint is None or not checkpoint.startswith("step-"):
+        return folder, checkpoint  # the node chooses: only the folder knows the best step
+    end = "/" if "://" in folder else ""  # a prefix in a bucket
+    return f"{folder.rstrip('/')}/{folders.step_name(int(checkpoint[5:]))}{end}", checkpoint
+
+
+def _require_whole(place: Path, checkpoint: str | None) -> None:
+    """Raise ConfigError if a place on this machine has no such checkpoint, or one whose files are not whole."""
+    if not place.exists():
+        there = [f"step-{step}" for step, _ in folders.list_steps(place.parent)] if place.parent.is_dir() else []
+        hint = f"there: {', '.join(there)}" if there else "a relative path begins at the config file's folder"
+        raise _fault(f"{place} does not exist", hint, "checkpoint" if there else "path")
+    chosen = place
+    try:
+        if place.is_dir() and folders.list_steps(place):
+            chosen = folders.choose(place, checkpoint)
+    except folders.CheckpointError as error:
+        raise _fault(str(error), "name one of these, as in step-200", "checkpoint") from error
+    if (chosen / folders.MANIFEST).exists() and (wrong := folders.verify(chosen, only=())):
+        raise _fault(f"the checkpoint {chosen} is damaged: {wrong}", "name an older one, as in step-200", "checkpoint")
+
+
+def _fault(message: str, hint: str, key: str) -> ConfigError:
+    return ConfigError([Fault(message, key=f"init_from.{key}", hint=hint)])

@@ -1,0 +1,117 @@
+"""The names of saved weights against a model's: every weight is paired, skipped by a pattern, or refused."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import yaml
+
+from cloudtrain.entrypoints.checkpoints.matching import Paired, Shape, Wishes, pair
+from cloudtrain.entrypoints.errors import TaskError
+
+PLAIN = Wishes({}, ())
+PARTS = ("encoder", "backbone", "head", "layer", "norm", "0", "1", "fc", "attn", "x+y")
+
+
+def state_dict(drawn: random.Random) -> dict[str, Shape]:
+    """Return names and shapes of a random model."""
+    count = drawn.randint(1, 12)
+    names = {
+        ".".join(drawn.choices(PARTS, k=drawn.randint(1, 3))) + drawn.choice((".weight", ".bias")) for _ in range(count)
+    }
+    return {name: tuple(drawn.choices((2, 3, 4), k=drawn.randint(1, 3))) for name in sorted(names)}
+
+
+def changed(drawn: random.Random, model: dict[str, Shape]) -> dict[str, Shape]:
+    """Return a parent's names and shapes: the model's, with weights left out, added, moved and reshaped."""
+    found: dict[str, Shape] = {}
+    for name, shape in model.items():
+        fate = drawn.random()
+        if fate < 0.15:
+            continue
+        if fate < 0.3:
+            shape = (shape[0] + 1, *shape[1:])
+        found[f"base.{name}" if drawn.random() < 0.2 else name] = shape
+    return found | {name: shape for name, shape in state_dict(drawn).items() if drawn.random() < 0.3}
+
+
+def suggested(message: str) -> Wishes:
+    """Return the patterns that the message offers, read as YAML."""
+    offers = re.search(r"write below init_from: (.*)$", message)
+    assert offers, message
+    text = offers[1].replace(" and skip: ", "\nskip: ")
+    found = yaml.safe_load(text)
+    return Wishes(found.get("rename", {}), tuple(found.get("skip", ())))
+
+
+def accounted(saved: dict[str, Shape], model: dict[str, Shape], found: Paired) -> None:
+    """Fail unless each name of both sides is in the answer once, and each pair has one shape."""
+    assert sorted([*found.sources, *found.kept]) == sorted(model)
+    assert sorted([*found.sources.values(), *found.unused]) == sorted(saved)
+    assert all(saved[old] == model[name] for name, old in found.sources.items())
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_weight_is_missed_silently(seed: int) -> None:
+    """Strict pairs all or names every difference; the offered lines mend the difference, or nothing is left to load."""
+    drawn = random.Random(seed)
+    model = state_dict(drawn)
+    saved = changed(drawn, model)
+    if saved == model:
+        accounted(saved, model, pair(saved, model, PLAIN))
+        return
+    with pytest.raises(TaskError) as refusal:
+        pair(saved, model, PLAIN)
+    message = str(refusal.value)
+    differing = [name for name in {*saved, *model} if saved.get(name) != model.get(name)]
+    assert [name for name in differing if name not in message] == []
+    try:
+        accounted(saved, model, pair(saved, model, suggested(message)))
+    except TaskError:  # skip leaves out every weight
+        assert all(model.get(name) != shape for name, shape in saved.items())
+    lax = Wishes({}, (), strict=False)
+    try:
+        accounted(saved, model, pair(saved, model, lax))
+    except TaskError:
+        assert any(name in model for name in saved if saved[name] != model.get(name)) or not {*saved} & {*model}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (Wishes({}, ("^haed",)), "skip '^haed' finds no name; the nearest is head.weight"),
+        (Wishes({"^bone": "x"}, ()), "rename '^bone' finds no name"),
+        (Wishes({"(": "x"}, ()), "rename '(' is no regular expression"),
+        (Wishes({"^body": r"\9"}, ()), "cannot be filled in"),
+        (Wishes({"^.*weight": "w"}, ()), "the same name w"),
+        (Wishes({}, (".",)), "leaves out every weight"),
+    ],
+)
+def test_pattern_without_effect_is_refused(wishes: Wishes, words: str) -> None:
+    """A pattern that finds no name, or names two weights alike, is a fault even where all else fits."""
+    shapes: dict[str, Shape] = {"body.weight": (2, 2), "head.weight": (3, 2)}
+    with pytest.raises(TaskError, match=re.escape(words)):
+        pair(shapes, shapes, wishes)
+
+
+def test_head_of_another_size_is_renamed_and_skipped() -> None:
+    """The body is taken under its new name, the head keeps its own start, and both are in the answer."""
+    saved: dict[str, Shape] = {"backbone.0.weight": (8, 4), "head.weight": (10, 8)}
+    model: dict[str, Shape] = {"encoder.0.weight": (8, 4), "head.weight": (3, 8)}
+    with pytest.raises(TaskError, match=r"head\.weight differs: 10x8 in the parent, 3x8 here, only in the first"):
+        pair(saved, model, PLAIN)
+    found = pair(saved, model, Wishes({r"^backbone\.": "encoder."}, (r"^head\.",)))
+    assert dict(found.sources) == {"encoder.0.weight": "backbone.0.weight"}
+    assert (found.kept, found.unused) == (("head.weight",), ("head.weight",))
+
+
+def test_tied_weight_needs_one_of_its_names() -> None:
+    """A parent that has dropped one name of tied weights fits, and the reverse too."""
+    one: dict[str, Shape] = {"e.weight": (5, 2)}
+    both: dict[str, Shape] = {**one, "o.weight": (5, 2)}
+    tied = {name: frozenset(both) for name in both}
+    assert dict(pair(one, both, PLAIN, tied).sources) == {"e.weight": "e.weight"}
+    with pytest.raises(TaskError, match=r"has no o\.weight 5x2"):
+        pair(one, both, PLAIN)

@@ -1,0 +1,131 @@
+"""The test of a task, in real runs: after the last step, and of another job's weights, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trainerruns import Run, run
+
+from cloudtrain.entrypoints.checkpoints import weights
+
+pytestmark = pytest.mark.slow
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+NONE = %r
+class Points:
+    def __init__(self, first, count): self.first, self.count = first, count
+    def __len__(self): return self.count
+    def __getitem__(self, index):
+        index += self.first
+        return torch.arange(6.0).mul(index).sin(), index %% 3
+def dataset(params, split):
+    if split == "test" and NONE == "raises": raise KeyError("no such file")
+    if split == "test" and NONE: return Points(0, 37) if NONE == "train" else None
+    return {"train": Points(0, 37), "eval": Points(100, 11), "test": Points(200, 53)}[split]
+def model(params): return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
+def evaluate(model, batch): return {"loss": loss(model, batch)}
+def outputs(model, batch): return {"target": batch[1], "score": model(batch[0])}
+"""
+SETTINGS: dict[str, Any] = {"text": TASK % "", "max_steps": 10, "eval_every": 5, "micro_batch_size": 4}
+
+
+def figures(done: Run) -> dict[str, Any]:
+    """Return metrics-test.json."""
+    assert done.code == 0, done.errors
+    found: dict[str, Any] = json.loads((done.folder / "output/metrics-test.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a job with an average of its weights, kept best checkpoints, and a test at the end."""
+    checkpoint = {"keep_best": True}
+    folder = tmp_path_factory.mktemp("parent")
+    return run(
+        folder, 2, job="parent", ema_decay=0.9, checkpoint=checkpoint, evaluate={"checkpoint": "last"}, **SETTINGS
+    )
+
+
+def test_test_after_the_last_step_equals_the_exported_model(parent: Run) -> None:
+    """Table and loss are those of model.pt in plain torch; the trained weights and the average are compared."""
+    found = figures(parent)
+    namespace: dict[str, Any] = {}
+    exec(TASK % "", namespace)
+    net: nn.Module = namespace["model"]({})
+    net.load_state_dict(torch.load(parent.folder / "output/model.pt", weights_only=True))
+    samples = [namespace["dataset"]({}, "test")[index] for index in range(53)]
+    with torch.no_grad():
+        score = net(torch.stack([x for x, _ in samples])).double()
+    target = torch.tensor([y for _, y in samples])
+    table = torch.zeros(3, 3, dtype=torch.int64)
+    table.index_put_((target, score.argmax(1)), torch.tensor(1), accumulate=True)
+    assert found["confusion"] == table.tolist()
+    assert found["loss"] == pytest.approx(float(nn.functional.cross_entropy(score, target)), rel=1e-5)
+    assert (found["n"], found["split"], found["step"], found["weights"]) == (53, "test", 10, "average")
+    first, second, *_ = found["compared"]
+    assert (first["weights"], second["weights"], first["step"], second["step"]) == ("average", "trained", 10, 10)
+    assert first["loss"] == found["loss"] != second["loss"]
+    event = parent.only("test")["test"]
+    assert event["accuracy"] == pytest.approx(found["accuracy"], rel=1e-3)
+    assert [each["e"] for each in parent.events][-2:] == ["test", "done"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_figures_are_equal_on_any_number_of_ranks(parent: Run, ranks: int, tmp_path: Path) -> None:
+    """A job of its own tests the parent's weights: the whole file is the parent's to the bit, without a training."""
+    place = {"CLOUDTRAIN_INPUT_INIT_FROM": str(parent.folder / "checkpoints")}
+    spec: dict[str, Any] = {"evaluate": {"only": True}, "init_from": {"checkpoint": "last"}, "job": "later"}
+    done = run(tmp_path, ranks, env=place, **spec, **SETTINGS)
+    found, there = figures(done), figures(parent)
+    same = ("n", "accuracy", "loss", "macro_f1", "classes", "confusion", "calibration", "worst", "batch_size")
+    assert {name: found[name] for name in same} == {name: there[name] for name in same}
+    assert (found["job"], found["parent"]["job"], found["parent"]["step"]) == ("later", "parent", 10)
+    assert [each["e"] for each in done.events] == ["start", "test"]
+    assert list((tmp_path / "checkpoints").glob("step-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("None", "there is no split 'test': dataset(params, 'test') returned None"),
+        ("raises", "dataset(params, 'test') raised KeyError"),
+        ("train", "is the training split"),
+    ],
+)
+def test_missing_split_is_refused_before_the_first_step(which: str, words: str, tmp_path: Path) -> None:
+    """An impossible test ends the job at the start."""
+    done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": TASK % which})
+    assert (done.code, done.values("step", "loss")) == (1, {})
+    assert words in done.errors
+
+
+def test_best_checkpoint_is_tested_where_the_last_is_not_the_best(tmp_path: Path) -> None:
+    """If a high rate ruins the last weights, the figures belong to the best step, beside the last step's."""
+    schedule = {"optimizer": {"name": "sgd", "lr": 60.0}, "schedule": {"name": "constant", "warmup_steps": 60}}
+    settings = {**SETTINGS, **schedule, "eval_every": 2, "on_nan": "stop", "clip_norm": 50.0}
+    done = run(tmp_path, 1, checkpoint={"keep_best": True}, evaluate={}, **settings)
+    found = figures(done)
+    step = json.loads((tmp_path / "checkpoints/best.json").read_text())["step"]
+    assert step < 10
+    assert (found["checkpoint"], found["step"]) == ("best", step)
+    assert [(each["checkpoint"], each["step"]) for each in found["compared"]] == [("best", step), ("last", 10)]
+    assert found["compared"][0]["loss"] != found["compared"][1]["loss"]
+
+
+def test_task_without_outputs_has_its_means(tmp_path: Path) -> None:
+    """Without `outputs` the figures are the means of `evaluate` over the split."""
+    text = (TASK % "").partition("def outputs")[0]
+    done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": text})
+    found = figures(done)
+    net = weights.from_checkpoint(tmp_path / "checkpoints/step-00000010")
+    assert (found["kind"], found["n"], len(net)) == ("means", 53, 4)
+    assert f"test on test (53 samples, step 10): loss {found['loss']:.4g}" in done.output

@@ -1,0 +1,139 @@
+"""`init_from` in the config, and the parent's place among a job's inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.config import JobConfig
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import parents
+from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.store.progress import fold, lineage
+
+TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., JobConfig]:
+    """Return a loader of a task's config with one more text."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+
+    def load(more: str, *, run: str = "task: task.py") -> JobConfig:
+        file = tmp_path / "cloudtrain.yaml"
+        file.write_text(f"name: child\n{run}\n{more}\n")
+        return configs.load(file, environ={})
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("digits", ("digits", None, None)),
+        ("digits-x7k2p@best", ("digits-x7k2p", "best", None)),
+        ("digits@step-200", ("digits", "step-200", None)),
+        ("s3://bucket/export/", (None, None, "s3://bucket/export/")),
+        ("model.safetensors", (None, None, "model.safetensors")),
+        ("{job: digits, checkpoint: last}", ("digits", "last", None)),
+    ],
+)
+def test_short_forms(text: str, wanted: tuple[Any, ...], load: Callable[..., JobConfig]) -> None:
+    """Text with a slash is a path, other text a job with an optional checkpoint, in the stored config too."""
+    found = load(f"init_from: {text}")
+    again = configs.stored(json.loads(json.dumps(found.model_dump(mode="json"))))
+    for each in (found, again):
+        assert each.init_from is not None
+        assert (each.init_from.job, each.init_from.checkpoint, each.init_from.path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("init_from: digits@newest", "after `@`, not `newest`"),
+        ("init_from: {job: a, path: b/}", "exactly one of `job` and `path`"),
+        ("init_from: {checkpoint: best}", "exactly one of `job` and `path`"),
+        ("init_from: {job: a, checkpoint: newest}", "best, last, or a step such as step-200"),
+        ("init_from: {job: a, skip: ['(']}", "a regular expression"),
+        ("init_from: {job: a, load: all}", "weights+optimizer"),
+        ("init_from: {job: a, load: weights+optimizer, skip: [x]}", "`skip` goes with `load: weights`"),
+        ("init_from: a\ncheckpoint: {resume: /x/step-5}", "exclude each other"),
+        ("evaluate: {only: true}", "tests the weights of `init_from`"),
+        ("evaluate: {split: test}\nsweep: {space: {training.seed: [1, 2]}, trials: 2}", "each trial would look"),
+        ("init_form: a", "did you mean `init_from`?"),
+    ],
+)
+def test_faults_name_the_key(more: str, words: str, load: Callable[..., JobConfig]) -> None:
+    """Each fault is reported with the place in the file, before any look at a job."""
+    with pytest.raises(ConfigError) as refusal:
+        load(more)
+    text = " ".join(f"{fault.message} {fault.hint}" for fault in refusal.value.faults)
+    assert words in text
+    assert all(fault.place is not None for fault in refusal.value.faults)
+
+
+def test_scripts_read_the_variable_and_patterns_are_for_tasks(load: Callable[..., JobConfig]) -> None:
+    """A script's arguments may hold the parent's place; patterns of names have no reader there."""
+    script = "script: train.py"
+    assert load("init_from: a\nargs: [--init, $CLOUDTRAIN_INPUT_INIT_FROM]", run=script).args[1].endswith("INIT_FROM")
+    with pytest.raises(ConfigError, match="goes with `task`"):
+        load("init_from: {job: a, strict: false}", run=script)
+    with pytest.raises(ConfigError, match="no node sets the variable"):
+        load("args: [--init, $CLOUDTRAIN_INPUT_INIT_FROM]", run=script)
+
+
+def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
+    """A path is an input of the job and its settings are in the spec; a missing path is refused before the send."""
+    config = load("init_from: {path: ./weights/, skip: ['^head'], rename: {'^a': b}, strict: false}")
+    file = tmp_path / "cloudtrain.yaml"
+    with pytest.raises(ConfigError, match=r"weights does not exist"):
+        prepare(config, file, Path(), dry=True)
+    (tmp_path / "weights").mkdir()
+    prepared = prepare(config, file, Path(), dry=True)
+    assert prepared.config.inputs == {"init_from": "./weights/"}
+    spec = job_spec(prepared.plan, prepared.config, "child", 1).dump()["init_from"]
+    assert spec == {"job": None, "checkpoint": None, "load": "weights", "rename": {"^a": "b"}, "skip": ["^head"],
+                    "strict": False}  # fmt: skip
+    far = load("init_from: s3://bucket/export/")
+    with pytest.raises(ConfigError) as refusal:
+        prepare(far, file, Path(), dry=True)
+    assert [fault.key for fault in refusal.value.faults] == ["init_from.path"]
+    assert "init_from" not in job_spec(prepared.plan, load(""), "child", 1).dump()
+
+
+def test_parent_must_have_ended_on_the_same_backend(
+    load: Callable[..., JobConfig], tmp_path: Path, home: Path, seed: Any
+) -> None:
+    """A missing, a running, an unsent and a foreign parent are refused with the next step."""
+    with pytest.raises(ConfigError, match="no job `digits`"):
+        parents.resolved(load("init_from: digits"), tmp_path)
+    seed("digits")
+    with pytest.raises(ConfigError, match="digits is still running"):
+        parents.resolved(load("init_from: digits"), tmp_path)
+    foreign = load("init_from: digits").model_copy(update={"backend": "ssh"})
+    with pytest.raises(ConfigError, match="digits ran on local, this job runs on ssh"):
+        parents.resolved(foreign, tmp_path)
+
+
+def test_lineage_is_the_nodes_report_else_the_config() -> None:
+    """Before the start the config names the parent; the start's event gives step and checksum."""
+    asked = {"init_from": {"job": "digits", "checkpoint": "step-40"}}
+    assert lineage(asked, {}) == "digits step 40"
+    assert lineage({}, {}) == ""
+    origin = {"job": "digits", "step": 40, "sha256": "ab" * 32, "path": "/x"}
+    line = f"start  ::ct {json.dumps({'e': 'start', 'step': 0, 'parent': origin})}"
+    assert lineage(asked, fold({}, [line])) == "digits step 40, sha256 abababababab"
+
+
+def test_rehearsal_takes_a_copy_of_the_parent(cli: Any, load: Callable[..., JobConfig], tmp_path: Path) -> None:
+    """`--input init_from=DIR` gives a rehearsal the weights, so names and shapes are compared before a payment."""
+    load("init_from: s3://bucket/export/")
+    told = cli("rehearse", "--input", f"nope={tmp_path}", cwd=tmp_path)
+    assert (told.code, "there are: init_from" in told.stderr) == (2, True)
