@@ -57,6 +57,8 @@ COMMANDS = {
     "report": "Write a report about a job: curves, costs, code, config.",
     "compare": "Lay jobs side by side: config, results, curves.",
     "artifacts": "Fetch a job's output files.",
+    "export": "Write a job's model as a checked folder.",
+    "serve": "Answer requests with an exported model.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
     "hosts": "Show who uses which GPU of your own machines.",
@@ -83,6 +85,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
+    "After the training": ("export", "serve"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

@@ -15,7 +15,7 @@ import torch
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import shards
 
-__all__ = ["from_checkpoint", "main", "write"]
+__all__ = ["from_checkpoint", "main", "read", "write"]
 
 
 def main(argv: list[str]) -> int:
@@ -61,18 +61,26 @@ def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     fault = folders.verify(path)
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")
-    found: dict[str, dict[str, torch.Tensor]] = {"model": {}, "ema": {}}
+    return {**read(path, "model"), **read(path, "ema")}
+
+
+def read(path: Path, kind: str) -> dict[str, torch.Tensor]:
+    """Return the whole tensors of a kind, on the CPU: `model` are the trained weights, `ema` is their average, if kept.
+
+    Verifies no checksum. Raises OSError, ValueError.
+    """
+    found: dict[str, torch.Tensor] = {}
     for file in folders.read_manifest(path):
         if not file.startswith("shard-"):
             continue
-        shard = shards.open_shard(path / file)
+        shard = shards.open_shard(path / file, whole=False)
         for box, begin in shard.boxes:
-            kind, _, name = box.name.partition(".")
-            if kind in found:
-                whole = found[kind].setdefault(name, torch.empty(box.whole, dtype=box.dtype))
+            of, _, name = box.name.partition(".")
+            if of == kind:
+                whole = found.setdefault(name, torch.empty(box.whole, dtype=box.dtype))
                 here = tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))
                 whole[here].copy_(shard.tensor(box, begin))
-    return {**found["model"], **found["ema"]}
+    return found
 
 
 def _write_safetensors(path: Path, weights: Mapping[str, torch.Tensor]) -> None:

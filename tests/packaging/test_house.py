@@ -21,18 +21,53 @@ ROOT = Path(__file__).resolve().parents[2]
 FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
-FROM_ENTRYPOINTS |= {"rank.tracebacks", "rank.variables", "stores", "sweep.search", "sweep.space"}
+FROM_ENTRYPOINTS |= {
+    "checkpoints.folder",
+    "export.order",
+    "models.folder",
+    "rank.tracebacks",
+    "rank.variables",
+    "stores",
+    "sweep.search",
+    "sweep.space",
+}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
     "launcher": (
-        *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "sweeps", "jobs"),
+        *(
+            "cli",
+            "api",
+            "commands",
+            "checkup",
+            "completion",
+            "ui",
+            "live",
+            "report",
+            "rehearsal",
+            "sweeps",
+            "models",
+            "jobs",
+        ),
         *("logs", "notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
         *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
-        *("train", "container", "host", "agent", "sweep", "trainer", "scripts", "environments", "replication"),
         *(
+            "train",
+            "container",
+            "host",
+            "agent",
+            "sweep",
+            "serve",
+            "export",
+            "trainer",
+            "scripts",
+            "environments",
+            "replication",
+        ),
+        *(
+            "models",
             "checkpoints",
             "stores",
             "rank",

@@ -1,0 +1,215 @@
+"""Writes a model folder from a checkpoint: beside its place, checked, then renamed. No torch in this process.
+
+The checksums of the whole checkpoint are verified by a thread while the weights are copied; the folder gets its name
+after both.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import bundle_file
+from cloudtrain.entrypoints.atomic_json import read_json, sync
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.export import card
+from cloudtrain.entrypoints.export.order import SAFETENSORS, ExportOrder
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.models import tensors
+
+__all__ = ["ExportError", "build"]
+
+_FILES = {"pt2": folders.PT2, "onnx": folders.ONNX}
+_SPARE_BYTES = 50_000_000  # for code and documents
+
+
+class ExportError(Exception):
+    """The export ended without a folder; `hint` says how to go on."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def build(order: ExportOrder) -> dict[str, Any]:
+    """Write the folder and return its check and digest. Raises ExportError; then nothing is left at the place."""
+    place, source = Path(order.place).absolute(), Path(order.checkpoint)
+    if place.exists():
+        raise ExportError(f"{place} exists", "name another folder with -o, or remove it")
+    try:
+        trainer, stored = _opened(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+            partial, work = Path(scratch) / "model", Path(scratch) / "work"
+            partial.mkdir()
+            work.mkdir()
+            check = _filled(order, partial, work, trainer, stored)
+            os.rename(partial, place)  # noqa: PTH104  # unlike Path.replace, replaces no file
+            sync(place.parent)
+    except OSError as error:
+        hint = "free some room, or name a folder on another disk with -o" if error.errno == errno.ENOSPC else ""
+        raise ExportError(f"the folder cannot be written: {error.strerror or error}", hint) from error
+    except (checkpoints.CheckpointError, folders.ModelFolderError, bundle_file.BundleError, ValueError) as error:
+        raise ExportError(str(error)) from error
+    found = folders.verify(place)
+    return {"place": str(place), "digest": found.digest, "check": check, "files": sorted(found.files)}
+
+
+def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTensor]]:
+    """Return the checkpoint's trainer.json and its tensors, before any checksum of a shard is verified."""
+    if not source.is_dir():
+        raise ExportError(f"there is no checkpoint {source}")
+    if fault := checkpoints.verify(source, only=(checkpoints.TRAINER, checkpoints.PLAIN)):
+        raise ExportError(f"checkpoint {source} is damaged: {fault}", "export an older one: --checkpoint step-N")
+    files = [source / name for name in checkpoints.read_manifest(source) if name.startswith("shard-")]
+    return checkpoints.read_trainer(source), tensors.find(files)
+
+
+def _filled(
+    order: ExportOrder,
+    partial: Path,
+    work: Path,
+    trainer: dict[str, Any],
+    stored: Mapping[str, tensors.StoredTensor],
+) -> dict[str, Any]:
+    """Write all files of the folder; return the check."""
+    _require_room(order, partial, stored)
+    if order.archive is not None:
+        bundle_file.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
+        (work / "bundle" / "code").rename(partial / folders.CODE)
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(checkpoints.verify, Path(order.checkpoint))
+        reference = _reference(order, partial, work, stored)
+        chosen = _chosen(stored, reference.get("tied", {}))
+        try:
+            sums = tensors.write(partial, chosen)
+        finally:
+            fault = verified.result()
+            if fault:
+                hint = "export an older one: --checkpoint step-N"
+                raise ExportError(f"checkpoint {order.checkpoint} is damaged: {fault}", hint)
+    config = _config(order, trainer, chosen, reference)
+    _write_json(partial / folders.CONFIG, config)
+    for name in _FILES.values():
+        if (work / name).exists():
+            (work / name).rename(partial / name)
+    check = _checked(order, partial, work, reference)
+    _write_json(partial / folders.CHECK, check)
+    (partial / folders.CARD).write_text(card.text(config, check), encoding="utf-8")
+    folders.write_sums(partial, sums)
+    if order.key is not None:
+        folders.sign(partial, Path(order.key))
+    return check
+
+
+def _require_room(order: ExportOrder, partial: Path, stored: Mapping[str, tensors.StoredTensor]) -> None:
+    weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
+    needed, free = weights * len(order.forms) + _SPARE_BYTES, shutil.disk_usage(partial).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
+
+
+def _reference(
+    order: ExportOrder, partial: Path, work: Path, stored: Mapping[str, tensors.StoredTensor]
+) -> dict[str, Any]:
+    """Return what the process `reference` found out about the model; without the task, an empty object."""
+    is_averaged = any(name.startswith("ema.") for name in stored)
+    if order.archive is not None:
+        _run("reference", [partial / folders.CODE, work], work, json.dumps(order.dump()))
+        found: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
+        if "fault" not in found and (order.is_unchecked or "no_calls" not in found):
+            return found
+        fault = found.get("fault") or f"the model cannot be called, so it cannot be checked: {found['no_calls']}"
+        if not order.is_unchecked or is_averaged:
+            hint = "--input NAME=PATH gives the job's inputs; --unchecked exports the weights without a check"
+            raise ExportError(fault, hint)
+        return {"fault": fault, "left_out": {kind: fault for kind in order.forms if kind != SAFETENSORS}}
+    if is_averaged or not order.is_unchecked:
+        why = "names of shared weights are needed for its average" if is_averaged else "nothing can be checked"
+        hint = "export the job, by its id" + ("" if is_averaged else ", or add --unchecked")
+        raise ExportError(f"the code of this checkpoint's job is not known here: {why}", hint)
+    return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != SAFETENSORS}}
+
+
+def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:
+    """Return the tensors that evaluations saw: the average where kept, rounded to the type of the weights.
+
+    An average has one name of a shared tensor; all names get its values.
+    """
+    found = {}
+    for name, tensor in stored.items():
+        kind, _, own = name.partition(".")
+        if kind == "model":
+            average = stored.get(f"ema.{tied.get(own, own)}")
+            found[own] = tensor if average is None else replace(average, written=tensor.dtype)
+    return found
+
+
+def _config(
+    order: ExportOrder,
+    trainer: Mapping[str, Any],
+    chosen: Mapping[str, tensors.StoredTensor],
+    reference: Mapping[str, Any],
+) -> dict[str, Any]:
+    manifest = folders.file_sha256(Path(order.checkpoint) / checkpoints.MANIFEST)
+    return {
+        "format": folders.FORMAT,
+        "name": order.name,
+        "task": order.task,
+        "params": dict(order.params),
+        "dtypes": sorted({tensor.target for tensor in chosen.values()}),
+        "tensors": len(chosen),
+        "bytes": sum(tensor.nbytes for tensor in chosen.values()),
+        "tied": reference.get("tied", {}),
+        "classes": reference.get("classes"),
+        "call": reference.get("call"),
+        "inputs": reference.get("inputs", []),
+        "outputs": reference.get("outputs", []),
+        "checkpoint": {"step": trainer["step"], "manifest_sha256": manifest, "trainer": dict(trainer)},
+        "job": dict(order.facts),
+    }
+
+
+def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of check.json. Raises ExportError if a form gives other results than the checkpoint."""
+    about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
+    if order.is_unchecked:
+        return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}
+    said = _run("check", [partial, work], work)
+    try:
+        forms: dict[str, Any] = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ExportError(f"the check did not run: {_last_line(work / 'check.log')}") from None
+    wrong = [f"{form}: {found['fault']}" for form, found in forms.items() if not found["passed"]]
+    if wrong:
+        hint = "nothing was kept; --form without this form, or --unchecked, exports the rest"
+        raise ExportError(f"the check failed: {'; '.join(wrong)}", hint)
+    return {"passed": True, "samples": [8, 1, 3], "forms": forms, **about}
+
+
+def _run(module: str, arguments: list[Path], work: Path, text: str = "") -> str:
+    """Run a module of this room in a new process; return its output. Its messages are in the folder's log."""
+    with (work / f"{module}.log").open("wb") as log:
+        command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
+        done = subprocess.run(command, input=text.encode(), stdout=subprocess.PIPE, stderr=log, check=False)
+    return done.stdout.decode(errors="replace")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "its process ended without a message"
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, allow_nan=True) + "\n", encoding="utf-8")

@@ -1,0 +1,237 @@
+"""The checkpoint's own model: built by the task, called on real samples, traced; the results are for `check`.
+
+    python -m cloudtrain.entrypoints.export.reference CODE WORK < order.json
+
+Writes into the folder WORK: reference.json, calls.pt (arguments and results by number of samples), the traced forms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.export.order import ExportOrder
+from cloudtrain.entrypoints.models import calls
+from cloudtrain.entrypoints.models.folder import ONNX, PT2
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.task import Task, load_task
+
+__all__ = ["CALLS", "RESULT", "SIZES", "bytes_sha256", "evaluated_model", "main"]
+
+RESULT, CALLS = "reference.json", "calls.pt"
+SIZES = (8, 1, 3)  # samples of a call; the first is the example of a trace, which a size of 1 would fix
+_EPOCH = -1  # as in an evaluation
+
+Batches = dict[int, dict[str, torch.Tensor]]
+
+
+def main(argv: list[str]) -> int:
+    """Write the reference into the folder; return the exit code."""
+    code, work = map(Path, argv)
+    order = ExportOrder.load(json.load(sys.stdin))
+    torch.set_num_threads(1)  # the number of threads changes the order of sums
+    try:
+        found = _reference(order, code.resolve(), work.resolve())
+    except Exception as error:  # also any error of the task's code
+        found = {
+            "fault": f"{type(error).__name__}: {first_line(error)}" if not isinstance(error, TaskError) else str(error)
+        }
+    (work / RESULT).write_text(json.dumps(found))
+    return int("fault" in found)
+
+
+def evaluated_model(task: Task, params: dict[str, Any], checkpoint: Path) -> torch.nn.Module:
+    """Return the model as evaluations saw it: the checkpoint's weights, or their average, in eval mode.
+
+    Raises TaskError if the weights do not fit the task's model.
+    """
+    model = task.model(params)
+    if not isinstance(model, torch.nn.Module):
+        raise TaskError(f"model(params) returned a {type(model).__name__}; it must return a torch.nn.Module")
+    plain = torch.load(checkpoint / folders.PLAIN, map_location="cpu", weights_only=True)
+    if plain.get("extra"):
+        raise TaskError(
+            f"the model keeps state that is no tensor: {', '.join(plain['extra'])}; safetensors has no room for it"
+        )
+    try:
+        model.load_state_dict(weights.read(checkpoint, "model"), strict=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise TaskError(f"the checkpoint does not fit model(params): {' '.join(lines[1:3])}") from error
+    average = weights.read(checkpoint, "ema")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in average:  # as the trainer's evaluations: rounded to the parameter's type, shared by tied names
+                parameter.copy_(average.pop(name))
+    if average:
+        raise TaskError(f"the average of {next(iter(average))} belongs to no parameter of model(params)")
+    return model.eval()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line), type(error).__name__)[:300]
+
+
+def bytes_sha256(tensor: torch.Tensor) -> str:
+    """Return the hash of the tensor's values, in row-major order."""
+    plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(memoryview(plain.numpy())).hexdigest()  # type: ignore[arg-type]
+
+
+def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
+    os.chdir(code)
+    os.environ.update({f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in order.inputs.items()})
+    task = load_task(code / order.task)
+    data.seed_all(order.seed)
+    params = dict(order.params)
+    model = evaluated_model(task, params, Path(order.checkpoint))
+    state = model.state_dict()
+    found: dict[str, Any] = {
+        "weights": {name: [_dtype(tensor), bytes_sha256(tensor)] for name, tensor in state.items()},
+        "tied": _tied(model),
+        "left_out": {},
+        "torch": torch.__version__,
+    }
+    try:
+        samples, split = _samples(task, params)
+        found |= {"split": split, "classes": _classes(samples)}
+        form, arguments, results = _calls(task, model, samples, order.seed)
+    except Exception as error:  # any error of the task's code
+        found["no_calls"] = f"{type(error).__name__}: {first_line(error)}"
+        found["left_out"] = {kind: "the model could not be called" for kind in order.forms if kind != "safetensors"}
+        return found
+    inputs = calls.slots(arguments)
+    found |= {"call": form, "inputs": [slot.dump() for slot in inputs]}
+    found["outputs"] = [slot.dump() for slot in calls.slots(results)]
+    torch.save({"arguments": arguments, "results": results}, work / CALLS)
+    for kind, write in (("pt2", _write_pt2), ("onnx", _write_onnx)):
+        if kind in order.forms:
+            try:
+                write(work, model, form, arguments[SIZES[0]], inputs)
+            except (
+                Exception
+            ) as error:  # torch documents no type; a model that cannot be traced is no fault of the export
+                found["left_out"][kind] = f"{type(error).__name__}: {first_line(error)}"
+    return found
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _tied(model: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of each shared tensor, with its first name."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) != name:
+            found[name] = first[id(tensor)]
+    return found
+
+
+def _samples(task: Task, params: dict[str, Any]) -> tuple[Any, str]:
+    for split in ("eval", "train"):
+        with contextlib.suppress(TaskError):
+            if (found := task.make_dataset(params, split)) is not None:
+                return found, split
+    raise TaskError("dataset(params, split) has neither samples to evaluate nor to train on")
+
+
+def _classes(samples: Any) -> list[str] | None:
+    """Return the names of the classes in order, if the dataset has them, as torchvision's have."""
+    found = getattr(samples, "classes", None)
+    return [str(each) for each in found] if isinstance(found, list | tuple) else None
+
+
+def _calls(task: Task, model: torch.nn.Module, samples: Any, seed: int) -> tuple[calls.Form, Batches, Batches]:
+    """Return the form of the call, and its arguments and results by number of samples."""
+    keys = iter([[(_EPOCH, i % len(samples)) for i in range(size)] for size in SIZES])
+    cpu = torch.device("cpu")
+    batches = data.Batches(samples, keys, seed=seed, collate=task.collate, num_workers=0, device=cpu)
+    arguments: Batches = {}
+    results: Batches = {}
+    forms = []
+    for size, batch in zip(SIZES, batches, strict=True):
+        with torch.no_grad(), _first_call(model) as seen:
+            (task.evaluate or task.loss)(model, batch)
+        if not seen:
+            raise TaskError("evaluate or loss calls no `model(...)`, only parts of the model")
+        form, arguments[size] = calls.describe(model, *seen[0])
+        arguments[size] = {name: tensor.detach().clone() for name, tensor in arguments[size].items()}
+        args, kwargs = calls.build(form, arguments[size])
+        with torch.no_grad():
+            results[size] = {name: tensor.clone() for name, tensor in calls.named(model(*args, **kwargs)).items()}
+        forms.append(form)
+    if any(form != forms[0] for form in forms):
+        raise TaskError("the arguments of the model differ from batch to batch in more than their tensors")
+    if not results[SIZES[0]]:
+        raise TaskError("the model returns no tensor")
+    return forms[0], arguments, results
+
+
+@contextlib.contextmanager
+def _first_call(model: torch.nn.Module) -> Iterator[list[tuple[Any, Any]]]:
+    seen: list[tuple[Any, Any]] = []
+
+    def keep(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not seen:
+            seen.append((args, kwargs))
+
+    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.Slot]) -> dict[str, Any]:
+    """Return the sides that may vary, by parameter of `forward`."""
+    vary = torch.export.Dim.DYNAMIC
+    sides = {slot.name: {i: vary for i, side in enumerate(slot.shape) if side is None} or None for slot in inputs}
+    args, kwargs = calls.build(form, sides, constants=False)
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+
+
+def _write_pt2(
+    work: Path, model: torch.nn.Module, form: calls.Form, tensors: dict[str, torch.Tensor], inputs: list[calls.Slot]
+) -> None:
+    args, kwargs = calls.build(form, tensors)
+    program = torch.export.export(model, args, kwargs, dynamic_shapes=_shapes(model, form, inputs))
+    torch.export.save(program, work / PT2)
+
+
+def _write_onnx(
+    work: Path, model: torch.nn.Module, form: calls.Form, tensors: dict[str, torch.Tensor], inputs: list[calls.Slot]
+) -> None:
+    args, kwargs = calls.build(form, tensors)
+    with torch.no_grad():
+        outputs = list(calls.named(model(*args, **kwargs)))
+    torch.onnx.export(
+        model,
+        args,
+        work / ONNX,
+        kwargs=kwargs,
+        input_names=[slot.name for slot in inputs],
+        output_names=outputs,
+        dynamic_shapes=_shapes(model, form, inputs),
+        dynamo=True,
+        external_data=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

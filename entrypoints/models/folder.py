@@ -1,0 +1,178 @@
+"""A model folder on disk: its checksums, its verification, its signature. Needs no torch.
+
+SHA256SUMS has the form of `sha256sum`: the command `sha256sum -c SHA256SUMS` checks the files too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.atomic_json import sync
+
+__all__ = [
+    "CARD",
+    "CHECK",
+    "CODE",
+    "CONFIG",
+    "INDEX",
+    "ONNX",
+    "PT2",
+    "SIGNATURE",
+    "SUMS",
+    "WEIGHTS",
+    "FORMAT",
+    "ModelFolder",
+    "ModelFolderError",
+    "file_sha256",
+    "sign",
+    "verify",
+    "verify_signature",
+    "write_sums",
+]
+
+SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
+CHECK, CONFIG, CARD, CODE = "check.json", "config.json", "README.md", "code"
+WEIGHTS, INDEX, PT2, ONNX = "model.safetensors", "model.safetensors.index.json", "model.pt2", "model.onnx"
+FORMAT = 1
+NAMESPACE = "cloudtrain-model"  # of signatures: a signature for another purpose is not valid for a model
+
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
+_CHUNK_BYTES = 1 << 20
+_SIGN_S = 120.0  # a key on a device may wait for a touch
+
+
+class ModelFolderError(Exception):
+    """The folder is no model folder, or a file in it differs from the checksums; the message names the file."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A verified folder. `digest`: the sha256 of SHA256SUMS, which identifies the model; `files`: sha256 by name.
+
+    `config` and `check` are the content of config.json and check.json.
+    """
+
+    path: Path
+    digest: str
+    files: dict[str, str]
+    config: dict[str, Any]
+    check: dict[str, Any]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the exported files gave the results of the checkpoint's model, in a process of their own."""
+        return self.check.get("passed") is True
+
+
+def verify(path: Path, *, checked: bool = False) -> ModelFolder:
+    """Return the folder after reading every byte. Raises ModelFolderError for a missing, changed or additional file.
+
+    `checked`: refuse a folder whose check has failed or was left out too.
+    """
+    files, digest = _read_sums(path)
+    for name in sorted(_present(path) | set(files)):
+        if name not in files:
+            raise ModelFolderError(f"{path} has the file {name}, which {SUMS} does not list")
+        found = file_sha256(path / name)
+        if found != files[name]:
+            raise ModelFolderError(f"{path / name} is damaged: its sha256 is {found[:12]}, not {files[name][:12]}")
+    folder = ModelFolder(path, digest, files, _object(path / CONFIG), _object(path / CHECK))
+    if folder.config.get("format") != FORMAT:
+        raise ModelFolderError(f"{path} has format {folder.config.get('format')!r}; this cloudtrain reads {FORMAT}")
+    if checked and not folder.is_checked:
+        why = "its check failed" if folder.check.get("passed") is False else "the export was not checked"
+        raise ModelFolderError(f"{path} is not proven to be the trained model: {why}")
+    return folder
+
+
+def write_sums(path: Path, known: Mapping[str, str]) -> None:
+    """Write the checksums of all files of the folder, durably. `known`: sha256 by name. Raises OSError."""
+    names = sorted(_present(path))
+    lines = [f"{known[name] if name in known else file_sha256(path / name)}  {name}\n" for name in names]
+    (path / SUMS).write_text("".join(lines))
+    for folder in {path / name for name in [*names, SUMS]} | {(path / name).parent for name in names}:
+        sync(folder)
+
+
+def sign(path: Path, key: Path) -> None:
+    """Sign the folder's checksums with an ssh key, by ssh-keygen. Raises ModelFolderError."""
+    (path / SIGNATURE).unlink(missing_ok=True)
+    _keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(path / SUMS)], f"{path} cannot be signed with {key}")
+
+
+def verify_signature(path: Path, allowed_signers: Path, identity: str) -> None:
+    """Verify that the identity in the file of allowed signers has signed the folder. Raises ModelFolderError.
+
+    Call `verify` too: the signature covers SHA256SUMS, and SHA256SUMS covers the files.
+    """
+    names = ["-n", NAMESPACE, "-f", str(allowed_signers), "-I", identity, "-s", str(path / SIGNATURE)]
+    _keygen(["-Y", "verify", *names], f"{path} has no valid signature by {identity}", (path / SUMS).read_bytes())
+
+
+def _keygen(arguments: list[str], fault: str, data: bytes = b"") -> None:
+    try:
+        done = subprocess.run(["ssh-keygen", *arguments], input=data, capture_output=True, timeout=_SIGN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModelFolderError(f"{fault}: {error}") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        raise ModelFolderError(f"{fault}: {said[-1] if said else f'ssh-keygen ended with {done.returncode}'}")
+
+
+def _read_sums(path: Path) -> tuple[dict[str, str], str]:
+    try:
+        data = (path / SUMS).read_bytes()
+        text = data.decode()
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path} is no model folder: it has no {SUMS}") from None
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path / SUMS} cannot be read: {error}") from error
+    lines = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
+    files = {line[2]: line[1] for line in lines if line}
+    if not text.endswith("\n") or len(files) != len(lines) or not {CONFIG, CHECK} <= set(files):
+        raise ModelFolderError(f"{path / SUMS} is damaged: it is no list of all files of a model")
+    return files, hashlib.sha256(data).hexdigest()
+
+
+def _present(path: Path) -> set[str]:
+    """Return the names of the files below the folder that the checksums cover."""
+    found = {entry.relative_to(path).as_posix() for entry in path.rglob("*") if not _is_folder(entry)}
+    return found - {SUMS, SIGNATURE}
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a regular file. Raises ModelFolderError."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ModelFolderError(f"{path} is no regular file")
+        found = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_CHUNK_BYTES):
+                found.update(block)
+        return found.hexdigest()
+    except FileNotFoundError:
+        raise ModelFolderError(f"{path} is missing") from None
+    except OSError as error:
+        raise ModelFolderError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} is not readable: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelFolderError(f"{path} holds no object")
+    return found

@@ -1,0 +1,94 @@
+"""`cloudtrain export`: a job's model as a checked folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudtrain.launcher.commands.options import completes, examples, json_option
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+
+_EPILOG = examples(
+    "cloudtrain export last",
+    "cloudtrain export digits -o digits-v2 --form safetensors,pt2,onnx",
+    "cloudtrain export digits --checkpoint step-200 --sign ~/.ssh/id_ed25519",
+)
+
+
+@click.command("export", epilog=_EPILOG)
+@click.argument("job", default="last", shell_complete=completes("jobs"))
+@click.option(
+    "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model]")
+@click.option("--form", "forms", default="safetensors,pt2", show_default=True, help="Forms: safetensors, pt2, onnx.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
+@click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
+@click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
+@json_option
+def command(
+    job: str,
+    choice: str | None,
+    output: Path | None,
+    forms: str,
+    inputs: tuple[str, ...],
+    key: Path | None,
+    unchecked: bool,
+    as_json: bool,
+) -> int:
+    """Write a job's model as a folder: weights, traced model, config, code, model card, checksums.
+
+    A new process opens the files and compares their results with the checkpoint's model, on samples of the split
+    `eval`; if they differ, nothing is written and the exit code is 1. JOB may be a checkpoint's folder: then only the
+    weights are exported, and --unchecked must be given.
+    """
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.models import exporting, source
+    from cloudtrain.launcher.store.registry import Registry
+
+    source.require_choice(choice)
+    wanted, given = exporting.parse_forms(forms), _inputs(inputs)
+    if key is not None and not key.expanduser().is_file():
+        raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
+    key = None if key is None else key.expanduser()
+    registry = Registry()
+    if "/" in job:
+        place = (output or Path(f"{Path(job).name}-model")).absolute()
+        found = exporting.export_path(registry, Path(job), place, key=key, is_unchecked=unchecked)
+    else:
+        exporting.require_torch("an export")
+        one = refresh(registry, registry.find(job))
+        place = (output or Path(f"{one.id}-model")).absolute()
+        say(f"exporting {one.id}")
+        found = exporting.export_job(
+            registry, one, place, choice, forms=wanted, inputs=given, key=key, is_unchecked=unchecked
+        )
+    if as_json:
+        print_json(found)
+        return 0
+    for line in _words(found["check"]):
+        say(line)
+    print_lines([found["place"]])
+    return 0
+
+
+def _inputs(given: tuple[str, ...]) -> dict[str, str]:
+    for each in given:
+        name, _, path = each.partition("=")
+        if not name or not path:
+            raise UsageError(f"--input {each}: expected NAME=PATH", hint="as in --input train=data/train")
+    return {name: str(Path(path).absolute()) for name, _, path in (each.partition("=") for each in given)}
+
+
+def _words(check: dict[str, Any]) -> list[str]:
+    """Return the result of the check as lines."""
+    lines = [f"without {form}: {reason}" for form, reason in check["left_out"].items()]
+    if check["passed"] is None:
+        return [*lines, f"not checked: {check['why']}"]
+    for form, found in check["forms"].items():
+        same = "the same bits" if found["same_bits"] else f"within {found['difference']:.1e} of the largest value"
+        lines.append(f"{form}: {same} as the checkpoint's model")
+    return lines

@@ -1,0 +1,142 @@
+"""The export of a job's model: the order from the job's records, and the process that carries the order out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.export.order import FORMS, SAFETENSORS, ExportOrder
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.models import source
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.extras import install
+
+__all__ = ["export_job", "export_path", "parse_forms", "require_torch"]
+
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+def parse_forms(text: str) -> tuple[str, ...]:
+    """Return the forms in the text, safetensors first and always. Raises UsageError."""
+    named = [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := [name for name in named if name not in FORMS]:
+        raise UsageError(f"`{wrong[0]}` is no form of a model", hint=f"the forms are {', '.join(FORMS)}")
+    if "onnx" in named and (missing := [name for name in _ONNX if find_spec(name) is None]):
+        raise ConfigError(f"the form onnx needs {missing[0]}, which is not installed", hint=install("onnx"))
+    return (SAFETENSORS, *(form for form in FORMS[1:] if form in named))
+
+
+def require_torch(use: str) -> None:
+    """Raise ConfigError if torch is not installed beside this command; `use` says who needs it."""
+    if find_spec("torch") is None:
+        raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install("local"))
+
+
+def export_job(
+    registry: Registry,
+    job: Job,
+    place: Path,
+    choice: str | None,
+    *,
+    forms: Sequence[str],
+    inputs: Mapping[str, str],
+    key: Path | None,
+    is_unchecked: bool,
+) -> dict[str, Any]:
+    """Write the job's model to the folder `place`; return place, digest, check and files. Raises CloudtrainError."""
+    if not job.asked.task or job.config.get("sweep"):
+        what = "a script saves its model in its own form" if not job.asked.task else "the job is a sweep of many models"
+        hint = "cloudtrain artifacts fetches the files" if not job.asked.task else "submit the best trial's config"
+        raise UsageError(f"{job.id} has no model to export: {what}", hint=hint)
+    archive = Path(str(job.bundle.get("path")))
+    if not archive.exists():
+        hint = "--checkpoint with a folder exports weights alone, with --unchecked"
+        raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=_parent(place)) as scratch:
+        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch)), choice)
+        order = ExportOrder(
+            checkpoint=str(found),
+            place=str(place),
+            name=job.name,
+            archive=str(archive),
+            archive_sha256=job.bundle["sha256"],
+            task=job.asked.task,
+            params=job.config.get("params") or {},
+            inputs={**_local_inputs(job), **inputs},
+            forms=tuple(forms),
+            seed=(job.config.get("training") or {}).get("seed") or 0,
+            key=None if key is None else str(key.absolute()),
+            is_unchecked=is_unchecked,
+            facts=_facts(registry, job, int(found.name[5:])),
+        )
+        return _run(order, registry.folder)
+
+
+def export_path(
+    registry: Registry, checkpoint: Path, place: Path, *, key: Path | None, is_unchecked: bool
+) -> dict[str, Any]:
+    """Write the weights of a checkpoint whose job is not known; nothing can be checked. Raises CloudtrainError."""
+    _parent(place)
+    order = ExportOrder(
+        checkpoint=str(checkpoint.absolute()),
+        place=str(place),
+        name=place.name,
+        forms=(SAFETENSORS,),
+        key=None if key is None else str(key.absolute()),
+        is_unchecked=is_unchecked,
+    )
+    return _run(order, registry.folder)
+
+
+def _parent(place: Path) -> Path:
+    if place.exists():
+        raise UsageError(f"{place} exists", hint="name another folder with -o, or remove it")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder cannot be made: {error.strerror}", where=place.parent) from error
+    return place.parent
+
+
+def _local_inputs(job: Job) -> dict[str, str]:
+    """Return the job's inputs that are paths, as the job saw them."""
+    base, given = Path(job.config_file).parent, job.config.get("inputs") or {}
+    plain = {name: str(uri).removeprefix("file://") for name, uri in given.items()}
+    return {name: str(base / path) for name, path in plain.items() if "://" not in path}
+
+
+def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
+    """Return what the registry says about the job and its step, for config.json and the model card."""
+    from cloudtrain.launcher.jobs.describe import as_json
+
+    git = job.bundle.get("git") or {}
+    spent = as_json(job, registry.attempts(job))["spend_usd"]
+    points = [point for point in series.read(registry.database, job.id).marks if point.kind == "eval"]
+    metrics = next((point.fields.get("metrics") for point in reversed(points) if point.step == step), None)
+    found = {"job": job.id, "backend": job.backend, "commit": git.get("commit"), "cost_usd": spent, "metrics": metrics}
+    return {**found, "dirty": git.get("dirty")} if git.get("commit") else found
+
+
+def _run(order: ExportOrder, folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "cloudtrain.entrypoints.export"]
+    # Elsewhere than in the user's folder, which `-m` searches first, and which may hold a signal.py.
+    done = subprocess.run(
+        command, input=json.dumps(order.dump()), capture_output=True, text=True, cwd=folder, check=False
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = done.stderr.strip().splitlines() or [f"its process ended with code {done.returncode}"]
+        raise CloudtrainError(f"the export did not run: {lines[-1]}") from None
+    if "fault" in found:
+        raise CloudtrainError(found["fault"], hint=found["hint"])
+    return found

@@ -1,0 +1,81 @@
+"""The checkpoint of a job for an export: on this machine where it lies, else copied from the job's backend."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import say
+
+__all__ = ["choose", "require_choice", "saved_checkpoints"]
+
+_STEP = re.compile(r"step-(\d{1,18})")
+
+
+def require_choice(choice: str | None) -> None:
+    """Raise UsageError unless the choice of a checkpoint is None, best, last or step-N."""
+    if choice not in (None, "best", "last") and not _STEP.fullmatch(choice or ""):
+        raise UsageError(f"`{choice}` names no checkpoint", hint="best, last, or a step such as step-200")
+
+
+def saved_checkpoints(registry: Registry, job: Job, scratch: Path) -> Path:
+    """Return a folder with the job's checkpoints: the job's own on this machine, else copies below `scratch`.
+
+    Raises CloudtrainError if there is none, and what the backend raises.
+    """
+    from cloudtrain.launcher import backend as backends
+
+    points = series.read(registry.database, job.id).marks
+    for path in [str(point.fields.get("path")) for point in reversed(points) if point.kind == "checkpoint"]:
+        if _is_of(Path(path), job):
+            return Path(path).parent
+    backend, ref = backends.load(job.backend), job.attempt.ref
+    if ref is None:
+        raise UsageError(f"{job.id} was never sent: it has no checkpoint")
+    if not isinstance(backend, backends.HasCheckpoints):
+        raise UsageError(f"the backend {job.backend} cannot fetch checkpoints", hint="name the checkpoint's folder")
+    say(f"copying the checkpoints of {job.id}")
+    backend.checkpoints(ref, scratch)
+    return scratch
+
+
+def choose(folder: Path, choice: str | None) -> Path:
+    """Return the chosen checkpoint in the folder; without a choice the best, if the job keeps the best, else the last.
+
+    Raises CloudtrainError if there is no such checkpoint.
+    """
+    try:
+        steps = dict(folders.list_steps(folder))
+    except OSError:
+        steps = {}
+    if not steps:
+        raise CloudtrainError(
+            "the job has no checkpoint", where=str(folder), hint="it saves at the steps of `checkpoint`"
+        )
+    best = folders.best_step(folder)
+    if choice == "last" or (choice is None and best not in steps):
+        return steps[max(steps)]
+    wanted = best if choice in (None, "best") else int((choice or "").removeprefix("step-"))
+    if wanted is None:
+        raise CloudtrainError("the job keeps no best checkpoint", hint="--checkpoint last, or `checkpoint.keep_best`")
+    if wanted not in steps:
+        there = ", ".join(f"step-{step}" for step in sorted(steps))
+        raise CloudtrainError(
+            f"the checkpoint of step {wanted} is not kept", where=str(folder), hint=f"there are {there}"
+        )
+    return steps[wanted]
+
+
+def _is_of(path: Path, job: Job) -> bool:
+    """Return whether the path, as the job has reported it, is the job's checkpoint on this machine too."""
+    try:
+        trainer = json.loads((path / folders.TRAINER).read_bytes())
+        return bool(trainer["job"] == job.id)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
