@@ -59,6 +59,7 @@ COMMANDS = {
     "artifacts": "Fetch a job's output files.",
     "export": "Write a job's model as a checked folder.",
     "serve": "Answer requests with an exported model.",
+    "register": "Register a model folder in a registry of models.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
     "hosts": "Show who uses which GPU of your own machines.",
@@ -85,7 +86,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
-    "After the training": ("export", "serve"),
+    "After the training": ("export", "serve", "register"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

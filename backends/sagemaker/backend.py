@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         files,
         jobs,
         logs,
+        models,
         outputs,
         prices,
         prices_invoice,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
     from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
     from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -161,6 +163,9 @@ class SageMakerBackend:
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
         return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
+
+    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
+        return models.SageMakerRegistry(model, config, self.clients)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         files,
         jobs,
         logs,
+        models,
         prices,
         prices_list,
         rehearsal,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from cloudtrain.backends.vertex.api import Google, VertexAccess
     from cloudtrain.backends.vertex.logs import LogReader
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -184,6 +186,9 @@ class VertexBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices_list.quotes(self.google, config, region, types)
+
+    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
+        return models.VertexRegistry(model, config, self.google)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

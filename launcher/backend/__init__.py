@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 
 from cloudtrain.launcher.backend.protocol import (
     Backend,
+    Deploys,
+    EndsEndpoints,
     HasCheckpoints,
     Invoiced,
     Lists,
     Machines,
     Priced,
     Ready,
+    Registers,
     Seekable,
     Sought,
 )
@@ -45,6 +48,8 @@ __all__ = [
     "Capacity",
     "Check",
     "DamagedRecordError",
+    "Deploys",
+    "EndsEndpoints",
     "FoundAttempt",
     "HasCheckpoints",
     "HostUse",
@@ -58,6 +63,7 @@ __all__ = [
     "Pace",
     "Priced",
     "Ready",
+    "Registers",
     "Request",
     "Seekable",
     "Sending",

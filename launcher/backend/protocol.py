@@ -21,13 +21,27 @@ if TYPE_CHECKING:
         Request,
         Shipment,
     )
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["Backend", "HasCheckpoints", "Invoiced", "Lists", "Machines", "Priced", "Ready", "Seekable", "Sought"]
+__all__ = [
+    "Backend",
+    "Deploys",
+    "EndsEndpoints",
+    "HasCheckpoints",
+    "Invoiced",
+    "Lists",
+    "Machines",
+    "Priced",
+    "Ready",
+    "Registers",
+    "Seekable",
+    "Sought",
+]
 
 
 class Backend(Protocol):
@@ -156,3 +170,42 @@ class Seekable(Protocol):
 
         The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
         """
+
+
+@runtime_checkable
+class Registers(Protocol):
+    """A backend whose vendor has a registry of models."""
+
+    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
+        """Return the model's place in the registry; pure. Raises ConfigError for a missing setting."""
+
+
+@runtime_checkable
+class Deploys(Protocol):
+    """A backend whose vendor serves models."""
+
+    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
+        """Return the endpoint's requests and price; pure. Raises ConfigError for a missing setting."""
+
+
+@runtime_checkable
+class EndsEndpoints(Protocol):
+    """A backend whose platform deletes an endpoint at a given time, whether this machine runs or not."""
+
+    def prepare_endpoint(self, plan: EndpointPlan, model: CheckedModel) -> None:
+        """Upload the files, schedule the deletion, and make all that an endpoint needs and that costs nothing.
+
+        Raises CredentialError, ConfigError, UnreachableError; then nothing of the endpoint is left.
+        """
+
+    def start_endpoint(self, ref: dict[str, Any]) -> None:
+        """Start the endpoint. Raises as `prepare_endpoint`; after UnreachableError, the endpoint may exist."""
+
+    def endpoint_state(self, ref: dict[str, Any]) -> str | None:
+        """Return the platform's word for the endpoint's state, None if there is no endpoint. Raises UnreachableError.
+
+        Once the endpoint is gone, its other parts are removed.
+        """
+
+    def delete_endpoint(self, ref: dict[str, Any]) -> None:
+        """Delete the endpoint now. The scheduled deletion stays until the endpoint is gone."""

@@ -1,1 +1,5 @@
-"""Models of finished jobs: `source` finds a checkpoint, `exporting` starts the process that writes a model folder."""
+"""Models of finished jobs: exports, registries, endpoints.
+
+`source` finds a checkpoint, `exporting` starts the process that writes a model folder. `checked` reads a folder for
+`registering`, whose registries are the backends' and `mlflow`; `exclusive` keeps two processes apart.
+"""

@@ -98,6 +98,7 @@ DUTIES = {
     "jobs",
     "logs",
     "machine",
+    "models",
 }
 SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
 DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
