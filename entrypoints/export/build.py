@@ -126,7 +126,8 @@ def _reference(
     """Return what the process `reference` found out about the model; without the task, an empty object."""
     is_averaged = any(name.startswith("ema.") for name in stored)
     if order.archive is not None:
-        _run("reference", [partial / folders.CODE, work], work, json.dumps(order.dump()))
+        _write_json(work / "order.json", order.dump())
+        _run("reference", [partial / folders.CODE, work], work)
         found: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
         if "fault" not in found and (order.is_unchecked or "no_calls" not in found):
             return found
@@ -198,11 +199,11 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     return {"passed": True, "samples": [8, 1, 3], "forms": forms, **about}
 
 
-def _run(module: str, arguments: list[Path], work: Path, text: str = "") -> str:
+def _run(module: str, arguments: list[Path], work: Path) -> str:
     """Run a module of this room in a new process; return its output. Its messages are in the folder's log."""
     with (work / f"{module}.log").open("wb") as log:
         command = [sys.executable, "-m", f"cloudtrain.entrypoints.export.{module}", *map(str, arguments)]
-        done = subprocess.run(command, input=text.encode(), stdout=subprocess.PIPE, stderr=log, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False)
     return done.stdout.decode(errors="replace")
 
 

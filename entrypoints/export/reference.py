@@ -1,8 +1,9 @@
 """The checkpoint's own model: built by the task, called on real samples, traced; the results are for `check`.
 
-    python -m cloudtrain.entrypoints.export.reference CODE WORK < order.json
+    python -m cloudtrain.entrypoints.export.reference CODE WORK
 
-Writes into the folder WORK: reference.json, calls.pt (arguments and results by number of samples), the traced forms.
+Reads WORK/order.json. Writes into WORK reference.json, calls.pt (arguments and results by number of samples), and the
+traced forms.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cloudtrain.entrypoints.trainer.task import Task, load_task
 
 __all__ = ["CALLS", "RESULT", "SIZES", "bytes_sha256", "evaluated_model", "main"]
 
-RESULT, CALLS = "reference.json", "calls.pt"
+ORDER, RESULT, CALLS = "order.json", "reference.json", "calls.pt"
 SIZES = (8, 1, 3)  # samples of a call; the first is the example of a trace, which a size of 1 would fix
 _EPOCH = -1  # as in an evaluation
 
@@ -40,7 +41,7 @@ Batches = dict[int, dict[str, torch.Tensor]]
 def main(argv: list[str]) -> int:
     """Write the reference into the folder; return the exit code."""
     code, work = map(Path, argv)
-    order = ExportOrder.load(json.load(sys.stdin))
+    order = ExportOrder.load(json.loads((work / ORDER).read_text()))
     torch.set_num_threads(1)  # the number of threads changes the order of sums
     try:
         found = _reference(order, code.resolve(), work.resolve())

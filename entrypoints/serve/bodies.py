@@ -1,0 +1,140 @@
+"""JSON bodies to tensors and back, in two forms: `instances` and the Open Inference Protocol.
+
+Untrusted input: any body ends in tensors of the model's types or in BadInput with a message for the client.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from cloudtrain.entrypoints.models.calls import Slot
+from cloudtrain.entrypoints.serve.engine import BadInput, Engine
+
+__all__ = ["instances", "object_in", "predictions", "v2_inputs", "v2_outputs", "v2_type"]
+
+# Source: Open Inference Protocol, "Tensor Data Types".
+_V2_TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16"}
+_V2_TYPES |= {"int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def object_in(body: bytes) -> Any:
+    """Return the JSON value of a body. Raises BadInput."""
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise BadInput("the body is nested too deeply") from None
+    except ValueError as error:
+        raise BadInput(f"the body is no JSON: {error}") from None
+
+
+def instances(found: Any, slots: Sequence[Slot]) -> Tensors:
+    """Return the inputs of a body {"instances": [...]}, or of a bare list; an instance is a sample.
+
+    With several inputs an instance is an object with a value by input's name. Raises BadInput.
+    """
+    listed = found.get("instances") if isinstance(found, dict) else found
+    if not isinstance(listed, list):
+        names = ", ".join(slot.name for slot in slots)
+        raise BadInput(f'expected {{"instances": [...]}}, a list of samples with the inputs {names}')
+    if unbatched := [slot.name for slot in slots if not slot.is_batched]:
+        raise BadInput(f"{unbatched[0]} has no side for samples: use /v2/models/NAME/infer")
+    if len(slots) == 1 and not (listed and isinstance(listed[0], dict)):
+        return {slots[0].name: _tensor(listed, slots[0])}
+    for number, each in enumerate(listed):
+        if not isinstance(each, dict) or set(each) != {slot.name for slot in slots}:
+            raise BadInput(f"instance {number} must be an object with {', '.join(slot.name for slot in slots)}")
+    return {slot.name: _tensor([each[slot.name] for each in listed], slot) for slot in slots}
+
+
+def predictions(results: Tensors) -> Any:
+    """Return a prediction for each sample: a list, or an object by output's name if there are several."""
+    listed = {name: _plain(value) for name, value in results.items()}
+    if len(listed) == 1:
+        return next(iter(listed.values()))
+    return [dict(zip(listed, each, strict=True)) for each in zip(*listed.values(), strict=True)]
+
+
+def v2_inputs(found: Any, slots: Sequence[Slot]) -> Tensors:
+    """Return the inputs of a request of the Open Inference Protocol. Raises BadInput."""
+    given = found.get("inputs") if isinstance(found, dict) else None
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise BadInput('expected {"inputs": [{"name", "shape", "datatype", "data"}]}')
+    by_name = {str(each.get("name")): each for each in given}
+    if set(by_name) != {slot.name for slot in slots} or len(by_name) != len(given):
+        raise BadInput(
+            f"expected the inputs {', '.join(slot.name for slot in slots)}, found {', '.join(by_name)}"[:300]
+        )
+    return {slot.name: _v2_tensor(by_name[slot.name], slot) for slot in slots}
+
+
+def v2_outputs(found: Any, results: Tensors, engine: Engine) -> dict[str, Any]:
+    """Return the answer of the Open Inference Protocol. Raises BadInput for an output that does not exist."""
+    wanted = found.get("outputs") or [{"name": name} for name in results]
+    listed = wanted if isinstance(wanted, list) else []
+    names = [str(each.get("name")) if isinstance(each, dict) else "" for each in listed]
+    if not names or any(name not in results for name in names):
+        raise BadInput(f"the outputs are {', '.join(results)}")
+    outputs = [
+        {
+            "name": name,
+            "shape": list(results[name].shape),
+            "datatype": v2_type(str(results[name].dtype).removeprefix("torch.")),
+            "data": _plain(results[name].reshape(-1)),
+        }
+        for name in names
+    ]
+    told = {"id": found["id"]} if isinstance(found.get("id"), str) else {}
+    return {"model_name": engine.name, "model_version": engine.version, **told, "outputs": outputs}
+
+
+def v2_type(dtype: str) -> str:
+    """Return the protocol's name of a type."""
+    return _V2_TYPES.get(dtype, dtype.upper())
+
+
+def _v2_tensor(given: dict[str, Any], slot: Slot) -> torch.Tensor:
+    shape, datatype = given.get("shape"), given.get("datatype")
+    if not isinstance(shape, list) or not all(type(side) is int and 0 <= side < 2**40 for side in shape):
+        raise BadInput(f"the shape of {slot.name} must be a list of whole numbers")
+    if datatype != v2_type(slot.dtype):
+        raise BadInput(f"{slot.name} has the datatype {v2_type(slot.dtype)}, not {datatype!r:.40}")
+    values = _tensor(given.get("data"), slot)
+    if values.numel() != math.prod(shape):
+        raise BadInput(f"{slot.name} has {values.numel()} values, and its shape has {math.prod(shape)}")
+    return values.reshape(shape)
+
+
+def _tensor(value: Any, slot: Slot) -> torch.Tensor:
+    """Return the nested lists as a tensor of the slot's type. Raises BadInput for uneven lists and for other values."""
+    if not isinstance(value, list):
+        raise BadInput(f"the values of {slot.name} must be a list")
+    dtype = getattr(torch, slot.dtype)
+    try:
+        found = torch.tensor(value, dtype=dtype if dtype.is_floating_point else None)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        why = str(error).splitlines()[0]
+        raise BadInput(f"the values of {slot.name} are no even list of numbers: {why:.200}") from None
+    if found.dtype is dtype or not found.numel():
+        return found.to(dtype)
+    if found.dtype is not torch.int64 or dtype is torch.bool:
+        raise BadInput(f"{slot.name} has the type {slot.dtype}, and was given other values")
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    if not least <= int(found.min()) <= int(found.max()) <= most:
+        raise BadInput(f"{slot.name} has values outside {slot.dtype}")
+    return found.to(dtype)
+
+
+def _plain(value: torch.Tensor) -> list[Any]:
+    listed: list[Any] = value.tolist()
+    return listed
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

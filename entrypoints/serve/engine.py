@@ -1,0 +1,150 @@
+"""The model behind the server: verified, loaded, and called for several requests at once.
+
+A request that finds the model busy waits, and the next call takes all waiting requests up to the largest batch. So a
+batch costs no waiting time, and grows with the load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from cloudtrain.entrypoints.export import loading
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.models.calls import Slot
+
+__all__ = ["BadInput", "Engine", "open_engine"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+class BadInput(Exception):
+    """The request's tensors do not fit the model; the message is for the client."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits for its result: `rows` are its samples, None if its inputs have no side for samples."""
+
+    inputs: Tensors
+    rows: int | None
+    result: Tensors | None = None
+    fault: Exception | None = None
+    is_done: threading.Event = field(default_factory=threading.Event)
+
+
+class Engine:
+    """A loaded model. `run` may be called by many threads."""
+
+    def __init__(self, folder: folders.ModelFolder, call: loading.Call, form: str, most_rows: int) -> None:
+        config = folder.config
+        self.name: str = config["name"]
+        self.version = folder.digest[:12]
+        self.form = form
+        self.inputs = tuple(Slot.load(each) for each in config["inputs"])
+        self.outputs = tuple(Slot.load(each) for each in config["outputs"])
+        self.batches = all(slot.is_batched for slot in (*self.inputs, *self.outputs))
+        self._call = call
+        self._most_rows = most_rows if self.batches else 1
+        self._waiting: list[_Waiting] = []
+        self._lock = threading.Lock()  # of the list
+        self._model = threading.Lock()
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Return the model's result. Raises BadInput for a request that the model refuses."""
+        own = _Waiting(inputs, self._rows(inputs))
+        with self._lock:
+            self._waiting.append(own)
+        with self._model:
+            if not own.is_done.is_set():  # an earlier call may have taken this request along
+                self._run_batch(self._take(own))
+        if own.fault is not None:
+            raise own.fault
+        assert own.result is not None
+        return own.result
+
+    def _rows(self, inputs: Tensors) -> int | None:
+        """Return the number of samples. Raises BadInput if the tensors do not fit."""
+        found: set[int] = set()
+        for slot in self.inputs:
+            shape = tuple(inputs[slot.name].shape)
+            fits = len(shape) == len(slot.shape) and all(b in (None, a) for a, b in zip(shape, slot.shape, strict=True))
+            if not fits:
+                raise BadInput(f"{slot.name} has the shape {_words(shape)}; expected {_words(slot.shape)}")
+            if slot.is_batched:
+                found.add(shape[0])
+        if len(found) > 1:
+            raise BadInput(f"the inputs have different numbers of samples: {', '.join(map(str, sorted(found)))}")
+        if found == {0}:
+            raise BadInput("the request has no sample")
+        return found.pop() if found else None
+
+    def _take(self, own: _Waiting) -> list[_Waiting]:
+        """Return the next batch: this request and others, in order, whose tensors can be joined to its tensors."""
+        with self._lock:
+            self._waiting.remove(own)
+            taken, rows = [own], own.rows or 1
+            for other in self._waiting[:]:
+                if rows + (other.rows or 1) <= self._most_rows and _alike(own.inputs, other.inputs):
+                    self._waiting.remove(other)
+                    taken.append(other)
+                    rows += other.rows or 1
+        return taken
+
+    def _run_batch(self, taken: Sequence[_Waiting]) -> None:
+        try:
+            if len(taken) == 1:
+                taken[0].result = self._result(taken[0].inputs)
+            else:
+                names, rows = taken[0].inputs, [each.rows or 1 for each in taken]
+                whole = self._result({name: torch.cat([each.inputs[name] for each in taken]) for name in names})
+                parts = {name: torch.split(value, rows) for name, value in whole.items()}
+                for number, each in enumerate(taken):
+                    each.result = {name: part[number] for name, part in parts.items()}
+        except Exception as error:  # of torch: a wrong value, such as a token above the vocabulary
+            if len(taken) > 1:  # only one request may be at fault
+                for each in taken:
+                    self._run_batch([each])
+                return
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            taken[0].fault = BadInput(f"the model refuses the values: {lines[0][:300]}")
+        for each in taken:
+            each.is_done.set()
+
+    def _result(self, inputs: Tensors) -> Tensors:
+        with torch.inference_mode():
+            return self._call(inputs)
+
+
+def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engine:
+    """Return the engine of a folder after verifying every byte, and after a first call.
+
+    Raises ModelFolderError, and for a model that cannot be loaded or called any error.
+    """
+    folder = folders.verify(path)
+    if not folder.config.get("inputs"):
+        raise folders.ModelFolderError(f"{path} cannot be served: the export did not see a call of the model")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    form = "pt2" if folders.PT2 in folder.files else "safetensors"
+    call = loading.pt2(path) if form == "pt2" else loading.task(path)
+    engine = Engine(folder, call, form, most_rows)
+    engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
+    return engine
+
+
+def _zeros(slot: Slot) -> torch.Tensor:
+    """Return an input of one sample for the first call, which is slower than later calls."""
+    return torch.zeros([1 if side is None else side for side in slot.shape], dtype=getattr(torch, slot.dtype))
+
+
+def _alike(one: Tensors, other: Tensors) -> bool:
+    return all(one[name].shape[1:] == other[name].shape[1:] for name in one)
+
+
+def _words(shape: Sequence[int | None]) -> str:
+    return "x".join("any" if side is None else str(side) for side in shape) or "scalar"

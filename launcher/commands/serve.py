@@ -1,0 +1,56 @@
+"""`cloudtrain serve`: answers HTTP requests with an exported model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from cloudtrain.launcher.commands.options import WholeNumber, examples
+from cloudtrain.launcher.errors import UsageError
+
+_EPILOG = examples(
+    "cloudtrain serve digits-model",
+    "curl -d '{\"instances\": [...]}' http://127.0.0.1:8080/invocations",
+)
+
+
+@click.command("serve", epilog=_EPILOG)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="0: any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 answers other machines too.")
+@click.option("--max-body", type=WholeNumber(min=1), default=8_000_000, show_default=True, help="Bytes of a request.")
+@click.option(
+    "--max-concurrency", type=WholeNumber(min=1), default=32, show_default=True, help="More requests get a 503."
+)
+@click.option(
+    "--batch", type=WholeNumber(min=1), default=32, show_default=True, help="Samples of one call of the model."
+)
+@click.option("--threads", type=WholeNumber(min=1), help="Threads of torch.  [default: torch's]")
+def command(
+    folder: Path, port: int, host: str, max_body: int, max_concurrency: int, batch: int, threads: int | None
+) -> None:
+    """Serve a model folder over HTTP until Ctrl-C or SIGTERM.
+
+    The server speaks the contracts of SageMaker, Vertex AI and Azure ML for containers, and the Open Inference Protocol
+    (docs/afterwards.md). The checksums are verified before the server is ready. There is no authentication and no TLS:
+    keep the address 127.0.0.1, or put a proxy in front.
+    """
+    from cloudtrain.entrypoints.models.folder import SUMS
+    from cloudtrain.launcher.models.exporting import require_torch
+    from cloudtrain.launcher.store.home import home
+
+    if not (folder / SUMS).exists():
+        raise UsageError(f"{folder} is no model folder", hint="cloudtrain export JOB -o DIR writes a model folder")
+    require_torch("the server")
+    options = {"host": host, "port": port, "max-body": max_body, "max-concurrency": max_concurrency, "batch": batch}
+    options |= {} if threads is None else {"threads": threads}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    place = home()
+    place.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    absolute = str(folder.absolute())
+    os.chdir(place)  # `-m` searches the current folder first, and the user's folder may hold a signal.py
+    os.execv(sys.executable, [sys.executable, "-m", "cloudtrain.entrypoints.serve", absolute, *words])
