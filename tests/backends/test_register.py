@@ -40,8 +40,9 @@ import boto3, botocore.session, google.auth.transport.requests, requests
 from cloudtrain.launcher.models import registering
 from cloudtrain.launcher.models.checked import checked_model
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # one copy of AWS's descriptions
-boto3.client("sagemaker"), boto3.client("s3")
 target, store, count = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
+if target == "sagemaker":
+    boto3.client("sagemaker"), boto3.client("s3")
 children = []
 gate, opener = os.pipe()
 for _ in range(count):
