@@ -60,6 +60,8 @@ COMMANDS = {
     "export": "Write a job's model as a checked folder.",
     "serve": "Answer requests with an exported model.",
     "register": "Register a model folder in a registry of models.",
+    "deploy": "Start an endpoint that ends by itself.",
+    "undeploy": "Delete an endpoint before its end.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
     "hosts": "Show who uses which GPU of your own machines.",
@@ -86,7 +88,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
-    "After the training": ("export", "serve", "register"),
+    "After the training": ("export", "serve", "register", "deploy", "undeploy"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         jobs,
         logs,
         models,
+        models_endpoint,
         prices,
         prices_list,
         rehearsal,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from cloudtrain.backends.vertex.api import Google, VertexAccess
     from cloudtrain.backends.vertex.logs import LogReader
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, ModelRegistry
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -189,6 +190,9 @@ class VertexBackend:
 
     def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
         return models.VertexRegistry(model, config, self.google)
+
+    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
+        return models_endpoint.plan(wish, config, self.google)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

@@ -111,7 +111,6 @@ class EndpointWish:
     model: CheckedModel
     name: str
     instances: int
-    instance_type: str | None
     ttl_s: int
     ends_s: float
 

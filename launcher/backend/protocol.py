@@ -195,17 +195,17 @@ class EndsEndpoints(Protocol):
     def prepare_endpoint(self, plan: EndpointPlan, model: CheckedModel) -> None:
         """Upload the files, schedule the deletion, and make all that an endpoint needs and that costs nothing.
 
-        Raises CredentialError, ConfigError, UnreachableError; then nothing of the endpoint is left.
+        Raises CredentialError, ConfigError, CapacityError, UnreachableError.
         """
 
-    def start_endpoint(self, ref: dict[str, Any]) -> None:
-        """Start the endpoint. Raises as `prepare_endpoint`; after UnreachableError, the endpoint may exist."""
+    def start_endpoint(self, plan: EndpointPlan) -> None:
+        """Start the endpoint. Raises as `prepare_endpoint`; only after UnreachableError may the endpoint exist."""
 
     def endpoint_state(self, ref: dict[str, Any]) -> str | None:
-        """Return the platform's word for the endpoint's state, None if there is no endpoint. Raises UnreachableError.
-
-        Once the endpoint is gone, its other parts are removed.
-        """
+        """Return the platform's word for the state, None if there is no endpoint. Raises UnreachableError."""
 
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
-        """Delete the endpoint now. The scheduled deletion stays until the endpoint is gone."""
+        """Ask the platform to delete the endpoint. The scheduled deletion stays until `discard_endpoint`."""
+
+    def discard_endpoint(self, ref: dict[str, Any]) -> None:
+        """Remove what is left of an endpoint that does not exist: its configuration, its scheduled deletion."""

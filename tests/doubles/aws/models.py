@@ -48,7 +48,7 @@ def scheduler(world: World, call: Call) -> Params:
     arn = f"arn:aws:scheduler:{call.region}:{ACCOUNT}:schedule/default/{name}"
     with world.lock:
         if call.operation == "CreateSchedule":
-            if name in schedules:
+            if name in schedules and schedules[name]["ClientToken"] != call.params["ClientToken"]:
                 raise AwsError("ConflictException", f"Schedule {name} already exists.", 409)
             schedules[name] = _checked(call.params)
             return {"ScheduleArn": arn}
