@@ -29,7 +29,7 @@ __all__ = ["delete", "discard", "plan", "prepare", "start", "state"]
 
 DELETE = "arn:aws:scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 RETRIES, RETRY_S = 3, 1800
-# AWS may refuse to delete an endpoint that still starts, so a start must be over long before the shortest lifetime.
+# AWS may refuse a deletion during the start, so a start must end long before the shortest lifetime.
 DOWNLOAD_S, STARTUP_S = 1200, 600
 DISK_GB = 30  # SageMaker's own volume for an instance of an endpoint, if the request names no size; an assumption
 _GONE = ("Could not find", "does not exist", "not found")
@@ -38,10 +38,7 @@ _GONE = ("Could not find", "does not exist", "not found")
 def plan(wish: EndpointWish, config: JobConfig) -> EndpointPlan:
     """Return the requests and the price. Raises ConfigError for a missing setting."""
     place, block, machine, name = place_of(config), block_of(config), choose(config), wish.name
-    if block.scheduler_role is None:
-        hint = "a role that Scheduler may take on, with sagemaker:DeleteEndpoint: see docs/deploy.md"
-        message = "no role to delete the endpoint at its end"
-        raise ConfigError([Fault(message, key="sagemaker.scheduler_role", hint=hint)])
+    role = _require(config, wish.model)
     uri = wish.model.place(place.root)
     tags = {"Tags": [{"Key": "cloudtrain:endpoint", "Value": name}]}
     model = {
@@ -62,7 +59,7 @@ def plan(wish: EndpointWish, config: JobConfig) -> EndpointPlan:
         "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_S,
     }
     calls = (
-        VendorCall("CreateSchedule", _schedule(wish, block.scheduler_role)),
+        VendorCall("CreateSchedule", _schedule(wish, role)),
         VendorCall("CreateModel", model),
         VendorCall("CreateEndpointConfig", {"EndpointConfigName": name, "ProductionVariants": [variant], **tags}),
         VendorCall("CreateEndpoint", {"EndpointName": name, "EndpointConfigName": name, **tags}),
@@ -101,7 +98,7 @@ def start(clients: AwsClients, plan: EndpointPlan) -> None:
 
 
 def state(clients: AwsClients, ref: dict[str, Any]) -> str | None:
-    """Return the endpoint's status, None if there is no endpoint."""
+    """Return the endpoint's status, None if AWS knows no such endpoint."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
     with api.polls(access, f"ask for the endpoint {handle.name}"):
         try:
@@ -114,14 +111,14 @@ def state(clients: AwsClients, ref: dict[str, Any]) -> str | None:
 
 
 def delete(clients: AwsClients, ref: dict[str, Any]) -> None:
-    """Delete the endpoint, if there is one."""
+    """Delete the endpoint, if present."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
     with api.answers(f"delete the endpoint {handle.name}"), _unless_gone():
         api.client(access, "sagemaker", patient=True).delete_endpoint(EndpointName=handle.name)
 
 
 def discard(clients: AwsClients, ref: dict[str, Any]) -> None:
-    """Remove configuration, model and schedule: AWS leaves them, and their names stay taken."""
+    """Remove configuration, model and schedule: AWS keeps all three, and the names stay taken."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
     client, name = api.client(access, "sagemaker"), handle.name
     removals: tuple[Callable[[], object], ...] = (
@@ -133,6 +130,20 @@ def discard(clients: AwsClients, ref: dict[str, Any]) -> None:
         for remove in removals:
             with _unless_gone():
                 remove()
+
+
+def _require(config: JobConfig, model: CheckedModel) -> str:
+    """Return the scheduler's role. Raises ConfigError without a role, or without an image that serves."""
+    faults, role = [], block_of(config).scheduler_role
+    if role is None:
+        hint = "a role that Scheduler may take on, with sagemaker:DeleteEndpoint: see docs/deploy.md"
+        faults.append(Fault("no role to delete the endpoint at its end", "sagemaker.scheduler_role", hint=hint))
+    if model.image is None and config.image is None:
+        hint = "--image with an image in ECR that has cloudtrain and a program `serve`: see docs/deploy.md"
+        faults.append(Fault("AWS's training images have no program `serve`", "image", hint=hint))
+    if faults or role is None:
+        raise ConfigError(faults)
+    return role
 
 
 def _price(own_micro: int | None, machine: Machine, region: str) -> tuple[float | None, str, float]:

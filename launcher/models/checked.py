@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 def checked_model(path: Path, name: str | None, image: str | None) -> CheckedModel:
     """Return the folder's model; without a name, under the name of its job.
 
-    Raises ConfigError for a folder that is damaged, or is not proven to be the trained model; UsageError for a name.
+    Raises ConfigError for a damaged folder, or without proof of the trained model; UsageError for a name.
     """
     try:
         found = folders.verify(path, checked=True)
@@ -43,7 +43,7 @@ def checked_model(path: Path, name: str | None, image: str | None) -> CheckedMod
 def _metrics(
     found: folders.ModelFolder, job: Mapping[str, Any], checkpoint: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, float], str]:
-    """Return the split, its numbers, and the file with the numbers: of `test`, else of `eval`, which may be biased."""
+    """Return split, numbers, and the file with the numbers: of `test`, else of `eval`, which may be biased."""
     if METRICS_TEST in found.files:
         data = json.loads((found.path / METRICS_TEST).read_bytes())  # verified, so as written
         return "test", _numbers(data.get("metrics", data)), METRICS_TEST

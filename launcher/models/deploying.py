@@ -1,4 +1,4 @@
-"""Endpoints: the plan, the send with an end that the platform enforces, and the deletion by hand."""
+"""Endpoints: the plan, the send with an end enforced by the platform, and the deletion by hand."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.models.registering import config_of
 from cloudtrain.launcher.money import endpoints as costs
 from cloudtrain.launcher.money import shared_ledger_sync
-from cloudtrain.launcher.store import endpoints, ledger
-from cloudtrain.launcher.store.budgets import require_room
+from cloudtrain.launcher.store import budgets, endpoints, ledger
 from cloudtrain.launcher.store.endpoints import EndpointRecord
 from cloudtrain.launcher.store.registry import Registry, this_process
 
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_TTL_S", "PlannedEndpoint", "check_room", "planned", "send", "undeploy"]
 
-# A platform may refuse to delete an endpoint that still starts, and its start may take most of an hour.
+# A platform may refuse to delete an endpoint during the start, and a start may take most of an hour.
 LEAST_TTL_S = 3600
 WAIT_S, PAUSE_S = 120.0, 2.0  # for the end of an endpoint after `undeploy`
 
 
 @dataclass(frozen=True)
 class PlannedEndpoint:
-    """An endpoint that was not sent: the wish, the requests, the worst case (None without a price), the config."""
+    """An endpoint before the send: the wish, the requests, the worst case (None without a price), the config."""
 
     backend: backends.Backend
     target: str
@@ -62,9 +61,9 @@ class PlannedEndpoint:
             hour = price * wish.instances
             month = dollars(hour * costs.MONTH_H)
             yield f"price: {dollars(hour)} an hour, {month} a month ({plan.price_source})"
-            most = f", at most {plan.uncertainty:.2f} times that" if plan.uncertainty > 1 else ""
-            time_s = f"{span(wish.ttl_s)} and {span(costs.SLACK_S)} for the deletion"
-            yield f"worst case: {dollars(up(self.worst_micro))}, for {time_s}{most}"
+            most = f", at up to {plan.uncertainty:.2f} times this price" if plan.uncertainty > 1 else ""
+            times = f"{span(wish.ttl_s)}, and {span(costs.SLACK_S)} for the deletion"
+            yield f"worst case: {dollars(up(self.worst_micro))}: {times}{most}"
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wish.ends_s))
         yield plan.unenforced or f"the platform deletes the endpoint at {when}, with this machine on or off"
         yield f"by hand: {plan.delete}"
@@ -96,7 +95,7 @@ def planned(
 
 
 def check_room(registry: Registry, found: PlannedEndpoint) -> None:
-    """Raise the reason that the endpoint cannot be sent: no enforced end, no price, or no room in a budget."""
+    """Raise the reason against a send: no enforced end, no price, or no room in a budget."""
     if found.plan.unenforced or not isinstance(found.backend, backends.EndsEndpoints):
         hint = f"--dry-run prints the requests, to send by hand; then: {found.plan.delete}"
         raise UsageError(f"not sent: {found.plan.unenforced}", hint=hint)
@@ -104,18 +103,30 @@ def check_room(registry: Registry, found: PlannedEndpoint) -> None:
         hint = f"write `price_per_hour` in the block {found.target} of the config"
         raise ConfigError(f"no price is known, so no worst case: {found.plan.price_source}", hint=hint)
     project = _project_of(found)
-    try:
-        require_room(ledger.standings(registry.database, time.time(), project), found.worst_micro)
-    except BudgetError:
+    if _refused(registry, project, found.worst_micro) is not None:
         reserve.reconcile(registry)  # ended jobs and endpoints may still hold their worst cases
-        require_room(ledger.standings(registry.database, time.time(), project), found.worst_micro)
+        if (error := _refused(registry, project, found.worst_micro)) is not None:
+            raise error
+
+
+def _refused(registry: Registry, project: str, amount_micro: int) -> BudgetError | None:
+    """Return the error if a budget of this installation has no room."""
+    standings = ledger.standings(registry.database, time.time(), project)
+    try:
+        budgets.require_room(standings, amount_micro)
+    except BudgetError as error:
+        short = [each for each in standings if any(budgets.refusal(each, amount_micro))]
+        raised = " && ".join(budgets.raising(each, amount_micro) for each in short)
+        error.hint = f"a shorter --ttl, fewer or smaller machines, or {raised}"
+        return error
+    return None
 
 
 def send(registry: Registry, found: PlannedEndpoint) -> list[str]:
     """Reserve the worst case, schedule the end, start the endpoint; return lines about the budgets.
 
     Raises BudgetError and the backend's errors; after UnreachableError from the start, the endpoint may exist, and
-    counts until the platform says that there is none.
+    counts until the platform denies the endpoint.
     """
     check_room(registry, found)
     backend, database, plan = found.backend, registry.database, found.plan
@@ -141,7 +152,7 @@ def send(registry: Registry, found: PlannedEndpoint) -> list[str]:
 
 
 def undeploy(registry: Registry, name: str) -> EndpointRecord:
-    """Delete the endpoint, and wait until the platform says that it is gone; return its record."""
+    """Delete the endpoint, and wait until the platform denies the endpoint; return the record."""
     database = registry.database
     record = costs.refresh_one(database, endpoints.find(database, name))
     if record.state == "gone":
@@ -181,7 +192,7 @@ def _project_of(found: PlannedEndpoint) -> str:
 
 
 def _close(registry: Registry, backend: backends.EndsEndpoints, record: EndpointRecord, error: BaseException) -> None:
-    """Remove what was made, and free the money: the endpoint was not started."""
+    """Remove the parts of an endpoint that was never started, and free the money."""
     with contextlib.suppress(CloudtrainError):
         backend.discard_endpoint(dict(record.ref))
     endpoints.end(registry.database, record, time.time())

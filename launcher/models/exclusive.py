@@ -1,4 +1,4 @@
-"""A mark in a store that admits one process at a time, on any machine: for a registry without idempotent requests."""
+"""A mark in a store admits a single process, on any machine: for a registry without idempotent requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloudtrain.launcher.errors import UnreachableError
 
 __all__ = ["alone"]
 
-SUFFIX = ".registering"  # beside the folder: a registry copies all that is in the folder
+SUFFIX = ".registering"  # beside the folder: a registry copies all files in the folder
 STALE_S = 600.0  # the age of a mark whose process is dead: a registration is given up earlier
 WAIT_S, PAUSE_S = 300.0, 0.2
 
 
 @contextlib.contextmanager
 def alone(open_at: Callable[[str], Store], uri: str) -> Iterator[None]:
-    """Run the block while no other process is in a block for the same folder. Raises UnreachableError after WAIT_S.
+    """Run the block while no further process is in a block for the same folder. Raises UnreachableError after WAIT_S.
 
-    `open_at` opens the store at a folder, and `uri` is the folder that is registered. Raises the store's errors.
+    `open_at` opens the store at a folder, and `uri` is the registered folder. Raises the store's errors.
     """
     above, _, name = uri.rstrip("/").rpartition("/")
     store, name = open_at(above), name + SUFFIX
@@ -44,7 +44,7 @@ def alone(open_at: Callable[[str], Store], uri: str) -> Iterator[None]:
 
 
 def _is_free(data: bytes | None) -> bool:
-    """Return whether there is no mark, or the mark of a dead process."""
+    """Return whether the mark is missing, or left by a dead process."""
     if data is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Endpoints and money: the worst case, the cost so far, and the end, which only the platform can confirm."""
+"""Endpoints and money: the worst case, the cost so far, and the end, by the word of the platform alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.backend.models import EndpointPlan
     from cloudtrain.launcher.store.database import Database
 
-__all__ = ["DROPPED", "HEAD", "MONTH_H", "SLACK_S", "as_json", "price_micro", "refresh", "table_rows", "worst_micro"]
+__all__ = [
+    "DROPPED",
+    "HEAD",
+    "MONTH_H",
+    "SLACK_S",
+    "as_json",
+    "lines",
+    "price_micro",
+    "refresh",
+    "table_rows",
+    "worst_micro",
+]
 
 SLACK_S = 1800  # after the end: the deletion, and the three tries of the schedule; half an hour is an allowance
 MONTH_H = 730
@@ -43,7 +54,7 @@ def worst_micro(plan: EndpointPlan, instances: int, ttl_s: int) -> int | None:
 
 
 def refresh(database: Database) -> list[str]:
-    """Ask the platforms for all endpoints that may exist, and store the ends; return a line for each failure."""
+    """Ask the platforms for all endpoints without a confirmed end; return a line for each failure."""
     failures = []
     for record in endpoints.rows(database, active=True):
         try:
@@ -72,7 +83,7 @@ def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
 
 
 def _deploys(record: EndpointRecord) -> bool:
-    """Return whether the process that deploys the endpoint may still be at work."""
+    """Return whether the deploying process may still be at work."""
     who = record.submitter
     if who.get("host") != platform.node():
         return time.time() - record.created_s < OLD_S
@@ -80,8 +91,18 @@ def _deploys(record: EndpointRecord) -> bool:
 
 
 def _end_s(record: EndpointRecord, now_s: float) -> float:
-    """Return the latest possible end of an endpoint that is gone: its scheduled end, unless it was seen later."""
+    """Return the latest possible end of a deleted endpoint: the scheduled end, unless the endpoint was seen later."""
     return min(now_s, max(record.seen_s or 0.0, record.ends_s + SLACK_S))
+
+
+def lines(database: Database) -> list[str]:
+    """Return a line for each endpoint without a confirmed end, as last seen."""
+    now_s = time.time()
+    return [
+        f"the endpoint {each.name} ({each.backend}) has cost {amount(each.spent_micro(now_s))} USD, and costs "
+        f"{amount(each.hourly_micro * MONTH_H)} USD a month; it is deleted at {clock(each.ends_s, now_s)}"
+        for each in endpoints.rows(database, active=True)
+    ]
 
 
 def table_rows(records: Sequence[EndpointRecord], now_s: float) -> list[tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The table of endpoints: a row for each endpoint of this installation, from before its first request.
 
-The worst case is a reservation under `endpoint:NAME`, an id that no job can have; it counts until the platform says
-that the endpoint is gone.
+The worst case is a reservation under `endpoint:NAME`, an id that no job can have. The reservation counts until the
+platform denies the endpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudtrain.launcher.store.database import Database
 
 __all__ = ["EndpointRecord", "EndpointState", "add", "change", "end", "find", "rows"]
 
-# preparing: no request has begun that starts the endpoint. starting: the endpoint may exist. live: the platform has
+# preparing: the start's request has not begun. starting: the endpoint may exist. live: the platform has
 # confirmed the endpoint.
 EndpointState = Literal["preparing", "starting", "live", "gone"]
 
@@ -71,7 +71,7 @@ def add(database: Database, record: EndpointRecord, ledgers: list[str]) -> None:
 
 
 def change(database: Database, name: str, state: EndpointState, *, word: str = "", seen_s: float | None = None) -> None:
-    """Store the state of an endpoint that is not gone."""
+    """Store the state, unless the endpoint is gone."""
     database.execute(
         "UPDATE endpoints SET state = ?, word = ?, seen_s = COALESCE(?, seen_s) WHERE name = ? AND state != 'gone'",
         (state, word, seen_s, name),
@@ -79,7 +79,7 @@ def change(database: Database, name: str, state: EndpointState, *, word: str = "
 
 
 def end(database: Database, record: EndpointRecord, ended_s: float) -> None:
-    """Store that the endpoint is gone, and replace the reservation by the cost; without a start, there is no cost."""
+    """Store the end, and replace the reservation by the cost, which is zero without a start."""
     with database.transaction():
         database.execute(
             "UPDATE endpoints SET state = 'gone', word = '', ended_s = ? WHERE name = ?", (ended_s, record.name)
@@ -100,7 +100,7 @@ def find(database: Database, name: str) -> EndpointRecord:
 
 
 def rows(database: Database, *, active: bool = False) -> list[EndpointRecord]:
-    """Return all endpoints, or the endpoints that may still cost money, the newest first."""
+    """Return all endpoints, or the endpoints without a confirmed end, the newest first."""
     only = " WHERE state != 'gone'" if active else ""
     return [_record(row) for row in database.execute(f"SELECT * FROM endpoints{only} ORDER BY created_s DESC")]
 

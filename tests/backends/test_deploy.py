@@ -198,11 +198,8 @@ def test_full_budget_refuses_the_endpoint(cli: Any, folder: Path, payer: Aws, mo
         (["--to", "sagemaker", "--ttl", "10m"], 2, "is too short"),
         (["--to", "local", "--ttl", "8h"], 2, "local has no endpoints"),
         (["--to", "sagemaker", "--ttl", "8h", "--set", "sagemaker.scheduler_role=null"], 3, "no role to delete"),
-        (
-            ["--to", "sagemaker", "--ttl", "8h", "--instance-type", "ml.c5.xlarge", "--set", "sagemaker.region=xx-1"],
-            3,
-            "",
-        ),
+        (["--to", "sagemaker", "--ttl", "8h", "--instance-type", "ml.c9.xlarge"], 3, "no price is known"),
+        (["--to", "sagemaker", "--ttl", "8h", "--set", "image=null"], 3, "have no program `serve`"),
         (["--to", "azureml", "--ttl", "8h", "--instance-type", "Standard_DS3_v2"], 2, "Azure ML deletes no endpoint"),
         (["--to", "vertex", "--ttl", "8h", "--instance-type", "n1-standard-4"], 2, "Vertex AI deletes no endpoint"),
     ],
@@ -227,7 +224,7 @@ def test_azures_requests_fit_azures_own_model(cli: Any, folder: Path, model: Pat
         warnings.simplefilter("ignore")  # the SDK's own, about its libraries
         from azure.ai.ml._restclient.arm_ml_service import models as vendor
     done = cli(
-        "deploy", "m", "--to", "azureml", "--ttl", "8h", "--instance-type", "Standard_DS3_v2", "--dry-run", cwd=folder
+        "deploy", "m", "--to", "azureml", "--ttl", "8h", "--instance-type", "Standard_NC12s_v3", "--dry-run", cwd=folder
     )
     assert done.code == 0, done.stderr
     environment, endpoint, deployment, traffic = (each["body"]["properties"] for each in done.json["requests"])
