@@ -74,6 +74,9 @@ def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
     assert isinstance(backend, backends.EndsEndpoints), "only such a backend has sent an endpoint"
     ref, now_s = dict(record.ref), time.time()
     word = None if record.state == "preparing" else backend.endpoint_state(ref)
+    if word is not None and now_s > record.ends_s + SLACK_S:  # the platform has failed to delete the endpoint
+        backend.delete_endpoint(ref)
+        word = backend.endpoint_state(ref)
     if word is not None:
         endpoints.change(database, record.name, "live", word=word, seen_s=now_s)
     else:

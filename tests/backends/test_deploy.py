@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +20,15 @@ from google.protobuf import json_format
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend.models import EndpointPlan, EndpointWish
-from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.errors import (
+    BudgetError,
+    CapacityError,
+    CloudtrainError,
+    ConfigError,
+    CredentialError,
+    UnreachableError,
+)
+from cloudtrain.launcher.models import deploying
 from cloudtrain.launcher.models.checked import checked_model
 from cloudtrain.launcher.money import endpoints as costs
 from cloudtrain.launcher.prices import catalog
@@ -26,6 +36,7 @@ from cloudtrain.launcher.store import endpoints, ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.endpoints import EndpointRecord
+from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
 from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
 from doubles.modelfolders import write_model
@@ -66,15 +77,27 @@ def model(folder: Path) -> Path:
 
 
 @pytest.fixture
+def registry(home: Path) -> Registry:
+    """Return an empty registry in the private home folder."""
+    return Registry()
+
+
+@pytest.fixture
 def payer(account: Aws) -> Aws:
     """Return the account, with the role by which the scheduler deletes endpoints."""
     account.role("end-endpoints", "scheduler.amazonaws.com")
     return account
 
 
-def there(aws: Aws) -> list[str]:
-    """Return the kinds of things of endpoints that exist at AWS."""
+def there(aws: Aws) -> dict[str, list[str]]:
+    """Return the names of all parts of endpoints at AWS by kind: configs, endpoints, models, schedules."""
     return aws.control("shop", method="GET")
+
+
+def planned(folder: Path, model: Path) -> deploying.PlannedEndpoint:
+    """Return the plan of an endpoint for eight hours."""
+    found = checked_model(model, None, None)
+    return deploying.planned("sagemaker", found, folder / "cloudtrain.yaml", (), ttl_s=8 * 3600, instances=1)
 
 
 def held(cli: Any) -> list[float]:
@@ -85,7 +108,7 @@ def held(cli: Any) -> list[float]:
 def test_endpoint_is_the_dry_runs_and_ends_by_itself(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
     """The requests differ in the name and the end alone; the schedule exists before the endpoint, and deletes it."""
     dry = cli(*DEPLOY, "--dry-run", cwd=folder)
-    assert (dry.code, there(payer)) == (0, []), dry.stderr
+    assert (dry.code, there(payer)) == (0, {}), dry.stderr
     done = cli(*DEPLOY, "-y", "--json", cwd=folder)
     assert done.code == 0, done.stderr
     assert "the platform deletes the endpoint at" in done.stderr
@@ -104,7 +127,7 @@ def test_endpoint_is_the_dry_runs_and_ends_by_itself(cli: Any, folder: Path, pay
     assert name in cli("cost").stdout
     payer.settings(clock_s=8 * 3600 + 60)  # the launcher does nothing
     assert "endpoints" not in cli("list", "--json").json
-    assert (there(payer), held(cli)) == ([], [])
+    assert (there(payer), held(cli)) == ({}, [])
 
 
 def test_kill_after_create_leaves_the_schedule(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
@@ -112,13 +135,13 @@ def test_kill_after_create_leaves_the_schedule(cli: Any, folder: Path, payer: Aw
     command = [sys.executable, "-c", KILLED_AFTER, "CreateEndpoint", *DEPLOY, "-y"]
     done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert there(payer) == ["configs", "endpoints", "models", "schedules"]
+    assert list(there(payer)) == ["configs", "endpoints", "models", "schedules"]
     (amount,) = held(cli)
     (shown,) = cli("list", "--json").json["endpoints"]
     assert (shown["state"], shown["worst_case_usd"]) == ("live", amount)
     payer.settings(clock_s=8 * 3600 + 60)
     assert "endpoints" not in cli("list", "--json").json
-    assert (there(payer), held(cli)) == ([], [])
+    assert (there(payer), held(cli)) == ({}, [])
     assert payer.journal("DeleteEndpoint") == []
 
 
@@ -129,41 +152,85 @@ def test_kill_before_create_costs_nothing(cli: Any, folder: Path, payer: Aws, mo
     subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, check=False)
     assert "schedules" in there(payer)
     assert "endpoints" not in cli("list", "--json").json
-    assert (there(payer), held(cli), payer.journal("CreateEndpoint")) == ([], [], [])
+    assert (there(payer), held(cli), payer.journal("CreateEndpoint")) == ({}, [], [])
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "exit_code"),
+    ("call", "code", "kind"),
     [
-        ("CreateSchedule", "AccessDeniedException", 4),
-        ("CreateSchedule", "ServiceQuotaExceededException", 3),
-        ("CreateModel", "ValidationException", 3),
-        ("CreateEndpointConfig", "AccessDeniedException", 4),
-        ("CreateEndpoint", "ResourceLimitExceeded", 5),
+        ("CreateSchedule", "AccessDeniedException", CredentialError),
+        ("CreateSchedule", "ServiceQuotaExceededException", ConfigError),
+        ("CreateModel", "ValidationException", ConfigError),
+        ("CreateEndpointConfig", "AccessDeniedException", CredentialError),
+        ("CreateEndpoint", "ResourceLimitExceeded", CapacityError),
     ],
 )
 def test_refusal_leaves_nothing(
-    cli: Any, folder: Path, payer: Aws, model: Path, call: str, code: str, exit_code: int
+    folder: Path, payer: Aws, model: Path, registry: Registry, call: str, code: str, kind: type[CloudtrainError]
 ) -> None:
     """A refused schedule makes no endpoint; a refused endpoint leaves no part and no reservation."""
     payer.fault(call, "error", code=code, message="no")
-    done = cli(*DEPLOY, "-y", cwd=folder)
-    assert (done.code, "nothing is reserved" in done.stderr) == (exit_code, True), done.stderr
-    assert (there(payer), held(cli)) == ([], [])
-    sent = [call["operation"] for call in payer.journal() if call["outcome"] == "ok"]
-    assert "CreateEndpoint" not in sent
+    with pytest.raises(kind, match="nothing is reserved"):
+        deploying.send(registry, planned(folder, model))
+    assert (there(payer), ledger.held(registry.database)) == ({}, [])
+    assert [each["outcome"] for each in payer.journal("CreateEndpoint")] in ([], ["error"])
 
 
-def test_lost_answer_counts_until_the_platform_answers(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
-    """A retry finds the endpoint of a lost answer; if the platform stays silent, the worst case stays held."""
-    payer.fault("CreateEndpoint", "lost", count=1)
-    assert cli(*DEPLOY, "-y", cwd=folder).code == 0
-    payer.fault(["CreateEndpoint", "DescribeEndpoint"], "lost")
-    done = cli(*DEPLOY, "-y", cwd=folder, timeout_s=300)
-    assert (done.code, "may exist until its end" in done.stderr) == (7, True), done.stderr
+def test_no_endpoint_exists_without_its_schedule_and_its_reservation(
+    folder: Path, payer: Aws, model: Path, registry: Registry
+) -> None:
+    """With random refusals and lost answers of all calls, each endpoint has an end and a reservation, and ends."""
+    chance, sent = random.Random(24), 0
+    calls = ("CreateSchedule", "CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DeleteSchedule", "DeleteModel")
+    for _ in range(12):
+        payer.clear_faults()
+        for call in calls:
+            if (kind := chance.choice(("", "", "", "error", "lost"))) != "":
+                payer.fault(call, kind, count=1, code="AccessDeniedException", message="no")
+        with contextlib.suppress(CloudtrainError):
+            deploying.send(registry, planned(folder, model))
+            sent += 1
+        found = there(payer)
+        assert set(found.get("endpoints", ())) <= set(found.get("schedules", ()))
+        holders = {each.job_id.removeprefix("endpoint:") for each in ledger.held(registry.database)}
+        assert holders == set(found.get("endpoints", ()))
+    assert 2 <= sent <= 10
     payer.clear_faults()
-    assert len(held(cli)) == 2
-    assert len(cli("list", "--json").json["endpoints"]) == 2
+    payer.settings(clock_s=8 * 3600 + 60)
+    assert costs.refresh(registry.database) == []
+    assert ("endpoints" in there(payer), ledger.held(registry.database)) == (False, [])
+
+
+def test_endpoint_after_its_end_is_deleted_by_the_next_command(
+    cli: Any, folder: Path, payer: Aws, model: Path, registry: Registry
+) -> None:
+    """If the schedule has failed, the next command that asks for the endpoint deletes the endpoint."""
+    endpoint = planned(folder, model)
+    deploying.send(registry, endpoint)
+    payer.client("scheduler").delete_schedule(Name=endpoint.plan.name)
+    early_s = time.time() - 9 * 3600
+    registry.database.execute("UPDATE endpoints SET created_s = ?, ends_s = ?", (early_s, early_s + 8 * 3600))
+    assert "endpoints" not in cli("list", "--json").json
+    assert there(payer) == {}
+    (ended,) = endpoints.rows(registry.database)
+    assert ended.spent_micro(0.0) == pytest.approx(9 * endpoint.plan.hourly_usd * 1e6, rel=1e-3)
+
+
+def test_lost_answer_counts_until_the_platform_answers(
+    cli: Any, folder: Path, payer: Aws, model: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the platform stays silent, the worst case stays held; the next command that gets an answer knows more."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)  # between the SDK's tries
+    payer.fault(["CreateEndpoint", "DescribeEndpoint"], "lost")
+    with pytest.raises(UnreachableError, match="may exist until its end"):
+        deploying.send(registry, planned(folder, model))
+    payer.clear_faults()
+    (row,) = endpoints.rows(registry.database)
+    assert (row.state, [each.job_id for each in ledger.held(registry.database)]) == ("starting", [row.key])
+    registry.database.execute("UPDATE endpoints SET submitter = ?", ('{"host": "", "pid": 0, "stamp": ""}',))
+    registry.database.execute("UPDATE endpoints SET created_s = created_s - 601")
+    (shown,) = cli("list", "--json").json["endpoints"]
+    assert (shown["endpoint"], shown["state"]) == (row.name, "live")
 
 
 def test_undeploy_ends_the_endpoint_and_its_reservation(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
@@ -171,7 +238,7 @@ def test_undeploy_ends_the_endpoint_and_its_reservation(cli: Any, folder: Path, 
     name = cli(*DEPLOY, "-y", cwd=folder).stdout.strip()
     done = cli("undeploy", name)
     assert (done.code, f"{name} is gone" in done.stderr) == (0, True), done.stderr
-    assert (there(payer), held(cli)) == ([], [])
+    assert (there(payer), held(cli)) == ({}, [])
     assert cli("undeploy", name, "--json").json["state"] == "gone"
     assert len(payer.journal("DeleteEndpoint")) == 1
     assert cli("undeploy", "digits-none").code == 8

@@ -35,10 +35,11 @@ class Control(control.Control[World]):
         return job.order(order, **told)
 
 
-def _things(world: World) -> list[str]:
-    """Return the kinds of parts of endpoints that exist: configs, endpoints, models, schedules."""
+def _things(world: World) -> dict[str, list[str]]:
+    """Return the names of the parts of endpoints by kind, without the kinds that have no part."""
     models.run_due(world)
-    return [kind for kind in ("configs", "endpoints", "models", "schedules") if getattr(world.shop, kind)]
+    found = {kind: list(getattr(world.shop, kind)) for kind in ("configs", "endpoints", "models", "schedules")}
+    return {kind: names for kind, names in found.items() if names}
 
 
 def _write(
