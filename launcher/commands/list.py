@@ -15,7 +15,6 @@ from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when,
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
-    from cloudtrain.launcher.store.endpoints import EndpointRecord
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.sweeps.summary import Summary
 
@@ -89,19 +88,19 @@ def command(
         faults.update(answers.faults)
         return answers.jobs
 
-    deployed, notes = _endpoints(registry, choice, active=active, everything=everything)
+    deployed, served, notes = _endpoints(registry, choice, active=active, everything=everything)
     found = list_cache.chosen(registry, choice, ask, described=as_json)
     searches = summary.chosen(registry.database, choice, active=active)
     if choice.backends and not (found.lines or searches):
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(registry, found, searches, faults, deployed)
+        _print_json(registry, found, searches, faults, served)
     elif found.lines or searches:
         _print(registry, found, searches, choice.limit)
     elif not deployed:
         say(_none(registry, choice, active=active))
-    if deployed and not as_json:
-        _print_endpoints(deployed)
+    if not as_json:
+        print_lines(deployed)
     for note in notes:
         say(note)
     for job_id, fault in faults.items():
@@ -110,22 +109,16 @@ def command(
 
 def _endpoints(
     registry: Registry, choice: JobFilter, *, active: bool, everything: bool
-) -> tuple[list[EndpointRecord], list[str]]:
-    """Return the endpoints that may still cost money, with `everything` all; and a line for each silent platform."""
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Return the endpoints as lines and for JSON, and a note for each silent platform; none for a narrow choice."""
     from cloudtrain.launcher.store import endpoints
 
     if not endpoints.rows(registry.database) or (choice.is_narrow and not active):
-        return [], []
-    from cloudtrain.launcher.money.endpoints import refresh
-
-    notes = refresh(registry.database)
-    return endpoints.rows(registry.database, active=not everything), notes
-
-
-def _print_endpoints(deployed: list[EndpointRecord]) -> None:
+        return [], {}, []
     from cloudtrain.launcher.money import endpoints as costs
 
-    print_lines(["", *table(costs.HEAD, costs.table_rows(deployed, time.time()), drop=costs.DROPPED, columns=width())])
+    notes = costs.refresh(registry.database)
+    return *costs.shown(endpoints.rows(registry.database, active=not everything), width()), notes
 
 
 def _print_json(
@@ -133,7 +126,7 @@ def _print_json(
     found: Listing,
     searches: list[Summary],
     faults: dict[str, CloudtrainError],
-    deployed: list[EndpointRecord],
+    served: dict[str, Any],
 ) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from cloudtrain.launcher.jobs.list_cache import attempts_of
@@ -147,13 +140,8 @@ def _print_json(
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
     sweeps = [summary.as_json(each) for each in searches]
-    served: dict[str, Any] = {}
-    if deployed:
-        from cloudtrain.launcher.money.endpoints import as_json
-
-        served["endpoints"] = [as_json(each, now_s) for each in deployed]
     more = json_line(
-        {**served, "sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent}
+        {"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent, **served}
     )
     write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
 

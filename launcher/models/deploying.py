@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cloudtrain.entrypoints.format import dollars, span, up
 from cloudtrain.launcher import backend as backends
@@ -30,26 +30,32 @@ from cloudtrain.launcher.store import budgets, endpoints, ledger
 from cloudtrain.launcher.store.endpoints import EndpointRecord
 from cloudtrain.launcher.store.registry import Registry, this_process
 
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-
 __all__ = ["LEAST_TTL_S", "PlannedEndpoint", "check_room", "planned", "send", "undeploy"]
 
 # A platform may refuse to delete an endpoint during the start, and a start may take most of an hour.
-LEAST_TTL_S = 3600
+LEAST_TTL_S, START_S = 3600, 2400
+MOST_NAME = 26  # letters of the model's name in an endpoint's: Azure ML allows 32 in all
 WAIT_S, PAUSE_S = 120.0, 2.0  # for the end of an endpoint after `undeploy`
 
 
 @dataclass(frozen=True)
 class PlannedEndpoint:
-    """An endpoint before the send: the wish, the requests, the worst case (None without a price), the config."""
+    """An endpoint before the send: the wish, the requests, the worst case (None without a price).
+
+    `config`: the part of the stored config that names project and ledger.
+    """
 
     backend: backends.Backend
     target: str
     wish: EndpointWish
     plan: EndpointPlan
     worst_micro: int | None
-    config: JobConfig
+    config: Mapping[str, Any]
+
+    @property
+    def project(self) -> str:
+        """The project whose budgets count the endpoint."""
+        return reserve.project_of(self.config)
 
     def lines(self) -> Iterator[str]:
         """Yield the plan for people: machines, price, worst case, end, deletion by hand."""
@@ -70,13 +76,7 @@ class PlannedEndpoint:
 
 
 def planned(
-    target: str,
-    model: CheckedModel,
-    file: Path,
-    settings: Sequence[str],
-    *,
-    ttl_s: int,
-    instances: int,
+    target: str, model: CheckedModel, file: Path, settings: Sequence[str], *, ttl_s: int, instances: int
 ) -> PlannedEndpoint:
     """Return the endpoint's plan; sends nothing. Raises UsageError, ConfigError."""
     if ttl_s < LEAST_TTL_S:
@@ -89,9 +89,11 @@ def planned(
         raise UsageError(f"{target} has no endpoints", hint="sagemaker, azureml and vertex have")
     with configs.placing(file, settings):
         config = config_of(target, file, settings)
-        wish = EndpointWish(model, new_id(model.name), instances, ttl_s, int(time.time()) + ttl_s)
+        name = new_id(model.name[:MOST_NAME].rstrip("-"))
+        wish = EndpointWish(model, name, instances, ttl_s, int(time.time()) + ttl_s)
         plan = backend.endpoint(wish, config)
-    return PlannedEndpoint(backend, target, wish, plan, costs.worst_micro(plan, instances, ttl_s), config)
+    kept = config.model_dump(mode="json", include={"project"})
+    return PlannedEndpoint(backend, target, wish, plan, costs.worst_micro(plan, instances, ttl_s), kept)
 
 
 def check_room(registry: Registry, found: PlannedEndpoint) -> None:
@@ -102,10 +104,9 @@ def check_room(registry: Registry, found: PlannedEndpoint) -> None:
     if found.worst_micro is None:
         hint = f"write `price_per_hour` in the block {found.target} of the config"
         raise ConfigError(f"no price is known, so no worst case: {found.plan.price_source}", hint=hint)
-    project = _project_of(found)
-    if _refused(registry, project, found.worst_micro) is not None:
+    if _refused(registry, found.project, found.worst_micro) is not None:
         reserve.reconcile(registry)  # ended jobs and endpoints may still hold their worst cases
-        if (error := _refused(registry, project, found.worst_micro)) is not None:
+        if (error := _refused(registry, found.project, found.worst_micro)) is not None:
             raise error
 
 
@@ -132,10 +133,13 @@ def send(registry: Registry, found: PlannedEndpoint) -> list[str]:
     backend, database, plan = found.backend, registry.database, found.plan
     assert isinstance(backend, backends.EndsEndpoints), "checked by check_room"
     record = _record(found)
-    endpoints.add(database, record, reserve.ledgers_of(registry, found.config.model_dump(mode="json")))
+    endpoints.add(database, record, reserve.ledgers_of(registry, found.config))
     try:
         shared = shared_ledger_sync.hold(database, record.key, 1, time.time())
         backend.prepare_endpoint(plan, found.wish.model)
+        if record.ends_s - time.time() < START_S:
+            hint = "deploy again: the files are there now"
+            raise CloudtrainError("the upload has left too little of the lifetime for a start", hint=hint)
         endpoints.change(database, plan.name, "starting")
         backend.start_endpoint(plan)
     except BaseException as error:
@@ -179,16 +183,12 @@ def _record(found: PlannedEndpoint) -> EndpointRecord:
         instances=wish.instances,
         hourly_micro=price * wish.instances,
         worst_micro=found.worst_micro,
-        project=_project_of(found),
+        project=found.project,
         created_s=time.time(),
         ends_s=wish.ends_s,
         ref=plan.ref,
         submitter=this_process(),
     )
-
-
-def _project_of(found: PlannedEndpoint) -> str:
-    return reserve.project_of(found.config.model_dump(mode="json", include={"project"}))
 
 
 def _close(registry: Registry, backend: backends.EndsEndpoints, record: EndpointRecord, error: BaseException) -> None:

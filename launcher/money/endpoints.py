@@ -15,21 +15,20 @@ from cloudtrain.launcher.metering.limit import PARTS, CostRate
 from cloudtrain.launcher.store import endpoints
 from cloudtrain.launcher.store.endpoints import EndpointRecord
 from cloudtrain.launcher.text.money import as_usd, clock
+from cloudtrain.launcher.text.tables import table
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend.models import EndpointPlan
     from cloudtrain.launcher.store.database import Database
 
 __all__ = [
-    "DROPPED",
-    "HEAD",
     "MONTH_H",
     "SLACK_S",
     "as_json",
     "lines",
     "price_micro",
     "refresh",
-    "table_rows",
+    "shown",
     "worst_micro",
 ]
 
@@ -108,20 +107,25 @@ def lines(database: Database) -> list[str]:
     ]
 
 
-def table_rows(records: Sequence[EndpointRecord], now_s: float) -> list[tuple[str, ...]]:
-    """Return the rows below HEAD."""
-    return [
+def shown(records: Sequence[EndpointRecord], columns: int | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the endpoints as a table, after an empty line, and for JSON; both empty without endpoints."""
+    now_s = time.time()
+    rows = [
         (
-            record.name,
-            record.backend,
-            record.word or record.state,
-            f"{record.instances} x {record.machine}",
-            clock(record.ends_s if record.ended_s is None else record.ended_s, now_s),
-            amount(record.spent_micro(now_s)),
-            amount(record.hourly_micro * MONTH_H) if record.state != "gone" else "-",
+            each.name,
+            each.backend,
+            each.word or each.state,
+            f"{each.instances} x {each.machine}",
+            clock(each.ends_s if each.ended_s is None else each.ended_s, now_s),
+            amount(each.spent_micro(now_s)),
+            "-" if each.state == "gone" else amount(each.hourly_micro * MONTH_H),
         )
-        for record in records
+        for each in records
     ]
+    if not rows:
+        return [], {}
+    lines = table(HEAD, rows, drop=DROPPED, columns=columns)
+    return ["", *lines], {"endpoints": [as_json(each, now_s) for each in records]}
 
 
 def as_json(record: EndpointRecord, now_s: float) -> dict[str, Any]:
