@@ -183,8 +183,8 @@ class SageMakerBackend:
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         models_endpoint.delete(self.clients, ref)
 
-    def discard_endpoint(self, ref: dict[str, Any]) -> None:
-        models_endpoint.discard(self.clients, ref)
+    def discard_endpoint(self, ref: dict[str, Any]) -> bool:
+        return models_endpoint.discard(self.clients, ref)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

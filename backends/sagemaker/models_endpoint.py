@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import api, files
@@ -117,19 +117,20 @@ def delete(clients: AwsClients, ref: dict[str, Any]) -> None:
         api.client(access, "sagemaker", patient=True).delete_endpoint(EndpointName=handle.name)
 
 
-def discard(clients: AwsClients, ref: dict[str, Any]) -> None:
-    """Remove configuration, model and schedule: AWS keeps all three, and the names stay taken."""
+def discard(clients: AwsClients, ref: dict[str, Any]) -> bool:
+    """Remove configuration and model, which AWS keeps; then the schedule, unless a late start has succeeded."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
     client, name = api.client(access, "sagemaker"), handle.name
-    removals: tuple[Callable[[], object], ...] = (
-        lambda: client.delete_endpoint_config(EndpointConfigName=name),
-        lambda: client.delete_model(ModelName=name),
-        lambda: api.client(access, "scheduler").delete_schedule(Name=name),
-    )
     with api.answers(f"remove what is left of {name}"):
-        for remove in removals:
-            with _unless_gone():
-                remove()
+        with _unless_gone():
+            client.delete_endpoint_config(EndpointConfigName=name)
+        with _unless_gone():
+            client.delete_model(ModelName=name)
+        if state(clients, ref) is not None:
+            return False
+        with _unless_gone():
+            api.client(access, "scheduler").delete_schedule(Name=name)
+    return True
 
 
 def _require(config: JobConfig, model: CheckedModel) -> str:

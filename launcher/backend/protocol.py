@@ -207,5 +207,8 @@ class EndsEndpoints(Protocol):
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         """Ask the platform to delete the endpoint. The scheduled deletion stays until `discard_endpoint`."""
 
-    def discard_endpoint(self, ref: dict[str, Any]) -> None:
-        """Remove what is left of an endpoint that does not exist: its configuration, its scheduled deletion."""
+    def discard_endpoint(self, ref: dict[str, Any]) -> bool:
+        """Remove the configuration of an absent endpoint, so that a late start fails; then the scheduled deletion.
+
+        Return False, and keep the scheduled deletion, if the endpoint exists after all.
+        """

@@ -140,7 +140,7 @@ def send(registry: Registry, found: PlannedEndpoint) -> list[str]:
         if record.ends_s - time.time() < START_S:
             hint = "deploy again: the files are there now"
             raise CloudtrainError("the upload has left too little of the lifetime for a start", hint=hint)
-        endpoints.change(database, plan.name, "starting")
+        endpoints.change(database, plan.name, "starting", seen_s=time.time())
         backend.start_endpoint(plan)
     except BaseException as error:
         is_uncertain = not isinstance(error, CloudtrainError) or isinstance(error, UnreachableError)
@@ -193,8 +193,11 @@ def _record(found: PlannedEndpoint) -> EndpointRecord:
 
 def _close(registry: Registry, backend: backends.EndsEndpoints, record: EndpointRecord, error: BaseException) -> None:
     """Remove the parts of an endpoint that was never started, and free the money."""
-    with contextlib.suppress(CloudtrainError):
-        backend.discard_endpoint(dict(record.ref))
+    is_gone = True
+    with contextlib.suppress(CloudtrainError):  # what is left has no price
+        is_gone = backend.discard_endpoint(dict(record.ref))
+    if not is_gone:
+        return
     endpoints.end(registry.database, record, time.time())
     shared_ledger_sync.push(registry.database)
     if isinstance(error, CloudtrainError):

@@ -34,6 +34,7 @@ __all__ = [
 
 SLACK_S = 1800  # after the end: the deletion, and the three tries of the schedule; half an hour is an allowance
 MONTH_H = 730
+LATE_S = 600.0  # a request of a killed process may arrive so late
 OLD_S = 600.0  # a process on another machine is believed to be alive so long
 DROPPED = ("BACKEND", "DELETED", "MACHINES")  # on a narrow terminal, in this order
 HEAD = ("ENDPOINT", "BACKEND", "STATE", "MACHINES", "DELETED", "USD", "USD/MONTH")
@@ -78,8 +79,9 @@ def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
         word = backend.endpoint_state(ref)
     if word is not None:
         endpoints.change(database, record.name, "live", word=word, seen_s=now_s)
-    else:
-        backend.discard_endpoint(ref)
+    elif record.state == "starting" and now_s - (record.seen_s or 0.0) < LATE_S:
+        return record
+    elif backend.discard_endpoint(ref):
         endpoints.end(database, record, _end_s(record, now_s))
     return endpoints.find(database, record.name)
 

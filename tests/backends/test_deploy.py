@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def test_kill_after_create_leaves_the_schedule(cli: Any, folder: Path, payer: Aw
     assert "endpoints" not in cli("list", "--json").json
     assert (there(payer), held(cli)) == ({}, [])
     assert payer.journal("DeleteEndpoint") == []
+
+
+def test_late_request_of_a_killed_launcher_keeps_its_schedule(
+    cli: Any, folder: Path, payer: Aws, model: Path, wait_until: Callable[..., Any]
+) -> None:
+    """A command that asks before the request has arrived removes nothing, and the endpoint still ends."""
+    payer.fault("CreateEndpoint", "slow", delay_s=2.0)
+    process = cli.start(*DEPLOY, "-y", cwd=folder)
+    wait_until(lambda: payer.journal("CreateEndpoint"))
+    process.kill()
+    process.communicate()
+    (shown,) = cli("list", "--json").json["endpoints"]
+    assert (shown["state"], list(there(payer))) == ("starting", ["configs", "models", "schedules"])
+    wait_until(lambda: "endpoints" in there(payer))
+    (shown,) = cli("list", "--json").json["endpoints"]
+    assert (shown["state"], "schedules" in there(payer)) == ("live", True)
 
 
 @pytest.mark.parametrize("call", ["CreateSchedule", "CreateEndpointConfig"])
