@@ -44,9 +44,14 @@ def _metrics(
     found: folders.ModelFolder, job: Mapping[str, Any], checkpoint: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, float], str]:
     """Return split, numbers, and the file with the numbers: of `test`, else of `eval`, which may be biased."""
+    tests = {folders.CONFIG: _mapping(job.get("test"))}
     if METRICS_TEST in found.files:
-        data = json.loads((found.path / METRICS_TEST).read_bytes())  # verified, so as written
-        return "test", _numbers(data.get("metrics", data)), METRICS_TEST
+        tests = {
+            METRICS_TEST: _mapping(json.loads((found.path / METRICS_TEST).read_bytes()))
+        }  # verified, so as written
+    for file, test in tests.items():
+        if test.get("split") == "test" and not test.get("same_as_eval"):
+            return "test", _numbers(test), file
     numbers = _numbers(job.get("metrics")) or _numbers(_mapping(checkpoint.get("trainer")).get("metrics"))
     return ("eval", numbers, folders.CONFIG) if numbers else (None, {}, "")
 

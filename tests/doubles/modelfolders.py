@@ -11,9 +11,12 @@ __all__ = ["write_model"]
 
 
 def write_model(
-    path: Path, *, passed: bool | None = True, step: int = 40, test: dict[str, float] | None = None
+    path: Path, *, passed: bool | None = True, step: int = 40, test: dict[str, float] | None = None, same: bool = False
 ) -> Path:
-    """Write a folder with small files; return its path. `test`: the metrics of an evaluation of the split `test`."""
+    """Write a folder with small files; return its path.
+
+    `test`: the metrics of an evaluation of the split `test`; `same`: the split is the split `eval`.
+    """
     (path / "code").mkdir(parents=True)
     facts = {"job": "digits-abcde", "metrics": {"accuracy": 0.9625, "loss": 0.12}, "commit": "0a1b2c"}
     config = {"format": folder.FORMAT, "name": "digits", "job": facts, "checkpoint": {"step": step, "trainer": {}}}
@@ -23,6 +26,6 @@ def write_model(
     (path / folder.CARD).write_text("# digits\n")
     (path / "code" / "task.py").write_text("")
     if test is not None:
-        (path / "metrics-test.json").write_text(json.dumps({"metrics": test}))
+        (path / "metrics-test.json").write_text(json.dumps({"split": "test", "same_as_eval": same, **test}))
     folder.write_sums(path, {})
     return path
