@@ -141,7 +141,7 @@ def _require(config: JobConfig, model: CheckedModel) -> str:
         faults.append(Fault("no role to delete the endpoint at its end", "sagemaker.scheduler_role", hint=hint))
     if model.image is None and config.image is None:
         hint = "--image with an image in ECR that has cloudtrain and a program `serve`: see docs/deploy.md"
-        faults.append(Fault("AWS's training images have no program `serve`", "image", hint=hint))
+        faults.append(Fault("no image is named that serves a model", "image", hint=hint))
     if faults or role is None:
         raise ConfigError(faults)
     return role

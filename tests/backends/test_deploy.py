@@ -283,7 +283,7 @@ def test_full_budget_refuses_the_endpoint(cli: Any, folder: Path, payer: Aws, mo
         (["--to", "local", "--ttl", "8h"], 2, "local has no endpoints"),
         (["--to", "sagemaker", "--ttl", "8h", "--set", "sagemaker.scheduler_role=null"], 3, "no role to delete"),
         (["--to", "sagemaker", "--ttl", "8h", "--instance-type", "ml.c9.xlarge"], 3, "no price is known"),
-        (["--to", "sagemaker", "--ttl", "8h", "--set", "image=null"], 3, "have no program `serve`"),
+        (["--to", "sagemaker", "--ttl", "8h", "--set", "image=null"], 3, "no image is named"),
         (["--to", "azureml", "--ttl", "8h", "--instance-type", "Standard_DS3_v2"], 2, "Azure ML deletes no endpoint"),
         (["--to", "vertex", "--ttl", "8h", "--instance-type", "n1-standard-4"], 2, "Vertex AI deletes no endpoint"),
     ],
