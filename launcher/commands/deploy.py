@@ -16,14 +16,14 @@ from cloudtrain.launcher.commands.options import (
     yes_option,
 )
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
+from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say, write
 
 
 @click.command(
     "deploy",
     epilog=examples(
-        "cloudtrain deploy digits-model --to sagemaker --ttl 8h --instance-type ml.m5.large --dry-run",
-        "cloudtrain deploy digits-model --to sagemaker --ttl 8h --instance-type ml.m5.large",
+        "cloudtrain deploy digits-model --to sagemaker --ttl 8h --instance-type ml.g4dn.xlarge --dry-run",
+        "cloudtrain deploy digits-model --to sagemaker --ttl 8h --instance-type ml.g4dn.xlarge",
     ),
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
@@ -63,6 +63,7 @@ def command(
     from cloudtrain.launcher.backend.models import as_requests
     from cloudtrain.launcher.models import deploying
     from cloudtrain.launcher.models.checked import checked_model
+    from cloudtrain.launcher.planning.render import as_json as as_json_text
     from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.text.money import as_usd
 
@@ -82,7 +83,7 @@ def command(
     for line in found.lines():
         say(line)
     if dry_run:
-        print_json({**as_requests(found.plan.uri, model, found.plan.calls), **told})
+        write(as_json_text({**as_requests(found.plan.uri, model, found.plan.calls), **told}))
         return 0
     registry = Registry()
     deploying.check_room(registry, found)

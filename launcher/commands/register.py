@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option, set_option
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say, write
 
 MLFLOW = "mlflow"
 
@@ -49,11 +49,12 @@ def command(
     from cloudtrain.launcher.backend.models import as_requests
     from cloudtrain.launcher.models import registering
     from cloudtrain.launcher.models.checked import checked_model
+    from cloudtrain.launcher.planning.render import as_json as as_json_text
 
     model = checked_model(folder, name, image)
     registry = registering.registry_of(target, model, file, settings, store)
     if dry_run:
-        print_json(as_requests(registry.uri, model, registry.calls))
+        write(as_json_text(as_requests(registry.uri, model, registry.calls)))
         return
     version, is_new = registering.register(registry)
     if as_json:
