@@ -9,8 +9,6 @@ import click
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option, set_option
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say, write
 
-MLFLOW = "mlflow"
-
 
 @click.command(
     "register",
@@ -20,7 +18,7 @@ MLFLOW = "mlflow"
     ),
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--to", "target", required=True, metavar="NAME", help=f"sagemaker, azureml, vertex or {MLFLOW}.")
+@click.option("--to", "target", required=True, metavar="NAME", help="sagemaker, azureml, vertex or mlflow.")
 @click.option("--name", metavar="NAME", help="The model's name in the registry.  [default: the job's name]")
 @click.option("--image", metavar="IMAGE", help="The container image that serves the model.  [default: `image`]")
 @click.option("--store", metavar="URI", help="Where the files go; for mlflow only.")
