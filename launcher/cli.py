@@ -61,6 +61,9 @@ COMMANDS = {
     "artifacts": "Fetch a job's output files.",
     "export": "Write a job's model as a checked folder.",
     "serve": "Answer requests with an exported model.",
+    "register": "Register a model folder in a registry of models.",
+    "deploy": "Start an endpoint that ends by itself.",
+    "undeploy": "Delete an endpoint before its end.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
     "hosts": "Show who uses which GPU of your own machines.",
@@ -83,12 +86,11 @@ SECTIONS = {
         "compare",
         "artifacts",
         "best",
-        "evaluate",
         "diagnose",
         "exec",
         "hosts",
     ),
-    "After the training": ("export", "serve", "push"),
+    "After the training": ("evaluate", "export", "serve", "push", "register", "deploy", "undeploy"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -16,11 +16,12 @@ from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
-__all__ = ["datastore_of", "download", "has_checkpoint"]
+__all__ = ["datastore_of", "download", "has_checkpoint", "put_model"]
 
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
 READER = "Storage Blob Data Reader on the storage account"
+WRITER = "Storage Blob Data Contributor on the storage account"
 
 _DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
 _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)/?(.*)")
@@ -36,6 +37,11 @@ def has_checkpoint(access: AzureAccess, uri: str) -> bool:
 def download(access: AzureAccess, uri: str, folder: Path) -> list[Path]:
     """Copy all files below the URI to the folder; return the files. Raises as JobFolder.download."""
     return _with_folder(access, uri, lambda found: found.download(uri, folder, workers=WORKERS))
+
+
+def put_model(access: AzureAccess, uri: str, source: Path, names: Iterable[str], sums: str) -> None:
+    """Upload the files of a model folder, the file `sums` last. Raises as `download`."""
+    _with_folder(access, uri, lambda folder: folder.put_model(uri, source, names, sums), needs=WRITER)
 
 
 def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
@@ -73,12 +79,12 @@ class _BlobJobStore(AzureStore):
         return error
 
 
-def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) -> _T:
+def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T], needs: str = READER) -> _T:
     """Return the result of `use`, with the caller's own permission, else with the datastore's key.
 
     Raises CredentialError, UnreachableError, ConfigError.
     """
-    with api.answers(f"look into {uri}", needs=READER):
+    with api.answers(f"look into {uri}", needs=needs):
         place, datastore = _place(access, uri)
 
         def folder(credential: Any) -> JobFolder:

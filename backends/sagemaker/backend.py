@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         files,
         jobs,
         logs,
+        models,
+        models_endpoint,
         outputs,
         prices,
         prices_invoice,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     )
     from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
     from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -165,6 +168,27 @@ class SageMakerBackend:
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
         return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
+
+    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
+        return models.SageMakerRegistry(model, config, self.clients)
+
+    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
+        return models_endpoint.plan(wish, config)
+
+    def prepare_endpoint(self, plan: EndpointPlan, model: CheckedModel) -> None:
+        models_endpoint.prepare(self.clients, plan, model)
+
+    def start_endpoint(self, plan: EndpointPlan) -> None:
+        models_endpoint.start(self.clients, plan)
+
+    def endpoint_state(self, ref: dict[str, Any]) -> str | None:
+        return models_endpoint.state(self.clients, ref)
+
+    def delete_endpoint(self, ref: dict[str, Any]) -> None:
+        models_endpoint.delete(self.clients, ref)
+
+    def discard_endpoint(self, ref: dict[str, Any]) -> bool:
+        return models_endpoint.discard(self.clients, ref)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

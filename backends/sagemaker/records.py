@@ -8,7 +8,7 @@ from typing import Any
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
 
-__all__ = ["SageMakerRef", "SageMakerSending"]
+__all__ = ["SageMakerEndpoint", "SageMakerRef", "SageMakerSending"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +55,13 @@ class SageMakerSending(StoredRecord):
     def order(self) -> ContainerOrder:
         """The container order in `spec`."""
         return ContainerOrder.load(self.spec)
+
+
+@dataclass(frozen=True)
+class SageMakerEndpoint(StoredRecord):
+    """The handle of an endpoint; its model, configuration and schedule have the same name."""
+
+    region: str
+    profile: str | None
+    endpoints: dict[str, str]
+    name: str

@@ -44,6 +44,8 @@ class Windows(torch.utils.data.Dataset):
 
 
 def dataset(params, split):
+    if split not in ("train", "eval"):
+        return None
     folder = Path(sysconfig.get_path("stdlib"))
     found = [path for name in MODULES if (path := folder / f"{name}.py").is_file()]
     text = b"\n".join(path.read_text("utf-8").encode("ascii", "replace") for path in found)[:TEXT_BYTES]

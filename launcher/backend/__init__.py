@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_typ
 
 from cloudtrain.launcher.backend.protocol import (
     Backend,
+    Deploys,
+    EndsEndpoints,
     HasCheckpoints,
     Invoiced,
     KeepsPlaces,
@@ -28,6 +30,7 @@ from cloudtrain.launcher.backend.protocol import (
     Priced,
     Ready,
     ReceivesModels,
+    Registers,
     Seekable,
     Sought,
 )
@@ -47,6 +50,8 @@ __all__ = [
     "Capacity",
     "Check",
     "DamagedRecordError",
+    "Deploys",
+    "EndsEndpoints",
     "FoundAttempt",
     "HasCheckpoints",
     "KeepsPlaces",
@@ -63,6 +68,7 @@ __all__ = [
     "PushedModel",
     "Ready",
     "ReceivesModels",
+    "Registers",
     "Request",
     "Seekable",
     "Sending",

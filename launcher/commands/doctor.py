@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +16,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.backend_table import ALL, DEFAULT
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
         print_json({name: [asdict(check) for check in checks] for name, checks in groups.items()})
     else:
         _sum_up(groups, path, backend)
+        _say_endpoints()
     return int(any(check.verdict == "fail" for checks in groups.values() for check in checks))
 
 
@@ -105,6 +107,18 @@ def _lines(check: Check) -> list[str]:
     if check.cure:
         lines.append(f"        {check.cure}")
     return lines
+
+
+def _say_endpoints() -> None:
+    """Print a line for each endpoint that may cost money, as last seen."""
+    from cloudtrain.launcher.money.endpoints import lines
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.home import where
+
+    with contextlib.suppress(RuntimeError, CloudtrainError):  # the checks have named an unusable home folder
+        if (where() / "registry.sqlite").is_file():  # `doctor` makes no file
+            for line in lines(Database()):
+                say(line)
 
 
 def _sum_up(groups: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:

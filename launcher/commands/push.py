@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_lines
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.models.folder import ModelFolder
     from cloudtrain.launcher.config.schema import JobConfig
 
 
@@ -39,6 +38,7 @@ def command(
     or the new model, never a part. A folder without a passed check is refused. Exit code 7 if a target failed.
     """
     from cloudtrain.launcher.models import push as pushing
+    from cloudtrain.launcher.models.checked import checked_folder
 
     if len(words) != (1 if goes_back else 2):
         hint = "cloudtrain push --back PLACE" if goes_back else "cloudtrain push DIR PLACE"
@@ -47,7 +47,7 @@ def command(
     if goes_back:
         errors = pushing.back(words[0], config)
     else:
-        model = pushing.pushed(_verified(Path(words[0])), name)
+        model = pushing.pushed(checked_folder(Path(words[0])), name)
         version = model.version
         errors = pushing.push(model, words[1], config, replaces=replaces)
     if as_json:
@@ -69,14 +69,3 @@ def _settings(file: Path | None) -> JobConfig | None:
         return None
     name = next((each for each in configs.backends_configured(chosen) if traits(each).own_machines), None)
     return None if name is None else configs.load(chosen, backend=name)
-
-
-def _verified(folder: Path) -> ModelFolder:
-    from cloudtrain.entrypoints.models.folder import ModelFolderError, verify
-
-    try:
-        return verify(folder, checked=True)
-    except ModelFolderError as error:
-        raise ConfigError(
-            str(error), hint="cloudtrain export JOB writes a model folder, and checks the folder"
-        ) from error

@@ -1,4 +1,6 @@
-"""Models of finished jobs: `source` finds a checkpoint, `exporting` starts the process that writes a model folder.
+"""Models of finished jobs: exports, places, registries, endpoints.
 
-`push` brings a model folder to machines and buckets.
+`source` finds a checkpoint, `exporting` starts the process that writes a model folder. `push` brings a folder to
+machines and buckets. `checked` reads a folder for `registering`, whose registries are the backends' and `mlflow`;
+`exclusive` keeps two processes apart.
 """

@@ -20,9 +20,9 @@ def model(params: dict[str, Any]) -> nn.Module:
 
 
 def dataset(params: dict[str, Any], split: str) -> TensorDataset:
-    """Return the samples of "train" or "eval"; every rank must see the same ones."""
+    """Return the samples of "train", "eval" or "test"; every rank must see the same ones."""
     count = params["samples"] if split == "train" else params["samples"] // 4
-    random = torch.Generator().manual_seed(0 if split == "train" else 1)
+    random = torch.Generator().manual_seed({"train": 0, "eval": 1, "test": 2}[split])
     arm = torch.randint(0, 4, (count,), generator=random)
     radius = torch.rand(count, generator=random)
     angle = arm * torch.pi / 2 + radius * 4 + torch.randn(count, generator=random) * 0.1

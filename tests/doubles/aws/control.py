@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from doubles.aws import models
 from doubles.aws.world import World
 from doubles.kit import control
 
@@ -19,7 +20,11 @@ class Control(control.Control[World]):
     def actions(self, told: dict[str, Any]) -> Mapping[tuple[str, str], Callable[[], Any]]:
         """Return AWS's actions."""
         world = self._world
-        return {("POST", "quotas"): lambda: world.quotas.update(told), ("POST", "logs"): lambda: _write(world, **told)}
+        return {
+            ("POST", "quotas"): lambda: world.quotas.update(told),
+            ("POST", "logs"): lambda: _write(world, **told),
+            ("GET", "shop"): lambda: _things(world),
+        }
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
         """Give an order to a job: jobs/NAME/ORDER."""
@@ -28,6 +33,13 @@ class Control(control.Control[World]):
         if job is None or order not in ORDERS:
             raise KeyError(path)
         return job.order(order, **told)
+
+
+def _things(world: World) -> dict[str, list[str]]:
+    """Return the names of the parts of endpoints by kind, without the kinds that have no part."""
+    models.run_due(world)
+    found = {kind: list(getattr(world.shop, kind)) for kind in ("configs", "endpoints", "models", "schedules")}
+    return {kind: names for kind, names in found.items() if names}
 
 
 def _write(

@@ -134,21 +134,29 @@ def _lower(key: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _pattern(text: str) -> re.Pattern[str]:
     """Return Java's pattern as Python's; the models use a class such as \\p{L} only inside brackets."""
+    text = re.sub(r"\$\{\d+,\d+\}$", "", text)  # of CustomerMetadataProperties: a slip in AWS's own model
     text = text.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(r"\p{Alpha}", "a-zA-Z").replace(r"\p{Digit}", "0-9")
-    return re.compile(re.sub(r"\\p\{([LZN])\}", lambda found: _category(found[1]), text))
+    return re.compile(re.sub(r"\\p\{([LMNPSZ])\}", lambda found: _category(found[1]), text))
 
 
-@functools.lru_cache(maxsize=8)
 def _category(letter: str) -> str:
     """Return all characters of a Unicode category, as ranges of a character class."""
-    ranges: list[list[int]] = []
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in _categories()[letter])
+
+
+@functools.lru_cache(maxsize=1)
+def _categories() -> dict[str, list[list[int]]]:
+    """Return the ranges of characters of each category."""
+    found: dict[str, list[list[int]]] = {}
+    before = ""
     for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code)).startswith(letter):
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+        letter = unicodedata.category(chr(code))[0]
+        if letter == before:
+            found[letter][-1][1] = code
+        else:
+            found.setdefault(letter, []).append([code, code])
+            before = letter
+    return found
 
 
 def check_rules(request: Request) -> None:

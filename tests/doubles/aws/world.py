@@ -11,6 +11,7 @@ from doubles.aws.faults import Fault
 from doubles.aws.jobs import Job
 from doubles.aws.logs import Logs
 from doubles.aws.settings import Settings
+from doubles.aws.shop import Shop
 from doubles.kit import world
 from doubles.sandbox import Switch
 
@@ -31,6 +32,7 @@ class World(world.World[Settings, Fault, Job]):
         super().clear()
         moto_api_backend.reset()
         self.quotas: dict[str, float] = {}
+        self.shop = Shop()
         self._logs: dict[str, Logs] = {}
 
     def logs(self, region: str) -> Logs:
