@@ -145,6 +145,14 @@ def test_each_test_is_counted() -> None:
     assert words == ["test: accuracy 0.7 (0.3968 to 0.8922, 95 %), 10 samples, step 6 (b); evaluated on test 3 times"]
 
 
+def test_regression_is_told_in_words() -> None:
+    """The headline has the mean errors, and a line the residuals' quantiles."""
+    figures = {"split": "test", "kind": "regression", "n": 9, "mae": 0.5, "rmse": 0.7, "r2": 0.25, "step": 4}
+    figures |= {"quantiles": [{"share": 0.05, "residual": -1.5}, {"share": 0.95, "residual": 1.25}]}
+    told = evaluations.lines(evaluations.Tested("a", figures, 1))
+    assert told == ["mae 0.5, rmse 0.7, r2 0.25, 9 samples", "", "residuals: 5 % -1.5, 95 % 1.25"]
+
+
 def test_report_shows_the_test(
     seed: Callable[..., Job], tmp_path: Path, open_page: Callable[..., Page], home: Path
 ) -> None:
