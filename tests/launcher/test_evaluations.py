@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import evaluations
+from cloudtrain.launcher.planning import planner
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store.progress import fold, shown
 from cloudtrain.launcher.store.registry import Registry
@@ -121,6 +123,10 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
     assert (config.name, config.init_from.job, config.init_from.checkpoint) == ("digits-evaluate", "digits", "step-40")
     assert config.evaluate is not None
     assert config.evaluate.only
+    three = evaluations.config_of(_with(job, whole), "test", None, ["resources.instances=3", "local.price_per_hour=1"])
+    batch = planner.make(three, backends.load("local").capacity(three)).batch
+    assert batch is not None
+    assert (batch.global_size, batch.micro_size) == (30, 10)  # 32 samples a step would not divide among 3 ranks
     sharded = {**whole, "training": {"strategy": "fsdp"}}
     assert evaluations.config_of(_with(job, sharded), "test", None, []).resources.instances == 4
     with pytest.raises(UsageError, match="runs a script"):
