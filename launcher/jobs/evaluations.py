@@ -53,7 +53,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
         f"name={parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate",
         f"init_from={json.dumps(initial)}",
         f"evaluate={json.dumps({key: value for key, value in wanted.items() if value is not None})}",
-        f"inputs={json.dumps(inputs)}",
+        "inputs=" + json.dumps(inputs).replace("${", "$${"),  # filled in at the parent's submit
         "outputs={}",
         "resources.spot=false",
         f"limits.max_duration={min(LONGEST_S, before.limits.max_duration)}s",
