@@ -14,7 +14,8 @@ from cloudtrain.entrypoints.errors import TaskError
 
 __all__ = ["Paired", "Wishes", "pair"]
 
-_MOST_NAMED = 40  # names of one kind in the message
+_MOST_NAMED = 20  # names of one kind in the message
+_MOST_COMPARED = 50  # saved names for a missing name
 _ALIKE = 0.5  # the least similarity of two names for a suggestion; `fc.weight` and `head.weight` have 0.8
 
 Shape = tuple[int, ...]
@@ -133,24 +134,39 @@ def _differences(
         "skip": [*wishes.skip, *skip] if skip else [],
     }
     lines = [f"{key}: {_flow(value)}" for key, value in both.items() if value]
-    return [*found, f"to go on, write below init_from: {' and '.join(lines)}"] if lines else found
+    # First: a long message is cut at its end.
+    return [f"to go on, write {' and '.join(lines)}", *found] if lines else found
 
 
 def _partners(
     here: Mapping[str, Shape], there: Mapping[str, Shape], missing: list[str], extra: list[str]
 ) -> dict[str, str]:
-    """Return the most similar unused saved name of the same shape for each missing name, each used once."""
-    alike = [
-        (SequenceMatcher(None, name, other, autojunk=False).ratio(), name, other)
-        for name in missing
-        for other in extra
-        if here[name] == there[other]
-    ]
+    """Return a similar unused saved name of the same shape for each missing name, each used once.
+
+    Compared are the names with the longest common end, so that thousands of names take no minutes.
+    """
+    by_end: dict[tuple[Shape, str], list[str]] = {}
+    for other in extra:
+        for end in _ends(other):
+            by_end.setdefault((there[other], end), []).append(other)
+    alike = []
+    for name in missing:
+        rivals = next(filter(None, (by_end.get((here[name], end)) for end in _ends(name))), [])
+        for other in rivals[:_MOST_COMPARED]:
+            alike.append((SequenceMatcher(None, name, other, autojunk=False).ratio(), name, other))
     found: dict[str, str] = {}
+    taken: set[str] = set()
     for ratio, name, other in sorted(alike, key=lambda each: (-each[0], each[1:])):
-        if ratio >= _ALIKE and name not in found and other not in found.values():
+        if ratio >= _ALIKE and name not in found and other not in taken:
             found[name] = other
+            taken.add(other)
     return found
+
+
+def _ends(name: str) -> list[str]:
+    """Return the ends of the name at its dots, the longest first."""
+    parts = name.split(".")
+    return [".".join(parts[place:]) for place in range(len(parts))]
 
 
 def _rules(there: Mapping[str, Shape], near: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 
@@ -85,7 +84,8 @@ def command(
     found = [each for each in evaluations.tests_of(registry, parent) if each.job_id == child.id]
     if not found:
         message = (child.attempt.state.error or {}).get("message", "it ended without figures")
-        raise UsageError(f"{child.id}: {message}", hint=f"cloudtrain logs {child.id}") if code else UsageError(message)
+        say(f"{child.id}: {message}\n  its lines   cloudtrain logs {child.id}")
+        return code or 1
     if as_json:
         print_json({"job": child.id, "parent": parent.id, "figures": dict(found[-1].figures)})
         return code

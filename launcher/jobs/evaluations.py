@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Tested", "config_of", "headline", "lines", "looks", "parents", "tests_of"]
+__all__ = ["Tested", "config_of", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
 
 LONGEST_S = 3600  # of an evaluation, unless the parent's limit is shorter
 _LONGEST_NAME = 31  # of a job's own name in the name of its evaluation
@@ -53,7 +53,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
         f"name={parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate",
         f"init_from={json.dumps(initial)}",
         f"evaluate={json.dumps({key: value for key, value in wanted.items() if value is not None})}",
-        f"inputs={json.dumps(inputs)}",
+        "inputs=" + json.dumps(inputs).replace("${", "$${"),  # filled in at the parent's submit
         "outputs={}",
         "resources.spot=false",
         f"limits.max_duration={min(LONGEST_S, before.limits.max_duration)}s",
@@ -130,9 +130,18 @@ def lines(tested: Tested) -> list[str]:
         found += ["", *table(["CLASS", "PRECISION", "RECALL", "F1", "SAMPLES"], rows)]
     if pairs := figures.get("pairs"):
         found += ["", "most confused: " + ", ".join(f"{a} as {b} {n} x" for n, a, b in pairs[:5])]
+    if residuals := quantiles(figures):
+        found += ["", f"residuals: {residuals}"]
     if worst := figures.get("worst"):
         found += ["worst samples, by index: " + ", ".join(str(each.get("index")) for each in worst)]
     return found
+
+
+def quantiles(figures: Mapping[str, Any]) -> str:
+    """Return the residuals' quantiles in words; empty for a classification."""
+    rows = [each for each in figures.get("quantiles") or () if isinstance(each, dict)]
+    pairs = [(each.get("share"), each.get("residual")) for each in rows]
+    return ", ".join(f"{100 * share:.0f} % {_figure(value)}" for share, value in pairs if isinstance(share, float))
 
 
 def _figure(value: Any) -> str:

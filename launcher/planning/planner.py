@@ -238,6 +238,8 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
             raise ConfigError(message, key=f"training.server.{key}", hint=f"use at most {ranks}")
     size = training.global_batch_size
     micro = training.micro_batch_size or max(1, size // ranks)
+    if config.evaluate is not None and config.evaluate.only:  # a test has no global batch: any number of ranks
+        size = micro * ranks
     if size % (micro * ranks):
         step = micro * ranks
         below, above = size // step * step, (size // step + 1) * step

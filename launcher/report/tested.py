@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.jobs.evaluations import Tested, headline
+from cloudtrain.launcher.jobs.evaluations import Tested, headline, quantiles
 from cloudtrain.launcher.report.facts import figure
 
 __all__ = ["CELL", "EDGE", "SIDE", "Picture", "section"]
@@ -37,6 +37,7 @@ class Picture:
     bars: tuple[tuple[float, float, float, str], ...]
     dots: tuple[tuple[float, float], ...]
     pairs: tuple[str, ...]
+    residuals: str
     worst: tuple[tuple[str, ...], ...]
     worst_head: tuple[str, ...]
 
@@ -76,6 +77,7 @@ def _picture(split: str, figures: Mapping[str, Any], words: str) -> Picture:
         bars=tuple(_bar(place, *row) for place, row in enumerate(bins) if row[0]),
         dots=tuple((_x(row[2]), _y(row[1])) for row in bins if row[0]),
         pairs=tuple(f"{a:.0f} as {b:.0f}: {n:.0f}" for n, a, b in _rows(figures.get("pairs"), 3)),
+        residuals=quantiles(figures),
         worst=tuple(tuple(_text(each.get(key)) for key in keys) for each in worst),
         worst_head=tuple(key.capitalize() for key in keys),
     )

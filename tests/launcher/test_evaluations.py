@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import evaluations
+from cloudtrain.launcher.planning import planner
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store.progress import fold, shown
 from cloudtrain.launcher.store.registry import Registry
@@ -99,7 +101,7 @@ def test_evaluation_is_a_job_below_its_parent(cli: Any, tmp_path: Path) -> None:
     same = ("confusion", "accuracy", "loss", "calibration", "worst", "step", "weights")
     assert {name: figures[0][name] for name in same} == {name: figures[1][name] for name in same}
     missing = cli("evaluate", "points", "-y", "--split", "gold", cwd=tmp_path)
-    assert (missing.code, "no split 'gold'" in missing.stderr) == (2, True)
+    assert (missing.code, "no split 'gold'" in missing.stderr) == (1, True)
 
 
 def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], registry: Registry) -> None:
@@ -109,18 +111,22 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
         "task": "task.py",
         "resources": {"instances": 4, "spot": True, "min_instances": 2},
         "limits": {"max_duration": "8h"},
-        "inputs": {"data": "/d", "init_from": "/older"},
+        "inputs": {"data": "/d${X}", "init_from": "/older"},
         "outputs": {"model": "/m"},
         "checkpoint": {"uri": "/c", "every_steps": 5},
     }
     job = seed("digits", State("succeeded"))
     config = evaluations.config_of(_with(job, whole), "test", "step-40", [])
     assert (config.resources.instances, config.resources.spot, config.limits.max_duration) == (1, False, 3600)
-    assert (config.inputs, config.outputs, config.checkpoint.uri) == ({"data": "/d"}, {}, None)
+    assert (config.inputs, config.outputs, config.checkpoint.uri) == ({"data": "/d${X}"}, {}, None)
     assert config.init_from is not None
     assert (config.name, config.init_from.job, config.init_from.checkpoint) == ("digits-evaluate", "digits", "step-40")
     assert config.evaluate is not None
     assert config.evaluate.only
+    three = evaluations.config_of(_with(job, whole), "test", None, ["resources.instances=3", "local.price_per_hour=1"])
+    batch = planner.make(three, backends.load("local").capacity(three)).batch
+    assert batch is not None
+    assert (batch.global_size, batch.micro_size) == (30, 10)  # 32 samples a step would not divide among 3 ranks
     sharded = {**whole, "training": {"strategy": "fsdp"}}
     assert evaluations.config_of(_with(job, sharded), "test", None, []).resources.instances == 4
     with pytest.raises(UsageError, match="runs a script"):
@@ -143,6 +149,14 @@ def test_each_test_is_counted() -> None:
     again = evaluations.Tested("b", FIGURES, 1)
     words = evaluations.headline([evaluations.Tested("a", progress["test"], 2), again])
     assert words == ["test: accuracy 0.7 (0.3968 to 0.8922, 95 %), 10 samples, step 6 (b); evaluated on test 3 times"]
+
+
+def test_regression_is_told_in_words() -> None:
+    """The headline has the mean errors, and a line the residuals' quantiles."""
+    figures = {"split": "test", "kind": "regression", "n": 9, "mae": 0.5, "rmse": 0.7, "r2": 0.25, "step": 4}
+    figures |= {"quantiles": [{"share": 0.05, "residual": -1.5}, {"share": 0.95, "residual": 1.25}]}
+    told = evaluations.lines(evaluations.Tested("a", figures, 1))
+    assert told == ["mae 0.5, rmse 0.7, r2 0.25, 9 samples", "", "residuals: 5 % -1.5, 95 % 1.25"]
 
 
 def test_report_shows_the_test(
