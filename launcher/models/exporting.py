@@ -63,7 +63,7 @@ def export_job(
         hint = "--checkpoint with a folder exports weights alone, with --unchecked"
         raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=_parent(place)) as scratch:
-        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch)), choice)
+        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch), choice), choice)
         order = ExportOrder(
             checkpoint=str(found),
             place=str(place),
