@@ -87,7 +87,7 @@ def _filled(
     _require_room(order, partial, stored)
     if order.archive is not None:
         bundle_file.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
-        (work / "bundle" / "code").rename(partial / folders.CODE)
+        shutil.copytree(work / "bundle" / "code", partial / folders.CODE)  # a link becomes a copy of its target
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(checkpoints.verify, Path(order.checkpoint))
         reference = _reference(order, partial, work, stored)
