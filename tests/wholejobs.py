@@ -109,7 +109,7 @@ def run_whole(cli: Any, folder: Path) -> Results:
 
 
 def train_digits(cli: Any, folder: Path, backend: str, machine: str, *settings: str) -> None:
-    """Train the README's example on two machines: 97 % of unseen samples, and the weights are fetched."""
+    """Train the README's example on two machines: 97 % of unseen samples; fetch the weights, export a checkpoint."""
     shutil.copytree(ROOT / "examples/digits", folder / "digits")
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
     given = [part for setting in (*more, *settings) for part in ("--set", setting)]
@@ -120,6 +120,9 @@ def train_digits(cli: Any, folder: Path, backend: str, machine: str, *settings: 
     assert status["metrics"]["accuracy"] >= 0.97
     assert (status["step"], status["state"]) == (500, "succeeded")
     assert weights(cli, "digits", folder)
+    exported = cli("export", "digits", "--checkpoint", "step-400", "-o", folder / "model", timeout_s=100)
+    assert exported.code == 0, exported.stderr
+    assert "copying step-00000400" in exported.stderr
 
 
 def line_numbers(shown: str, rank: int) -> list[int]:

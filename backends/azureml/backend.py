@@ -173,14 +173,15 @@ class AzureMLBackend:
         handle = AzureMLRef.load(ref)
         return files.download(self._access(handle.workspace), handle.output_uri, folder)
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
         handle = AzureMLRef.load(ref)
         if handle.checkpoint_uri is None:
             raise ConfigError(
                 "the job has no checkpoint folder in the datastore", hint="`cloudtrain artifacts` has its files"
             )
-        return files.download(self._access(handle.workspace), handle.checkpoint_uri, folder)
+        uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
+        return files.download(self._access(handle.workspace), uri, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

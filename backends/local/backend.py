@@ -188,9 +188,9 @@ class LocalBackend:
         """Copy the output folder below `folder`; return the files there."""
         return _copied(Path(LocalRef.load(ref).folder).parent / "output", folder)
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the checkpoint folder below `folder`; return the files there."""
-        return _copied(Path(LocalRef.load(ref).checkpoint_dir), folder)
+        return _copied(Path(LocalRef.load(ref).checkpoint_dir) / inner, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

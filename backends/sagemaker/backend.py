@@ -147,11 +147,11 @@ class SageMakerBackend:
         handle = SageMakerRef.load(ref)
         return outputs.download(self._access(handle), handle.output_uri, handle.name, folder)
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
         handle = SageMakerRef.load(ref)
         found = files.of(self._access(handle))
-        return found.download(handle.checkpoint_uri, folder, may_be_empty=True)
+        return found.download(f"{handle.checkpoint_uri}/{inner}".rstrip("/"), folder, may_be_empty=True)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

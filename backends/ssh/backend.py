@@ -109,9 +109,10 @@ class SshBackend:
         """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
         return jobs.brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
-        return jobs.brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
+        places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
+        return jobs.brought(self.fleet, places, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

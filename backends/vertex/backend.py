@@ -169,7 +169,7 @@ class VertexBackend:
         with api.answers("download the outputs", needs=files.ROLE):
             return files.of(self._access(handle)).download(handle.output_uri, folder)
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
         handle = VertexRef.load(ref)
         if handle.checkpoint_uri is None:
@@ -177,7 +177,8 @@ class VertexBackend:
                 "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
             )
         with api.answers("download the checkpoints", needs=files.ROLE):
-            return files.of(self._access(handle)).download(handle.checkpoint_uri, folder)
+            uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
+            return files.of(self._access(handle)).download(uri, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

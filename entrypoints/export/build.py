@@ -1,4 +1,4 @@
-"""Writes a model folder from a checkpoint: beside its place, checked, then renamed. No torch in this process.
+"""Writes a model folder from a checkpoint: beside the place, checked, then renamed. No torch in this process.
 
 The checksums of the whole checkpoint are verified by a thread while the weights are copied; the folder gets its name
 after both.
@@ -43,7 +43,7 @@ class ExportError(Exception):
 
 
 def build(order: ExportOrder) -> dict[str, Any]:
-    """Write the folder and return its check and digest. Raises ExportError; then nothing is left at the place."""
+    """Write the folder and return its check and digest. Raises ExportError, and leaves no folder."""
     place, source = Path(order.place).absolute(), Path(order.checkpoint)
     if place.exists():
         raise ExportError(f"{place} exists", "name another folder with -o, or remove it")
@@ -67,7 +67,7 @@ def build(order: ExportOrder) -> dict[str, Any]:
 
 
 def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTensor]]:
-    """Return the checkpoint's trainer.json and its tensors, before any checksum of a shard is verified."""
+    """Return the checkpoint's trainer.json and tensors; no checksum of a shard is verified yet."""
     if not source.is_dir():
         raise ExportError(f"there is no checkpoint {source}")
     if fault := checkpoints.verify(source, only=(checkpoints.TRAINER, checkpoints.PLAIN)):
@@ -87,7 +87,7 @@ def _filled(
     _require_room(order, partial, stored)
     if order.archive is not None:
         bundle_file.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
-        (work / "bundle" / "code").rename(partial / folders.CODE)
+        shutil.copytree(work / "bundle" / "code", partial / folders.CODE)  # a link becomes a copy of its target
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(checkpoints.verify, Path(order.checkpoint))
         reference = _reference(order, partial, work, stored)
@@ -123,7 +123,7 @@ def _require_room(order: ExportOrder, partial: Path, stored: Mapping[str, tensor
 def _reference(
     order: ExportOrder, partial: Path, work: Path, stored: Mapping[str, tensors.StoredTensor]
 ) -> dict[str, Any]:
-    """Return what the process `reference` found out about the model; without the task, an empty object."""
+    """Return the answer of the process `reference`; without the task, only the forms left out."""
     is_averaged = any(name.startswith("ema.") for name in stored)
     if order.archive is not None:
         _write_json(work / "order.json", order.dump())
@@ -144,7 +144,7 @@ def _reference(
 
 
 def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:
-    """Return the tensors that evaluations saw: the average where kept, rounded to the type of the weights.
+    """Return the evaluated tensors: the average where kept, rounded to the type of the weights.
 
     An average has one name of a shared tensor; all names get its values.
     """
@@ -183,7 +183,7 @@ def _config(
 
 
 def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of check.json. Raises ExportError if a form gives other results than the checkpoint."""
+    """Return the content of check.json. Raises ExportError if a form's results differ from the checkpoint's."""
     about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
     if order.is_unchecked:
         return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}

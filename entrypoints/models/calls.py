@@ -1,6 +1,6 @@
-"""The call of a model as JSON: the tensors in its arguments and its result, by name, with shapes that may vary.
+"""The call of a model as JSON: the tensors of arguments and result by name, with the sides that vary between batches.
 
-A task defines `loss(model, batch)`, so only a real call shows the model's arguments. `describe` turns the arguments
+A task defines `loss(model, batch)`: a real call alone shows the model's arguments. `describe` turns the arguments
 into a form without tensors, for config.json; `build` makes the arguments again from tensors by name.
 """
 
@@ -21,7 +21,7 @@ Form = dict[str, Any]
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor of the call or the result. A side of `shape` is None if it differs between batches.
+    """A tensor of the call or the result. A side of `shape` is None if the side differs between batches.
 
     `is_batched`: the first side is the number of samples. `dtype`: torch's name, such as float32.
     """
@@ -42,7 +42,7 @@ class TensorSlot:
 
 
 def describe(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, Tensors]:
-    """Return the call's form and its tensors by name. Raises TypeError for an argument that JSON cannot describe."""
+    """Return the call's form and its tensors by name. Raises TypeError for an argument without a JSON form."""
     tensors: Tensors = {}
     names = _parameters(model, len(args))
     listed = [_form(value, name, tensors) for name, value in zip(names, args, strict=True)]
@@ -50,16 +50,16 @@ def describe(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def build(form: Form, tensors: Mapping[str, Any], *, constants: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return args and kwargs of a call with these tensors, or with these other values in the tensors' places.
+    """Return args and kwargs of a call with the tensors, or with any values in the tensors' places.
 
-    `constants`: with the values that are no tensors; otherwise None in their places.
+    `constants`: with the plain values of the recorded call; otherwise None in the places of plain values.
     """
     args = tuple(_value(each, tensors, constants) for each in form["args"])
     return args, {name: _value(each, tensors, constants) for name, each in form["kwargs"].items()}
 
 
 def named(value: Any, name: str = "output") -> Tensors:
-    """Return the tensors in a model's result by name, in order; other values are left out."""
+    """Return the tensors in a model's result by name, in order, without plain values."""
     return dict(_named(value, name))
 
 

@@ -93,10 +93,15 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
 
 
 def write_sums(path: Path, known: Mapping[str, str]) -> None:
-    """Write the checksums of all files of the folder, durably. `known`: sha256 by name. Raises OSError."""
+    """Write the checksums of all files of the folder, durably. `known`: sha256 by name.
+
+    Raises OSError, ModelFolderError for a name that a line cannot hold.
+    """
     names = sorted(_present(path))
+    if wrong := [name for name in names if not name.isprintable()]:
+        raise ModelFolderError(f"the file name {wrong[0]!a} cannot be listed in {SUMS}")
     lines = [f"{known[name] if name in known else file_sha256(path / name)}  {name}\n" for name in names]
-    (path / SUMS).write_text("".join(lines))
+    (path / SUMS).write_text("".join(lines), encoding="utf-8")
     for folder in {path / name for name in [*names, SUMS]} | {(path / name).parent for name in names}:
         sync(folder)
 

@@ -1,7 +1,7 @@
 """The model behind the server: verified, loaded, and called for several requests at once.
 
-A request that finds the model busy waits, and the next call takes all waiting requests up to the largest batch. So a
-batch costs no waiting time, and grows with the load.
+A request that finds the model busy waits, and the next call takes all waiting requests up to the largest batch. A batch
+costs no waiting time, and grows with the load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BadInput(Exception):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits for its result: `rows` are its samples, None if its inputs have no side for samples."""
+    """A waiting request. `rows`: the number of samples, None if the inputs have no side for samples."""
 
     inputs: Tensors
     rows: int | None
@@ -56,12 +56,12 @@ class Engine:
         self._model = threading.Lock()
 
     def run(self, inputs: Tensors) -> Tensors:
-        """Return the model's result. Raises BadInput for a request that the model refuses."""
+        """Return the model's result. Raises BadInput if the model refuses the request."""
         own = _Waiting(inputs, self._rows(inputs))
         with self._lock:
             self._waiting.append(own)
         with self._model:
-            if not own.is_done.is_set():  # an earlier call may have taken this request along
+            if not own.is_done.is_set():  # an earlier call may have included the request
                 self._run_batch(self._take(own))
         if own.fault is not None:
             raise own.fault
@@ -85,7 +85,7 @@ class Engine:
         return found.pop() if found else None
 
     def _take(self, own: _Waiting) -> list[_Waiting]:
-        """Return the next batch: this request and others, in order, whose tensors can be joined to its tensors."""
+        """Return the next batch: the request, and further requests in order with tensors of equal shapes."""
         with self._lock:
             self._waiting.remove(own)
             taken, rows = [own], own.rows or 1
@@ -140,7 +140,7 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
 
 
 def _zeros(slot: TensorSlot) -> torch.Tensor:
-    """Return an input of one sample for the first call, which is slower than later calls."""
+    """Return an input with a single sample for the first call: a first call is slow."""
     return torch.zeros([1 if side is None else side for side in slot.shape], dtype=getattr(torch, slot.dtype))
 
 

@@ -124,10 +124,10 @@ class Lists(Protocol):
 
 @runtime_checkable
 class HasCheckpoints(Protocol):
-    """A backend that can fetch the files that a script has kept or saved."""
+    """A backend that can fetch the files that a job has kept or saved."""
 
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy the job's checkpoint folder below `folder`; return the files there."""
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
+        """Copy the job's checkpoint folder, or the folder `inner` in it, below `folder`; return the files there."""
 
 
 @runtime_checkable

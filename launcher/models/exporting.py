@@ -37,7 +37,7 @@ def parse_forms(text: str) -> tuple[str, ...]:
 
 
 def require_torch(use: str) -> None:
-    """Raise ConfigError if torch is not installed beside this command; `use` says who needs it."""
+    """Raise ConfigError if torch is not installed beside this command; `use` is the need of torch, for the message."""
     if find_spec("torch") is None:
         raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install(DEFAULT))
 
@@ -63,7 +63,7 @@ def export_job(
         hint = "--checkpoint with a folder exports weights alone, with --unchecked"
         raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=_parent(place)) as scratch:
-        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch)), choice)
+        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch), choice), choice)
         order = ExportOrder(
             checkpoint=str(found),
             place=str(place),
@@ -85,7 +85,7 @@ def export_job(
 def export_path(
     registry: Registry, checkpoint: Path, place: Path, *, key: Path | None, is_unchecked: bool
 ) -> dict[str, Any]:
-    """Write the weights of a checkpoint whose job is not known; nothing can be checked. Raises CloudtrainError."""
+    """Write the weights of a checkpoint without its job, unchecked. Raises CloudtrainError."""
     _parent(place)
     order = ExportOrder(
         checkpoint=str(checkpoint.absolute()),
@@ -109,7 +109,7 @@ def _parent(place: Path) -> Path:
 
 
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's variables, and the paths of its inputs: the given paths, and paths of the config."""
+    """Return the job's variables, and the paths of the inputs: given paths, and paths of the config."""
     base, plain = Path(job.config_file).parent, job.config.get("inputs") or {}
     paths = {name: str(uri).removeprefix("file://") for name, uri in plain.items()}
     paths = {name: str(base / path) for name, path in paths.items() if "://" not in path}
@@ -118,7 +118,7 @@ def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
-    """Return what the registry says about the job and its step, for config.json and the model card."""
+    """Return the registry's facts about the job and the step, for config.json and the model card."""
     from cloudtrain.launcher.jobs.describe import as_json
 
     git = job.bundle.get("git") or {}
@@ -132,7 +132,7 @@ def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
 def _run(order: ExportOrder, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "cloudtrain.entrypoints.export"]
-    # Elsewhere than in the user's folder, which `-m` searches first, and which may hold a signal.py.
+    # `-m` searches the current folder first, and the user's folder may hold a signal.py.
     done = subprocess.run(
         command, input=json.dumps(order.dump()), capture_output=True, text=True, cwd=folder, check=False
     )

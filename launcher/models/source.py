@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -24,8 +25,10 @@ def require_choice(choice: str | None) -> None:
         raise UsageError(f"`{choice}` names no checkpoint", hint="best, last, or a step such as step-200")
 
 
-def saved_checkpoints(registry: Registry, job: Job, scratch: Path) -> Path:
+def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str | None = None) -> Path:
     """Return a folder with the job's checkpoints: the job's own on this machine, else copies below `scratch`.
+
+    Only the chosen checkpoint is copied, if its name is known without a look at the others.
 
     Raises CloudtrainError for a job without checkpoints, and the errors of the backend.
     """
@@ -40,7 +43,13 @@ def saved_checkpoints(registry: Registry, job: Job, scratch: Path) -> Path:
         raise UsageError(f"{job.id} was never sent: it has no checkpoint")
     if not isinstance(backend, backends.HasCheckpoints):
         raise UsageError(f"the backend {job.backend} cannot fetch checkpoints", hint="name the checkpoint's folder")
-    say(f"copying the checkpoints of {job.id}")
+    name = _name_of(job, choice)
+    say(f"copying {name or 'the checkpoints'} of {job.id}")
+    if name is not None:
+        with contextlib.suppress(CloudtrainError):  # it may be gone: then look at all
+            backend.checkpoints(ref, scratch / name, name)
+        if (scratch / name / folders.MANIFEST).exists():
+            return scratch
     backend.checkpoints(ref, scratch)
     return scratch
 
@@ -70,6 +79,15 @@ def choose(folder: Path, choice: str | None) -> Path:
             f"the checkpoint of step {wanted} is not kept", where=str(folder), hint=f"there are {there}"
         )
     return steps[wanted]
+
+
+def _name_of(job: Job, choice: str | None) -> str | None:
+    """Return the name of the chosen checkpoint; None if only the checkpoints themselves say which is the best."""
+    keeps_best = (job.config.get("checkpoint") or {}).get("keep_best")
+    if choice == "best" or (choice is None and keeps_best):
+        return None
+    step = job.attempt.progress.get("checkpoint_step") if choice in (None, "last") else choice.removeprefix("step-")
+    return None if step is None else folders.step_name(int(step))
 
 
 def _is_of(path: Path, job: Job) -> bool:

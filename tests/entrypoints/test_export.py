@@ -401,6 +401,31 @@ def test_task_sees_the_jobs_variables_and_inputs(trained: Callable[[str], Export
     assert "--input NAME=PATH" in raised.value.hint
 
 
+def test_linked_code_is_copied(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+    """A link in the code folder becomes a file of the model folder; a name with a line break is refused."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "net.py").write_text(TASK)
+    (code / "task.py").symlink_to("net.py")
+    archive = tmp_path / "linked.tar.gz"
+    place = tmp_path / "model"
+
+    def order() -> ExportOrder:
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(code, "code")
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        return replace(trained("hsdp"), archive=str(archive), archive_sha256=digest, place=str(place))
+
+    build.build(order())
+    assert (place / "code" / "task.py").read_text() == TASK
+    folders.verify(place, checked=True)
+    (code / "new\nline.py").write_text("")
+    place = tmp_path / "other"
+    with pytest.raises(build.ExportError, match="cannot be listed"):
+        build.build(order())
+    assert not place.exists()
+
+
 def test_existing_folder_is_kept(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
     """An export replaces no folder."""
     (tmp_path / "model").mkdir()

@@ -324,6 +324,22 @@ def test_waiting_requests_share_a_call(
     assert all(each()[1]["predictions"] == PREDICTIONS[:1] for each in others if each()[0] == 200)
 
 
+def test_model_without_a_side_for_samples_is_called_for_each_request(model: Path, tmp_path: Path) -> None:
+    """Without a side for samples requests share no call, and `instances` are refused with the protocol's path."""
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    config["inputs"][1]["is_batched"] = False
+    (copy / "config.json").write_text(json.dumps(config))
+    folders.write_sums(copy, {})
+    engine = open_engine(copy, most_rows=4)
+    routes = Routes()
+    routes.engine = engine
+    assert not engine.batches
+    assert routes.answer("POST", "/v2/models/sums/infer", json.dumps(V2).encode()).status == 200
+    refused = routes.answer("POST", "/invocations", json.dumps(INSTANCES).encode())
+    assert (refused.status, "/v2/models/NAME/infer" in refused.body["error"]) == (400, True)
+
+
 def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., ModelServer]) -> None:
     """With two requests at once allowed, the third is refused at once, and health still answers."""
     port = serve(gate.engine, concurrency=1).port

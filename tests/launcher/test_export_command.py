@@ -129,9 +129,13 @@ def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: 
 def test_checkpoints_come_from_the_backend(
     seed: Callable[..., Job], registry: Registry, home: Path, tmp_path: Path
 ) -> None:
-    """If no reported path is here, the backend copies the checkpoints, and a copy is exported."""
+    """If no reported path is here, the backend copies the named checkpoint, or all, and a copy is exported."""
     job = seed("seeded", State("succeeded"))
     saved(home / "local" / "seeded" / "attempt-1", 10, 20)
+    one = tmp_path / "one"
+    one.mkdir()
+    assert source.saved_checkpoints(registry, job, one, "step-10") == one
+    assert [path.name for path in one.iterdir()] == ["step-00000010"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     assert source.saved_checkpoints(registry, job, scratch) == scratch

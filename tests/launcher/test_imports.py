@@ -56,6 +56,8 @@ COMMANDS = {
     "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,
     "ui --help": LIGHT,
+    "export --help": LIGHT,
+    "serve --help": LIGHT,
     "validate": {RICH, PATTERNS},
     "explain": {TEMPLATES, RICH, PATTERNS},
     "schema": {TEMPLATES, RICH, PATTERNS},
