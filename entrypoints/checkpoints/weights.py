@@ -64,7 +64,24 @@ def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     fault = folders.verify(path)
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")
-    return {**read(path, "model"), **read(path, "ema")}
+    trained, average = read(path, "model"), read(path, "ema")
+    return {name: _averaged(name, trained, average) for name in trained}
+
+
+def _averaged(name: str, trained: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the average of a weight; without one, that of a tied weight, which has the same trained bits.
+
+    The average has one name of a tensor, and the model all names of tied weights.
+    """
+    if name in average:
+        return average[name]
+    own = trained[name]
+    tied = (other for other in average if own.numel() > 1 and _is_same(own, trained[other]))
+    return next((average[other] for other in tied), own)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
 def read(path: Path, kind: str) -> dict[str, torch.Tensor]:

@@ -26,7 +26,15 @@ def _lines(config: Mapping[str, Any], check: Mapping[str, Any]) -> Iterator[str]
 
 
 def _metrics(trainer: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the last evaluation: of this step as the job reported it, else the last before the save."""
+    """Yield the test, and the last evaluation: of this step as the job reported it, else the last before the save."""
+    test = facts.get("test") or {}
+    if test.get("metrics"):
+        again = "" if test.get("looks", 1) < 2 else f" The split was looked at {test['looks']} times."
+        same = " These are the samples of `eval`, which may have chosen the checkpoint." if test["same_as_eval"] else ""
+        yield f"On the split `test`, {test.get('samples')} samples.{again}{same}"
+        yield from ("", "| metric | value |", "| --- | --- |")
+        yield from (f"| {_cell(name)} | {value} |" for name, value in test["metrics"].items())
+        yield ""
     step, metrics = trainer["step"], facts.get("metrics")
     if not metrics:
         step, metrics = trainer.get("evaluated_step"), trainer.get("metrics")

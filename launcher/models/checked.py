@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,9 +12,8 @@ from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.launcher.backend.models import CheckedModel
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["METRICS_TEST", "checked_folder", "checked_model"]
+__all__ = ["checked_folder", "checked_model"]
 
-METRICS_TEST = "metrics-test.json"  # of an evaluation of the split `test`, if the folder has the file
 # The letters that each registry and each kind of endpoint allows, with room for a suffix.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 
@@ -40,23 +37,17 @@ def checked_model(path: Path, name: str | None, image: str | None) -> CheckedMod
     if not _NAME.fullmatch(name):
         hint = "--name with small letters, digits and `-`, at most 40, a letter first"
         raise UsageError(f"`{name}` cannot name a model in every registry", hint=hint)
-    split, metrics, file = _metrics(found, job, checkpoint)
+    split, metrics, file = _metrics(job, checkpoint)
     facts = {"job": job.get("job"), "step": checkpoint.get("step"), "commit": job.get("commit")}
     plain = {key: str(value) for key, value in facts.items() if value is not None}
     return CheckedModel(path, name, found.digest, found.files, split, metrics, file, plain, image)
 
 
-def _metrics(
-    found: folders.ModelFolder, job: Mapping[str, Any], checkpoint: Mapping[str, Any]
-) -> tuple[str | None, dict[str, float], str]:
+def _metrics(job: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> tuple[str | None, dict[str, float], str]:
     """Return split, numbers, and the file with the numbers: of `test`, else of `eval`, which may be biased."""
-    tests = {folders.CONFIG: _mapping(job.get("test"))}
-    if METRICS_TEST in found.files:
-        with contextlib.suppress(ValueError, RecursionError):  # a file of the user's own
-            tests = {METRICS_TEST: _mapping(json.loads((found.path / METRICS_TEST).read_bytes()))}
-    for file, test in tests.items():
-        if test.get("split") == "test" and not test.get("same_as_eval"):
-            return "test", _numbers(test), file
+    test = _mapping(job.get("test"))
+    if test and not test.get("same_as_eval"):
+        return "test", _numbers(test.get("metrics")), folders.CONFIG
     numbers = _numbers(job.get("metrics")) or _numbers(_mapping(checkpoint.get("trainer")).get("metrics"))
     return ("eval", numbers, folders.CONFIG) if numbers else (None, {}, "")
 

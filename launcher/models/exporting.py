@@ -15,14 +15,17 @@ from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.jobs import evaluations
 from cloudtrain.launcher.models import source
 from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.progress import lineage
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_torch"]
 
 _FORMS = ("safetensors", "pt2", "onnx")
+_NO_METRICS = ("accuracy_low", "accuracy_high")
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -126,7 +129,19 @@ def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
     points = [point for point in series.read(registry.database, job.id).marks if point.kind == "eval"]
     metrics = next((point.fields.get("metrics") for point in reversed(points) if point.step == step), None)
     found = {"job": job.id, "backend": job.backend, "commit": git.get("commit"), "cost_usd": spent, "metrics": metrics}
+    found |= {"test": _test(registry, job, step), "parent": lineage(job.config, job.attempt.progress) or None}
     return {**found, "dirty": git.get("dirty")} if git.get("commit") else found
+
+
+def _test(registry: Registry, job: Job, step: int) -> dict[str, Any] | None:
+    """Return the numbers of the newest test of the step's weights on the split `test`, and the number of looks."""
+    tests = evaluations.tests_of(registry, job)
+    found = [t.figures for t in tests if (t.figures.get("split"), t.figures.get("step")) == ("test", step)]
+    if not found:
+        return None
+    own = {name: value for name, value in found[-1].items() if name not in _NO_METRICS and isinstance(value, float)}
+    about = {"split": "test", "same_as_eval": bool(found[-1].get("same_as_eval"))}
+    return {**about, "samples": found[-1].get("n"), "looks": evaluations.looks(tests, "test"), "metrics": own}
 
 
 def _run(order: ExportOrder, folder: Path) -> dict[str, Any]:

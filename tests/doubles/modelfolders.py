@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.entrypoints.models import folder
 
@@ -18,14 +19,14 @@ def write_model(
     `test`: the metrics of an evaluation of the split `test`; `same`: the split is the split `eval`.
     """
     (path / "code").mkdir(parents=True)
-    facts = {"job": "digits-abcde", "metrics": {"accuracy": 0.9625, "loss": 0.12}, "commit": "0a1b2c"}
+    facts: dict[str, Any] = {"job": "digits-abcde", "metrics": {"accuracy": 0.9625, "loss": 0.12}, "commit": "0a1b2c"}
+    if test is not None:
+        facts["test"] = {"split": "test", "same_as_eval": same, "metrics": test}
     config = {"format": folder.FORMAT, "name": "digits", "job": facts, "checkpoint": {"step": step, "trainer": {}}}
     (path / folder.CONFIG).write_text(json.dumps(config))
     (path / folder.CHECK).write_text(json.dumps({"passed": passed, "forms": {}}))
     (path / folder.WEIGHTS).write_bytes(bytes(range(256)) * 8)
     (path / folder.CARD).write_text("# digits\n")
     (path / "code" / "task.py").write_text("")
-    if test is not None:
-        (path / "metrics-test.json").write_text(json.dumps({"split": "test", "same_as_eval": same, **test}))
     folder.write_sums(path, {})
     return path
