@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +15,10 @@ from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
 from doubles.waiting import until
 
-__all__ = ["FREE", "node_states", "set_up", "start_nodes", "wait_for_controller", "wait_for_nodes", "write_conf"]
+__all__ = ["CLOSED", "node_states", "set_up", "start_nodes", "wait_for_nodes", "write_conf"]
 
-FREE = ("idle",)
+CLOSED = ("down", "drain", "drng", "fail", "maint")
 GPUS = 4
-_LISTENS = "until (: </dev/tcp/controller/{port}) 2>/dev/null; do sleep 0.02; done"
 
 
 def set_up(cluster: Cluster) -> None:
@@ -58,15 +59,9 @@ def start_nodes(nodes: Sequence[Host]) -> None:
         list(pool.map(_start_node, nodes))
 
 
-def wait_for_controller(controller: Host) -> None:
-    """Wait until the controller answers."""
-    controller.run(["bash", "-c", _LISTENS.format(port=6817)])
-    until(lambda: "UP" in controller.run(["scontrol", "ping"]), every_s=0.05)
-
-
 def wait_for_nodes(controller: Host) -> None:
     """Wait until all nodes are idle."""
-    until(lambda: set(node_states(controller).values()) <= set(FREE), every_s=0.05)
+    until(lambda: set(node_states(controller).values()) == {"idle"}, every_s=0.05)
 
 
 def node_states(controller: Host) -> dict[str, str]:
@@ -76,20 +71,19 @@ def node_states(controller: Host) -> dict[str, str]:
 
 def _start_node(node: Host) -> None:
     (node.folder / "opt/gpus").mkdir(exist_ok=True)
+    null = Path(os.devnull).stat().st_rdev
     for number in range(GPUS):
-        Path(f"{node.folder}{site.GPU_FILES}{number}").touch()
+        path = f"{node.folder}{site.GPU_FILES}{number}"
+        if not Path(path).exists():
+            os.mknod(path, stat.S_IFCHR | 0o666, null)
     for argv in (MUNGED, SLURMD):
         Daemon(node, argv).start()
 
 
 def _start_controller(controller: Host) -> None:
-    database = Daemon(controller, DATABASE)
     Daemon(controller, MUNGED).start()
     controller.run(["sh", "-c", BOOTSTRAP])
-    database.start()
-    until(controller.path("/run/mysqld/mysqld.sock").exists)
+    Daemon(controller, DATABASE).start()
     Daemon(controller, SLURMDBD).start()
-    controller.run(["bash", "-c", _LISTENS.format(port=6819)])
     controller.run(["sacctmgr", "-i"], stdin=site.ACCOUNTS)
     Daemon(controller, SLURMCTLD).start()
-    wait_for_controller(controller)

@@ -30,6 +30,14 @@ SLURMD = ("/usr/sbin/slurmd",)
 FOLDERS = "mkdir -p /run/munge /run/mysqld /var/lib/munge /var/log/munge /var/lib/slurm/slurmctld /var/lib/slurm/slurmd"
 
 
+# A daemon is at work when the shell's words come true.
+_READY = {
+    "mariadbd": "[ -S /run/mysqld/mysqld.sock ]",
+    "slurmdbd": "(: </dev/tcp/controller/6819) 2>/dev/null",
+    "slurmctld": "scontrol ping | grep -q UP",
+}
+
+
 class Daemon:
     """A daemon of a host, found by its command."""
 
@@ -41,21 +49,20 @@ class Daemon:
 
     @property
     def pids(self) -> list[int]:
-        """Return the daemon's processes, by their numbers on the host; none while the host is off."""
+        """Return the daemon's process numbers on the host; an empty list while the host is off."""
         if self.host.pid is None:
             return []
         return [pid for pid, line in self.host.processes() if line.split()[0] == self.argv[0]]
 
     def start(self) -> None:
-        """Start the daemon unless it runs. The daemon itself may still be waiting for another daemon."""
-        if not self.pids:
-            self.host.run(["sh", "-c", self.script])
-
-    @property
-    def script(self) -> str:
-        """Return the shell's words that start the daemon, with no pipe of the caller left open."""
-        is_database = self.argv is DATABASE
-        return f"{FOLDERS}; {' '.join(self.argv)} >>/var/log/{self.name}.out 2>&1 </dev/null{' &' * is_database}"
+        """Start the daemon unless it runs, and return when it answers. A slurmd may still look for its controller."""
+        if self.pids:
+            return
+        # No pipe of the caller stays open. The database does not go into the background by itself.
+        begin = f"{' '.join(self.argv)} >>/var/log/{self.name}.out 2>&1 </dev/null{' &' * (self.argv is DATABASE)}"
+        ready = _READY.get(self.name)
+        wait = f"\nuntil {ready}; do sleep 0.02; done" if ready else ""
+        self.host.run(["bash", "-ec", f"{FOLDERS}\n{begin}{wait}"])
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """Kill the daemon and return after its end. Processes of jobs live on."""
@@ -65,12 +72,14 @@ class Daemon:
         until(lambda: not set(pids) & set(self.pids), every_s=0.005)
 
     def pause(self) -> None:
-        """Let the daemon stand still: connections are accepted, and no request is answered."""
+        """Suspend the daemon: the kernel accepts connections, but no request is answered."""
         self._send(self.pids, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused daemon go on."""
+        """Continue a paused daemon."""
         self._send(self.pids, signal.SIGCONT)
 
     def _send(self, pids: list[int], signum: int) -> None:
-        self.host.run(["sh", "-c", 'kill "$@" || true', "sh", f"-{int(signum)}", *map(str, pids)])
+        self.host.run(
+            ["sh", "-c", 'kill "$@" || true', "sh", f"-{int(signum)}", *map(str, pids)]
+        )  # some may have ended

@@ -1,4 +1,4 @@
-"""The site from a test's side: start, commands of users and of the administrator, faults, and a new state for each test."""
+"""The site from a test's side: start, commands of users and administrator, faults, a new state for each test."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from doubles.slurm import answers, boot, daemons
+from doubles.slurm.daemons import Daemon
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.cluster import missing as hosts_missing
 from doubles.sshhosts.disks import USERS
 from doubles.sshhosts.host import Host
 from doubles.sshhosts.machine import SYSTEM_PATH
-from doubles.slurm import answers, boot, daemons
-from doubles.slurm.daemons import Daemon
 from doubles.waiting import until
 
 if TYPE_CHECKING:
@@ -112,6 +114,15 @@ class Slurm:
         """Wait until a job is in one of the states; return the job's record."""
         return until(lambda: job if (job := self.job(number))["JobState"] in states else None, timeout_s, 0.05)
 
+    def wait_until_saved(self, number: int) -> None:
+        """Wait until the controller has saved a running job: a controller that is killed earlier forgets the job.
+
+        Slurm writes its state up to 5 s late.
+        """
+        path = self.controller.path("/var/lib/slurm/slurmctld/job_state")
+        started = datetime.fromisoformat(self.job(number)["StartTime"]).timestamp()
+        until(lambda: path.exists() and path.stat().st_mtime > started + 1, every_s=0.1)
+
     def record(self, number: int, *fields: str) -> list[str]:
         """Return the fields of each run of a job from the accounting database, such as `COMPLETED|0:0`."""
         argv = ["sacct", "-nPXD", "-j", str(number), "-o", ",".join(fields or ("State", "ExitCode"))]
@@ -175,9 +186,8 @@ class Slurm:
     def _restart(self) -> None:
         """Let all daemons of Slurm read the configuration as at their start."""
         boot.write_conf(self.cluster.root, len(self.nodes), self._changes)
-        self.slurmctld.kill()
+        self.slurmctld.kill(signal.SIGTERM)  # the controller saves its state
         self.slurmctld.start()
-        boot.wait_for_controller(self.controller)
         self.admin("scontrol", "reconfigure")
 
     def _restore_hosts(self) -> None:
@@ -194,13 +204,12 @@ class Slurm:
         for daemon in (*self._munged, self.mariadbd, self.slurmdbd, self.slurmctld, *self.slurmd):
             daemon.resume()
             daemon.start()
-        boot.wait_for_controller(self.controller)
 
     def _cancel_all(self) -> None:
         """Cancel the jobs of all users, and kill the users' processes, so that no job ends late."""
         if self.admin("squeue", "-h", "-t", "all", "-o", "%i"):
-            self.admin("scancel", *(f"--user={user}" for user in PEOPLE[:1]))
-            self.admin("scancel", f"--user={PEOPLE[1]}")
+            for user in PEOPLE:
+                self.admin("scancel", f"--user={user}")
         for host in (self.login, *self.nodes):
             for user in PEOPLE:
                 uid = str(USERS[user][0])
@@ -209,7 +218,7 @@ class Slurm:
 
     def _free_nodes(self) -> None:
         for node in self.nodes:
-            if boot.node_states(self.controller)[node.name] not in boot.FREE:
+            if boot.node_states(self.controller)[node.name].startswith(boot.CLOSED):
                 self.undrain(node)
         boot.wait_for_nodes(self.controller)
 

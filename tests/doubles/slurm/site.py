@@ -7,15 +7,13 @@ from collections.abc import Mapping
 __all__ = ["ACCOUNTS", "GPU_FILES", "NODE", "conf_files"]
 
 NODE = {"CPUs": 4, "RealMemory": 8000, "Gres": "gpu:a100:4", "Feature": "fast"}
-GPU_FILES = "/opt/gpus/gpu"  # with a number; Slurm only looks for the files of GPUs, as no device is locked
+GPU_FILES = "/opt/gpus/gpu"  # with a number; device files, else Slurm sets no CUDA_VISIBLE_DEVICES
 CLUSTER = "lab"
 ACCOUNTS = f"""\
 add cluster {CLUSTER}
-add account lab cluster={CLUSTER}
-add account other cluster={CLUSTER}
-add user alice account=lab,other defaultaccount=lab
-add user bob account=lab
-"""
+add account lab,other cluster={CLUSTER}
+add user alice,bob account=lab,other defaultaccount=lab
+"""  # each command takes half a second
 # Debian's defaults, except: times that a test can wait for (production: KillWait 30, SlurmdTimeout 300, MinJobAge 300),
 # no cgroups, and root in place of the user slurm. The larger PriorityTier pre-empts; only jobs of `spot` can lose.
 SETTINGS = {
@@ -34,14 +32,17 @@ SETTINGS = {
     "TaskPlugin": "task/none",
     "MpiDefault": "none",
     "ReturnToService": "2",
-    "SlurmdTimeout": "6",
-    "KillWait": "3",
+    "SlurmdTimeout": "10",
+    "MessageTimeout": "5",
+    "KillWait": "2",
     "MinJobAge": "120",
     "GresTypes": "gpu",
     "SelectType": "select/cons_tres",
     "SelectTypeParameters": "CR_Core_Memory",
     "DefMemPerCPU": "1000",
     "SchedulerType": "sched/backfill",
+    # The scheduler looks each second (defaults: 3 s after a submit, else 30 and 60 s).
+    "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
     "PriorityType": "priority/multifactor",
     "PreemptType": "preempt/partition_prio",
     "PreemptMode": "REQUEUE",
