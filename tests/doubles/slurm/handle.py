@@ -104,7 +104,7 @@ class Slurm:
     def job(self, number: int) -> dict[str, str]:
         """Return the controller's record of a job by field, such as JobState, Reason and NodeList."""
         line = self.admin("scontrol", "show", "job", "-o", str(number)).splitlines()[0]
-        return dict(re.findall(r"(\S+?)=(\S*)", line))
+        return dict(reversed(re.findall(r"(\S+?)=(\S*)", line)))  # a job's comment, with any text, comes late
 
     def state(self, number: int) -> str:
         """Return the controller's state of a job."""
