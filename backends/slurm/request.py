@@ -27,7 +27,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
 
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)
-    can_shrink = spec.min_nodes < plan.instances
+    can_shrink = (spec.min_nodes or plan.instances) < plan.instances
     per_node = _per_node(plan, block)
     script = render.render_text(
         "slurm/job.sh",
