@@ -52,6 +52,26 @@ def test_lost_answer_is_found_by_the_name(slurm: Slurm, attempt: str, name: str)
     assert slurm.admin("squeue", "-h", "-o", "%i").split() == [str(number)]
 
 
+@pytest.mark.soak
+def test_silent_controller_makes_one_job(slurm: Slurm, attempt: str, name: str) -> None:
+    """sbatch itself gives up while the controller stands still; the request is in the backlog, and becomes the job."""
+    slurm.configure(MessageTimeout="2")
+    slurm.slurmctld.pause()
+    answers: list[Done] = []
+
+    def run(argv: Sequence[str]) -> Done:
+        done = _run(slurm, argv)
+        if "sbatch" in argv:
+            answers.append(done)
+            slurm.slurmctld.resume()
+        return done
+
+    number = submission.submit(run, attempt, name, _options(name), patience=10)
+    assert [(done.code, "timed out" in done.stderr) for done in answers] == [(1, True)]
+    slurm.wait(number, "RUNNING")
+    assert slurm.admin("squeue", "-h", "-o", "%i").split() == [str(number)]
+
+
 def test_request_that_never_arrived_is_told(slurm: Slurm, attempt: str, name: str) -> None:
     """No job comes within the patience: an error, and no job; the patience comes from the site's configuration."""
     run = partial(_run, slurm)
