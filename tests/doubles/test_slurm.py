@@ -58,6 +58,7 @@ def test_job_runs_on_two_nodes_with_its_gpus(slurm: Slurm) -> None:
     assert slurm.requests() >= 1
 
 
+@pytest.mark.slow
 def test_held_job_is_released_and_requeued(slurm: Slurm) -> None:
     """A held job waits and is found by name; a requeue keeps the number, and the owner lifts its delay."""
     script = "echo run ${SLURM_RESTART_COUNT:-0}; sleep 100"
@@ -80,6 +81,7 @@ def test_held_job_is_released_and_requeued(slurm: Slurm) -> None:
     until(lambda: any(line.startswith("CANCELLED") for line in slurm.record(number)))
 
 
+@pytest.mark.slow
 def test_preempted_job_saves_in_the_grace_and_is_requeued(slurm: Slurm) -> None:
     """A job of a higher tier takes the nodes; the step is told first, and ends before the grace."""
     number = slurm.submit(SAVES, "--partition=spot", "--nodes=3", "--exclusive", "--output=log", "--open-mode=append")
@@ -173,6 +175,7 @@ def test_lost_answer_of_sbatch_leaves_one_job(slurm: Slurm) -> None:
     assert sorted(good.stdout.split()[1:]) == ["a", "c"]
 
 
+@pytest.mark.slow
 def test_jobs_survive_the_database(slurm: Slurm) -> None:
     """Without slurmdbd, jobs run and end, and their records come later."""
     slurm.slurmdbd.kill()
@@ -183,6 +186,7 @@ def test_jobs_survive_the_database(slurm: Slurm) -> None:
     until(lambda: slurm.record(number) == ["COMPLETED|0:0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_jobs_survive_the_controller(slurm: Slurm, signum: int) -> None:
     """Jobs run on without slurmctld, and are known after its start; a paused slurmctld answers late."""
