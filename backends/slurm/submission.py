@@ -1,7 +1,8 @@
-"""At most one Slurm job for an attempt: a held job is made, found again by its name, and then released.
+"""At most one Slurm job for an attempt: sbatch makes a held job, a lost answer is repaired by the job's name, and the
+job is released.
 
-All commands go through `Run`, here or on the login node. A held job costs nothing. A job that comes late, after its
-submission was given up, ends by itself: the batch script's first line asks for the file `open`, the door.
+All commands go through `Run`, here or on the login node. A held job is free. A late job of an abandoned submission ends
+without work, because the batch script's first line asks for the file `open`, the door.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UNCERTAIN = re.compile(
 )
 MESSAGE_TIMEOUT_S = 10.0  # Slurm's default
 LOOK_EVERY_S = 1.0
-# Variables of the user's shell that would make several jobs of the attempt, or let sbatch wait for the end.
+# Variables of the user's shell that would make several jobs of the attempt, or let sbatch wait for the job's end.
 _UNSET = ("env", "-u", "SBATCH_ARRAY_INX", "-u", "SBATCH_WAIT", "-u", "SBATCH_HINT", "-u", "SBATCH_CLUSTERS")
 _OPEN = 'cd "$1" && [ ! -e closed ] && set -C && : > open && { [ ! -e closed ] || { rm -f open; false; }; }'
 _CLOSE = 'cd "$1" && : > closed && rm -f open'
@@ -58,9 +59,10 @@ def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience
 
 
 def find(run: Run, name: str, patience: float) -> int | None:
-    """Return the job of this name, waiting for a request that may still be under way; None if no job comes.
+    """Return the number of the job with the name, or None if no job appears within the patience.
 
-    Of several jobs the oldest is kept; the further jobs, held, are cancelled. None is final only behind a closed door.
+    The oldest of several jobs stays; the newer jobs, still held, are cancelled. None is final only behind a closed
+    door.
     """
     end = time.monotonic() + patience
     while True:
@@ -78,7 +80,7 @@ def find(run: Run, name: str, patience: float) -> int | None:
 
 
 def release(run: Run, number: int) -> None:
-    """Let a held job run; a job that is not held any more is left as the job is."""
+    """Let a held job run; a job without a hold does not change."""
     done = run(["scontrol", "release", str(number)])
     if done.code and UNCERTAIN.search(done.stderr):
         message = f"Slurm holds job {number}, and does not answer: {' '.join(done.stderr.split())}"
@@ -91,7 +93,7 @@ def open_door(run: Run, folder: str) -> bool:
 
 
 def close(run: Run, folder: str) -> bool:
-    """Make each job of the attempt that starts from now on end by itself; return whether the folder took the word."""
+    """Prevent later starts: a job of the attempt that starts after the call does nothing. Return False on failure."""
     return run(["sh", "-c", _CLOSE, "sh", folder]).code == 0
 
 

@@ -45,7 +45,7 @@ def test_job_is_made_once_and_runs(slurm: Slurm, attempt: str, name: str) -> Non
 
 
 def test_lost_answer_is_found_by_the_name(slurm: Slurm, attempt: str, name: str) -> None:
-    """sbatch says that the controller timed out, but the job is there: the job is found and released, once."""
+    """sbatch reports a time-out although the controller has the job: the job is found and released, once."""
     slurm.lose_answers(1)
     number = submission.submit(partial(_run, slurm), attempt, name, _options(name), patience=5)
     slurm.wait(number, "RUNNING")
@@ -73,7 +73,7 @@ def test_silent_controller_makes_one_job(slurm: Slurm, attempt: str, name: str) 
 
 
 def test_request_that_never_arrived_is_told(slurm: Slurm, attempt: str, name: str) -> None:
-    """No job comes within the patience: an error, and no job; the patience comes from the site's configuration."""
+    """Without a job at the end of the patience, the submit fails; the site's configuration sets the patience."""
     run = partial(_run, slurm)
     slurm.lose_answers(1, "refused")
     with pytest.raises(CloudtrainError, match="no job of this name"):
@@ -83,7 +83,7 @@ def test_request_that_never_arrived_is_told(slurm: Slurm, attempt: str, name: st
 
 
 def test_late_job_behind_a_closed_door_does_nothing(slurm: Slurm, attempt: str, name: str) -> None:
-    """After the submission was given up, a job that still comes ends without work, and the door stays closed."""
+    """A late job of an abandoned submission ends without work, and the door stays closed."""
     run = partial(_run, slurm)
     assert submission.close(run, attempt)
     assert not submission.open_door(run, attempt)
