@@ -32,6 +32,8 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
     cluster,
     google,
     google_server,
+    slurm,
+    slurm_server,
     ssh_pair,
     ssh_server,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from cloudtrain.launcher.errors import Fault
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
+__all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_text", "render_yaml"]
 
 # Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
@@ -37,6 +38,11 @@ def render_yaml(template: str, **values: Any) -> dict[str, Any]:
 
     body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return body
+
+
+def render_text(template: str, **values: Any) -> str:
+    """Return the rendered text, such as a shell script. The template contains `{{ value | sh }}` for every value."""
+    return _rendered(template, values)
 
 
 def as_json(body: dict[str, Any]) -> str:
@@ -123,6 +129,7 @@ def _environment() -> Environment:
     )
     environment.filters["json"] = _json
     environment.filters["yaml"] = _yaml
+    environment.filters["sh"] = _sh
     return environment
 
 
@@ -132,6 +139,12 @@ def _source(name: str) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _sh(value: object) -> str:
+    """Return the value as a word of a POSIX shell; a leading `~/` is the user's home folder."""
+    text = str(value)
+    return f'"$HOME"/{shlex.quote(text[2:])}' if text.startswith("~/") and len(text) > 2 else shlex.quote(text)
 
 
 def _yaml(value: Any) -> str:

@@ -12,9 +12,13 @@ from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
 from doubles.google.handle import Google
 from doubles.kit.handle import Handle
+from doubles.slurm import handle as slurm_site
 from doubles.sshhosts.cluster import Cluster, missing
 
-__all__ = ["aws", "aws_server", "azure", "azure_server", "cluster", "google", "google_server", "ssh_pair", "ssh_server"]
+__all__ = [
+    *("aws", "aws_server", "azure", "azure_server", "google", "google_server"),
+    *("cluster", "slurm", "slurm_server", "ssh_pair", "ssh_server"),
+]
 
 
 def _server(cloud: type[Handle]) -> Any:
@@ -60,6 +64,23 @@ def ssh_pair(ssh_server: Cluster) -> Iterator[Cluster]:
     """Return two hosts with sshd, h0 and h1, in a new state; the fixture removes all that the test leaves behind."""
     yield ssh_server
     ssh_server.reset()
+
+
+@pytest.fixture(scope="session")
+def slurm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_site.Slurm]:
+    """Return a Slurm with three nodes, the same for the whole session; skip the test if the machine cannot have it."""
+    if reason := slurm_site.missing():
+        pytest.skip(reason)
+    started = slurm_site.Slurm.start(3, tmp_path_factory.mktemp("slurm") / "site")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def slurm(slurm_server: slurm_site.Slurm) -> Iterator[slurm_site.Slurm]:
+    """Return a Slurm with three idle nodes; the fixture cancels all jobs and removes all that the test leaves."""
+    yield slurm_server
+    slurm_server.reset()
 
 
 @pytest.fixture

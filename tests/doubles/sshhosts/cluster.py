@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,14 +48,24 @@ class Cluster:
 
     @staticmethod
     def start(
-        count: int, root: Path, *, shm_mib: int = 2048, data_mib: int = 64, is_home_shared: bool = False
+        count: int,
+        root: Path,
+        *,
+        called: Sequence[str] = (),
+        shm_mib: int = 2048,
+        data_mib: int = 64,
+        is_home_shared: bool = False,
     ) -> Cluster:
-        """Start hosts h0, h1 and onward, and return when all sshd listen; `root` is made here and removed by `stop`.
+        """Start hosts h0, h1 and onward, or with the names `called`, and return when all sshd listen.
+
+        The folder `root` is made here and removed by `stop`.
 
         Raises RuntimeError with a host's output if the host does not start. See `missing` for the requirements.
         """
         assert 0 < count <= HOSTS_MAX
-        names = {f"h{number}": f"{NETWORK}.{FIRST_HOST + number}" for number in range(count)}
+        assert len(called) in (0, count)
+        called = called or [f"h{number}" for number in range(count)]
+        names = {name: f"{NETWORK}.{FIRST_HOST + number}" for number, name in enumerate(called)}
         _write_disks(root, names, is_home_shared)
         layout = Layout(str(root / "etc"), disks.prefixes(), sandbox.installed_by_us(), shm_mib, data_mib)
         cluster = Cluster(root, _start_keeper(root, names, layout), names)

@@ -1,0 +1,93 @@
+"""The Slurm request: sbatch's options, the batch script, and the order for the agents, without any connection."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
+from cloudtrain.launcher.planning.planner import STOP_TAIL_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cloudtrain.backends.slurm.block import Slurm
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["build"]
+
+
+def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
+    from cloudtrain.backends.slurm.block import Slurm
+
+    name, block = platform_name(job_id, attempt), config.block(Slurm)
+    spec = job_spec(plan, config, job_id, attempt)
+    can_shrink = (spec.min_nodes or plan.instances) < plan.instances
+    per_node = _per_node(plan, block)
+    script = render.render_text(
+        "slurm/job.sh",
+        name=name,
+        modules=block.modules,
+        container=block.container,
+        image=config.image,
+        python=block.python,
+        gpus=plan.gpus_per_instance,
+        can_shrink=can_shrink,
+        step_options=per_node,  # since Slurm 22.05, srun does not inherit --cpus-per-task
+    )
+    options = [f"--job-name={name}", f"--comment=cloudtrain:{job_id}:{attempt}", *_options(plan, config, block)]
+    body = render.render_yaml(
+        "slurm/request.yml",
+        name=name,
+        settings={**block.model_dump(mode="json"), "image": config.image},
+        options=[*options, *per_node, *(["--no-kill"] if can_shrink else []), *block.raw],
+        script=script,
+        bundle_sha256=bundle_sha256,
+        spec=spec.dump(),
+        plan=plan,
+        grace_s=STOP_TAIL_S,
+        **job_surroundings(config),
+    )
+    text = render.as_yaml(body)
+    files = {"job.yml": text, "job.sh": script}
+    return Request(name, body, text, files, carried=frozenset({"resources.min_instances"}))
+
+
+def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
+    """Yield sbatch's options of the whole job: command-line options, as variables of the shell override the script's.
+
+    The environment stays out of the job, because a site's database may keep the environment.
+    """
+    yield from (f"--nodes={plan.instances}", "--ntasks-per-node=1", f"--time={math.ceil(plan.cap_s / 60)}")
+    # A requeue begins Slurm's time limit anew, which no budget covers.
+    yield "--requeue" if plan.budget_micro is None else "--no-requeue"
+    yield from ("--export=NIL", "--open-mode=append", "--output=batch.log")
+    for option in ("partition", "account", "qos", "constraint", "reservation", "licenses", "nodelist", "exclude"):
+        if (value := getattr(block, option)) is not None:
+            yield f"--{option}={value}"
+    if gres := block.gres or _gres(config.resources.accelerators):
+        yield f"--gres={gres}"
+    if block.exclusive:
+        yield "--exclusive"
+    if block.mem is not None:
+        yield f"--mem={block.mem}"
+
+
+def _per_node(plan: Plan, block: Slurm) -> list[str]:
+    """Return the cores of the task; without a number, a task would have a single core."""
+    cores = block.cpus_per_node or (None if block.exclusive else max(plan.devices_per_node, 1))
+    return [f"--cpus-per-task={cores}"] if cores else []
+
+
+def _gres(accelerators: str | None) -> str | None:
+    """Return `A100:8` as gpu:a100:8. sbatch refuses a type that no node has, instead of taking some other type."""
+    if accelerators is None:
+        return None
+    kind, _, count = accelerators.partition(":")
+    words = ("gpu",) if kind.lower() in ("", "gpu") else ("gpu", kind.lower())
+    return ":".join((*words, count or "1"))

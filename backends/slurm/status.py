@@ -1,0 +1,161 @@
+"""Slurm's words about a job as our state, from the text of squeue, scontrol and sacct; a node's own verdict goes first.
+
+All three commands run with `ENVIRONMENT`: times in unix seconds, and no format of the user's shell.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.launcher.job import JobState, State
+
+__all__ = [
+    "ENVIRONMENT",
+    "SACCT",
+    "SQUEUE",
+    "SlurmJob",
+    "of_sacct",
+    "of_scontrol",
+    "of_squeue",
+    "state_of",
+    "wait_in_words",
+]
+
+# `env -u` takes the formats of the user's shell away.
+ENVIRONMENT = ("env", "-u", "SQUEUE_FORMAT", "-u", "SQUEUE_FORMAT2", "-u", "SACCT_FORMAT", "SLURM_TIME_FORMAT=%s")
+SQUEUE = ("squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%e|%N")
+SACCT = ("sacct", "-nPXD", "-o", "JobIDRaw,State,ExitCode,Start,End,NodeList")
+_STATES: dict[str, JobState] = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
+    **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"), "pending"),
+    **dict.fromkeys(("RUNNING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "COMPLETING"), "running"),
+    **dict.fromkeys(("COMPLETED",), "succeeded"),
+    **dict.fromkeys(("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED"), "stopped"),
+}  # each other state is a failure
+_REASONS = {
+    **dict.fromkeys(("CANCELLED",), "user"),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), "time_limit"),
+    **dict.fromkeys(("PREEMPTED",), "preempted"),
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"), "node_failure"),
+}
+# Slurm's reason of a wait: in words, and for a wait that may never end, the cure.
+_WAITS = {
+    "Resources": "waits for free nodes",
+    "Priority": "waits for jobs of a higher priority",
+    "BeginTime": "waits after a requeue, 2 minutes by Slurm's rule",
+    "JobHeldUser": "is held: scontrol release {id}",
+    "JobHeldAdmin": "is held by an administrator, who alone can release the job",
+    "PartitionTimeLimit": "asks for more time than the partition gives, and never starts: lower limits.max_duration",
+    "PartitionNodeLimit": "asks for more nodes than the partition gives, and never starts: lower resources.instances",
+    "PartitionConfig": "asks for more than the partition has, and never starts: see `sinfo`, lower the request",
+    "PartitionDown": "waits, as the partition is down",
+    "PartitionInactive": "waits, as the partition takes no jobs",
+    "BadConstraints": "asks for nodes that do not exist, and never starts: see slurm.constraint and slurm.gres",
+    "DependencyNeverSatisfied": "waits for a job that has failed, and never starts: stop it",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "Reservation": "waits for the reservation",
+    "Licenses": "waits for licences",
+    "AccountNotAllowed": "may not use the partition with this account: set slurm.account",
+    "QOSNotAllowed": "may not use the partition with this QOS: set slurm.qos",
+    "InvalidQOS": "names a QOS that is not the user's, and never starts: set slurm.qos",
+    "InvalidAccount": "names an account that is not the user's, and never starts: set slurm.account",
+}
+_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w+)")
+_SPENT = re.compile(r"(Minutes|RunMinutes)")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only."""
+
+    number: int
+    state: str
+    reason: str = ""
+    exit_code: str = ""
+    restarts: int = 0
+    started_s: float | None = None
+    ended_s: float | None = None
+    nodes: str = ""
+    seconds: float | None = None
+
+
+def of_squeue(text: str) -> list[SlurmJob]:
+    """Return the jobs in the output of `SQUEUE`."""
+    return [
+        SlurmJob(int(number), state, reason, started_s=_time(start), ended_s=_time(end), nodes=nodes)
+        for number, state, reason, start, end, nodes in (line.split("|") for line in text.splitlines() if line)
+    ]
+
+
+def of_scontrol(text: str) -> SlurmJob | None:
+    """Return the job in the output of `scontrol show job -o NUMBER`, None if the text has no job."""
+    # The first value of a name counts: the job's comment, which may have any text, comes later.
+    found = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
+    if "JobId" not in found or "JobState" not in found:
+        return None
+    return SlurmJob(
+        int(found["JobId"]),
+        found["JobState"],
+        found.get("Reason", ""),
+        found.get("ExitCode", ""),
+        int(found.get("Restarts", "0")),
+        _time(found.get("StartTime", "")),
+        _time(found.get("EndTime", "")),
+        "" if found.get("NodeList") == "(null)" else found.get("NodeList", ""),
+    )
+
+
+def of_sacct(text: str) -> SlurmJob | None:
+    """Return the job in the output of `SACCT -j NUMBER`, a line a run; None if accounting does not know the job yet."""
+    runs = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
+    if not runs:
+        return None
+    spans = [(_time(start), _time(end)) for *_, start, end, _ in runs]
+    number, state, code, start, end, nodes = runs[-1]
+    held_s = sum(max(ended - started, 0.0) for started, ended in spans if started and ended)
+    name, known = state.split()[0].rstrip("+"), "" if nodes == "None assigned" else nodes
+    return SlurmJob(int(number), name, "", code, len(runs) - 1, _time(start), _time(end), known, held_s)
+
+
+def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason: str) -> State:
+    """Return the state of a job without a verdict of the job's nodes. `is_asked`: a stop was asked for."""
+    name = job.state.split()[0].rstrip("+")
+    kind = _STATES.get(name, "failed")
+    facts: dict[str, Any] = {"started_s": job.started_s, "restarts": job.restarts, "billed_s": job.seconds}
+    if kind == "pending":
+        return State("pending", detail=wait_in_words(job), restarts=job.restarts, billed_s=job.seconds)
+    if kind == "running":
+        suspended = "suspended by Slurm" if name in ("SUSPENDED", "STOPPED") else None
+        return State("stopping" if is_asked else "running", detail=suspended, **facts)
+    facts["ended_s"] = job.ended_s
+    if kind == "succeeded":
+        return State("succeeded", **facts)
+    reason = _REASONS.get(name, "error")
+    if kind == "stopped":
+        return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
+    words = {"OUT_OF_MEMORY": "Slurm ended the job for using more memory than slurm.mem"}.get(name)
+    message = words or f"Slurm says {name} {job.exit_code}".rstrip()
+    error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}
+    return State("failed", reason, is_resumable, error, **facts)
+
+
+def wait_in_words(job: SlurmJob) -> str | None:
+    """Return why a pending job waits, with the cure if the wait may never end."""
+    reason = job.reason.strip("()").split(",")[0]
+    if reason in ("", "None"):
+        return None
+    if words := _WAITS.get(reason):
+        return words.format(id=job.number)
+    if limit := _LIMIT.match(reason):
+        whose = "the QOS" if limit[1] == "QOS" else "the account"
+        if _SPENT.search(limit[3]):
+            return f"waits, as {whose} has too little time left ({reason}): see `sshare`, or ask the site"
+        return f"waits, as {whose} is at a limit ({reason})"
+    return f"waits: {reason}"
+
+
+def _time(text: str) -> float | None:
+    """Return unix seconds, None for Unknown, None or N/A."""
+    return float(text) if text.isdigit() and int(text) else None

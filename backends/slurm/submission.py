@@ -1,0 +1,110 @@
+"""At most one Slurm job for an attempt: sbatch makes a held job, a lost answer is repaired by the job's name, and the
+job is released.
+
+All commands go through `Run`, here or on the login node. A held job is free. A late job of an abandoned submission ends
+without work, because the batch script's first line asks for the file `open`, the door.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cloudtrain.backends.slurm import status
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+
+__all__ = ["Done", "Run", "close", "find", "open_door", "patience_s", "release", "submit"]
+
+UNCERTAIN = re.compile(
+    r"timed out|unable to contact|zero bytes|connect(ion)? (failure|refused|reset)|unexpected message", re.IGNORECASE
+)
+MESSAGE_TIMEOUT_S = 10.0  # Slurm's default
+LOOK_EVERY_S = 1.0
+# Variables of the user's shell that would make several jobs of the attempt, or let sbatch wait for the job's end.
+_UNSET = ("env", "-u", "SBATCH_ARRAY_INX", "-u", "SBATCH_WAIT", "-u", "SBATCH_HINT", "-u", "SBATCH_CLUSTERS")
+_OPEN = 'cd "$1" && [ ! -e closed ] && set -C && : > open && { [ ! -e closed ] || { rm -f open; false; }; }'
+_CLOSE = 'cd "$1" && : > closed && rm -f open'
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a command on the login node."""
+
+    code: int
+    stdout: str = ""
+    stderr: str = ""
+
+
+Run = Callable[[Sequence[str]], Done]
+
+
+def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience: float | None = None) -> int:
+    """Make the attempt's only job, released, and return the number. The folder has `job.sh` and an open door.
+
+    Raises ConfigError if Slurm refuses the request, and CloudtrainError if no answer came and no job was found.
+    """
+    sent = run([*_UNSET, "sbatch", "--hold", "--parsable", f"--chdir={folder}", *options, f"{folder}/job.sh"])
+    number = _number(sent.stdout) if sent.code == 0 else None
+    if number is None and sent.code and not UNCERTAIN.search(sent.stderr):
+        words = " ".join(sent.stderr.replace("sbatch: error:", "").split())
+        raise ConfigError([Fault(f"Slurm refuses the job: {words}", key="slurm", hint="see `sinfo` on the login node")])
+    if number is None:
+        number = find(run, name, patience_s(run) if patience is None else patience)
+    if number is None:
+        raise CloudtrainError("Slurm gave no answer, and has no job of this name", hint="try again later")
+    release(run, number)
+    return number
+
+
+def find(run: Run, name: str, patience: float) -> int | None:
+    """Return the number of the job with the name, or None if no job appears within the patience.
+
+    The oldest of several jobs stays; the newer jobs, still held, are cancelled. None is final only behind a closed
+    door.
+    """
+    end = time.monotonic() + patience
+    while True:
+        told = run([*status.ENVIRONMENT, "squeue", "-h", "--me", f"--name={name}", "-t", "all", "-o", "%i"])
+        numbers = sorted(map(int, re.findall(r"^\d+", told.stdout, re.MULTILINE)))
+        if numbers:
+            for further in numbers[1:]:
+                run(["scancel", str(further)])
+            return numbers[0]
+        if time.monotonic() >= end:
+            break
+        time.sleep(min(LOOK_EVERY_S, max(end - time.monotonic(), 0.0)))
+    over = run([*status.ENVIRONMENT, "sacct", "-nPX", f"--name={name}", "-S", "now-7days", "-o", "JobIDRaw"])
+    return min(map(int, re.findall(r"^\d+", over.stdout, re.MULTILINE)), default=None)
+
+
+def release(run: Run, number: int) -> None:
+    """Let a held job run; a job without a hold does not change."""
+    done = run(["scontrol", "release", str(number)])
+    if done.code and UNCERTAIN.search(done.stderr):
+        message = f"Slurm holds job {number}, and does not answer: {' '.join(done.stderr.split())}"
+        raise CloudtrainError(message, hint="the next command about the job releases it")
+
+
+def open_door(run: Run, folder: str) -> bool:
+    """Make the file `open`, without which the batch script does nothing; False if the attempt was given up or sent."""
+    return run(["sh", "-c", _OPEN, "sh", folder]).code == 0
+
+
+def close(run: Run, folder: str) -> bool:
+    """Prevent later starts: a job of the attempt that starts after the call does nothing. Return False on failure."""
+    return run(["sh", "-c", _CLOSE, "sh", folder]).code == 0
+
+
+def patience_s(run: Run) -> float:
+    """Return how long a request may still be on its way: sbatch's own two time-outs, and five seconds."""
+    told = run(["scontrol", "show", "config"]).stdout
+    found = re.search(r"^MessageTimeout\s*=\s*(\d+)", told, re.MULTILINE)
+    return 2 * (float(found[1]) if found else MESSAGE_TIMEOUT_S) + 5.0
+
+
+def _number(text: str) -> int | None:
+    """Return the job's number from the output of `sbatch --parsable`; a site's plug-in may print lines before."""
+    found = re.findall(r"^(\d+)(?:;\S+)?$", text, re.MULTILINE)
+    return int(found[-1]) if found else None

@@ -1,0 +1,159 @@
+"""The Slurm request, rendered and checked without a cluster; the batch script on a real Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloudtrain.backends.slurm.backend import SlurmBackend
+from cloudtrain.launcher import backend_table
+from cloudtrain.launcher.backend import Request
+from doubles.slurm.handle import Slurm
+from doubles.waiting import until
+
+HERE = Path(__file__).parent
+PLAIN = """\
+name: digits
+backend: slurm
+script: train.py
+resources: {instances: 2}
+slurm: {cpus_per_node: 4}
+"""
+EVERYTHING = """\
+name: digits
+backend: slurm
+script: train.py
+args: [--lr, "0.1", "a b $HOME"]
+env: {NCCL_DEBUG: WARN}
+secrets: [API_TOKEN]
+image: docker://registry.example/train:1
+resources: {instances: 4, min_instances: 2, accelerators: "A100:8"}
+checkpoint: {uri: /shared/checkpoints}
+inputs: {train: ~/train}
+limits: {max_duration: 10h}
+budget: {limit: 9000 USD}
+slurm:
+  login: me@cluster
+  partition: gpu,spot
+  account: lab
+  qos: high
+  constraint: ib&fast
+  reservation: course
+  licenses: matlab:2
+  cpus_per_node: 64
+  mem: 240G
+  nodelist: node[1-4]
+  exclude: node7
+  workdir: /scratch/me/ct
+  modules: [cuda/12.8, python/3.12]
+  python: ~/my venv/bin/python
+  container: apptainer
+  interface: ib0
+  ssh_config: /etc/ssh/cluster
+  price_per_gpu_hour: 1.80 USD
+  raw: [--switches=1]
+"""
+# In place of the interpreter: a node's agent, which notes its rank, and ends with the code in the file `verdict`.
+AGENT = """\
+#!/bin/bash
+echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES ${LEAKED:-clean} $*" > "agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}"
+trap 'touch requeue; exit 75' TERM
+until [ -e verdict ]; do sleep 0.05; done
+exit "$(cat verdict)"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backend_table.BUILT_IN, "slurm", "cloudtrain.backends.slurm.backend:SlurmBackend")
+
+
+@pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
+def test_request_equals_the_golden_file(name: str, text: str, render: Callable[..., Request]) -> None:
+    """The whole request is compared, so every new or missing field shows; our own check accepts the request."""
+    made = render(text)
+    assert made.text == (HERE / f"golden/slurm_{name}.yml").read_text()
+    assert SlurmBackend().check(made) == []
+    assert yaml.safe_load(made.text) == made.body
+    assert made.files["job.sh"] == made.body["script"]
+    assert subprocess.run(["bash", "-n"], input=made.body["script"], text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("slurm.partition=gpu;rm", "slurm.partition"),
+        ("slurm.account=-x", "slurm.account"),
+        ("slurm.login=-oProxyCommand=x", "slurm.login"),
+        ("slurm.workdir=work", "slurm.workdir"),
+        ("slurm.mem=lots", "slurm.mem"),
+        ("slurm.mem='0'", "slurm.mem"),
+        ("slurm.python=-c", "slurm.python"),
+        ("slurm.container=pyxis", "image"),
+        ("slurm.modules=['a b']", "slurm.modules[0]"),
+        ("slurm.raw=[--nodes=9]", "slurm.raw[0]"),
+        ("slurm.raw=[--wrap=x]", "slurm.raw[0]"),
+        ("slurm.raw=[-N9]", "slurm.raw[0]"),
+        ("checkpoint.uri=s3://bucket/x", "checkpoint.uri"),
+    ],
+)
+def test_bad_value_is_refused_with_its_key(change: str, key: str, render: Callable[..., Request]) -> None:
+    """A value that sbatch or a shell would read in a different way is refused, with the key of the config."""
+    faults = [fault for fault in SlurmBackend().check(render(PLAIN, change)) if not fault.is_warning]
+    assert [fault.key for fault in faults] == [key]
+
+
+def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[..., Request]) -> None:
+    """The two causes of slow or failed first jobs are told before the send."""
+    made = render(PLAIN.replace("{cpus_per_node: 4}", "{workdir: /tmp}"))
+    assert [(fault.key, fault.is_warning) for fault in SlurmBackend().check(made)] == [
+        ("slurm.workdir", True),
+        ("slurm", True),
+    ]
+    assert "--cpus-per-task=1" in made.body["sbatch"]
+
+
+@pytest.mark.soak
+def test_script_runs_an_agent_a_node_and_requeues_itself(render: Callable[..., Request], slurm: Slurm) -> None:
+    """On a real Slurm: no variable of the login shell reaches the job, the agents' code is the job's code, and a job
+    that is pre-empted and leaves in the grace runs again."""
+    made = render(PLAIN, "slurm.partition=spot", "slurm.python=~/agent", "limits.max_duration=30m")
+    folder = slurm.home() / "attempt 1"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for path, text in {slurm.home() / "agent": AGENT, folder / "job.sh": made.body["script"]}.items():
+        path.write_text(text)
+        path.chmod(0o755)
+    (folder / "open").touch()
+    words = " ".join(f"'{option}'" for option in made.body["sbatch"])
+    sent = slurm.ssh(
+        f"cd 'attempt 1' && LEAKED=yes SBATCH_EXPORT=ALL sbatch --parsable --chdir=\"$PWD\" {words} job.sh"
+    )
+    assert sent.returncode == 0, sent.stderr
+    number = int(sent.stdout)
+    until(lambda: all((folder / f"agent-{rank}-0").exists() for rank in (0, 1)))
+    assert (folder / "agent-1-0").read_text() == "1  clean -m cloudtrain.entrypoints.container . order.json\n"
+    urgent = slurm.submit("true", "--nodes=3", "--exclusive")
+    slurm.wait(urgent, "RUNNING", "COMPLETED")
+    until(lambda: slurm.job(number)["JobState"] == "PENDING")
+    slurm.ssh(f"scontrol update job={number} StartTime=now+2")
+    until(lambda: all((folder / f"agent-{rank}-1").exists() for rank in (0, 1)))
+    assert not (folder / "requeue").exists()
+    (folder / "verdict").write_text("70\n")
+    assert slurm.wait(number, "FAILED")["ExitCode"] == "70:0"
+
+
+@pytest.mark.soak
+def test_script_of_a_closed_attempt_does_nothing(render: Callable[..., Request], slurm: Slurm) -> None:
+    """A late job whose submission was given up ends without a step."""
+    folder = slurm.home() / "attempt"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "job.sh").write_text(render(PLAIN).body["script"])
+    sent = slurm.ssh('cd attempt && sbatch --parsable --chdir="$PWD" --output=batch.log job.sh')
+    slurm.wait(int(sent.stdout), "COMPLETED")
+    assert (folder / "batch.log").read_text() == ""
