@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         JobRef,
         LogPage,
         PushedModel,
+        PushOutcome,
         Request,
         Shipment,
     )
@@ -126,10 +127,10 @@ class SshBackend:
 
     def push_model(
         self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
-    ) -> dict[str, str]:
+    ) -> dict[str, PushOutcome]:
         return models.push(self.fleet, config, hosts, place, model, replaces=replaces)
 
-    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, str]:
+    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, PushOutcome]:
         return models.restore(self.fleet, config, hosts, place)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.ssh.channel_calls import Call, Fleet
 from cloudtrain.backends.ssh.hosts import Host, of_config
 from cloudtrain.backends.ssh.hosts_placement import address_of
-from cloudtrain.launcher.backend import PushedModel
+from cloudtrain.launcher.backend import PushedModel, PushOutcome
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 if TYPE_CHECKING:
@@ -30,19 +30,22 @@ TRIES = 3  # of damaged files
 
 def push(
     fleet: Fleet, config: JobConfig | None, names: Sequence[str], place: str, model: PushedModel, *, replaces: bool
-) -> dict[str, str]:
-    """Bring the model to `place` on each host, and make the model current there; return the error by host, "" if well.
+) -> dict[str, PushOutcome]:
+    """Bring the model to `place` on each host, and make the model current there; return the outcome by host.
 
     Raises ConfigError if a host is named twice.
     """
     return _Push(fleet, _hosts(config, names), place, model).run(replaces=replaces)
 
 
-def restore(fleet: Fleet, config: JobConfig | None, names: Sequence[str], place: str) -> dict[str, str]:
-    """Make the version before the current one current on each host; return the error by host, "" if well."""
+def restore(fleet: Fleet, config: JobConfig | None, names: Sequence[str], place: str) -> dict[str, PushOutcome]:
+    """Make the version before the current one current on each host; return the outcome by host."""
     hosts = _hosts(config, names)
     answers = fleet.ask(dict.fromkeys(hosts, Call("back_model", {"place": place})), LIMIT_S, is_urgent=True)
-    return {host.name: str(answer.error or "") for host, answer in answers.items()}
+    return {
+        host.name: PushOutcome(None, str(answer.error)) if answer.error else PushOutcome(answer.reply["version"])
+        for host, answer in answers.items()
+    }
 
 
 def _hosts(config: JobConfig | None, names: Sequence[str]) -> list[Host]:
@@ -67,8 +70,8 @@ class _Push:
         self.errors: dict[Host, CloudtrainError] = {}
         self._at: dict[Host, str] = {}  # the absolute path of the place
 
-    def run(self, *, replaces: bool) -> dict[str, str]:
-        """Run all steps; return the error by host's name."""
+    def run(self, *, replaces: bool) -> dict[str, PushOutcome]:
+        """Run all steps; return the outcome by host's name."""
         model = self._model
         sizes = {name: path.stat().st_size for name, path in model.files.items()}
         asked = {"place": self._place, "version": model.version, "name": model.name, "files": sizes}
@@ -94,7 +97,8 @@ class _Push:
             have, lack = [*have, *arrived], [host for host in lack if host not in pairs]
         about = {"version": model.version, "name": model.name}
         self._all({host: Call("use_model", {"place": self._at[host], **about}) for host in have})
-        return {host.name: str(self.errors.get(host, "")) for host in self._hosts}
+        errors = {host.name: PushOutcome(None, str(error)) for host, error in self.errors.items()}
+        return {host.name: errors.get(host.name, PushOutcome(model.version)) for host in self._hosts}
 
     def _all(self, calls: Mapping[Host, Call]) -> dict[Host, dict[str, Any]]:
         """Return the replies; a host with an error is left out from now on."""

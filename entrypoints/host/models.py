@@ -2,55 +2,64 @@
 
     PLACE/0f3a9c21b7de/      a version: a model folder, named by the first 12 digits of the sha256 of its SHA256SUMS
     PLACE/current            a link to the version in use; a server opens PLACE/current
-    PLACE/versions.json      the model's name, and the versions in the order of their use, the newest last
+    PLACE/versions.json      the model's name, and the versions in the order of their pushes, the newest last
 
-A version is complete or absent, and the link changes in one step: a server sees the old model or the new model.
+A version is complete or absent, and the link changes in one step: a server sees the old model or the new model. The
+link tells the current version, also if a process died before it wrote versions.json.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, bundle_file
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.models import folder as folders
 
-__all__ = ["CURRENT", "SUMS", "VERSIONS", "back", "begin", "keep", "part_of", "put", "restored", "use", "used"]
+__all__ = ["CURRENT", "VERSIONS", "back", "begin", "keep", "known_of", "part_of", "put", "restored", "use", "used"]
 
-CURRENT, SUMS = "current", "SHA256SUMS"
-VERSIONS = "versions.json"
-_KEPT = 2  # older versions that stay
+CURRENT, VERSIONS = "current", "versions.json"
 MARGIN_BYTES = 256 << 20  # free after a model
+_KEPT = 2  # versions that stay besides the current one
+_LEFT_S = 86_400.0  # the age of an interrupted push's files at their removal
 
 
 def begin(*, place: str, version: str, name: str, files: Mapping[str, int], replaces: bool) -> dict[str, Any]:
     """Return {"place", "kept", "arrived"}: the absolute path, whether the version is complete, the bytes of its files.
 
-    `files`: the sizes by name, with SHA256SUMS. Raises Refused if the disk is too full, or if the current version is of
-    a model with a different name and `replaces` is False.
+    `files`: the sizes by name, with SHA256SUMS. Raises Refused if the disk is too full, if the place is a model folder,
+    or if the current version is of a model with a different name and `replaces` is False.
     """
-    root = Path(place).expanduser()
+    root = Path(place).expanduser().absolute()
+    if (root / folders.SUMS).exists():
+        raise Refused(f"{root} is a model folder itself: name a folder for the versions of a model")
     known = _versions(root)
     if known["name"] not in (None, name) and not replaces:
         raise Refused(f"{root} holds the model {known['name']}, not {name}: choose another place, or add --replace")
     if (root / version).is_dir():
         return {"place": str(root), "kept": True, "arrived": {}}
     part = part_of(root, version)
-    part.mkdir(parents=True, exist_ok=True)
     arrived = {each: path.stat().st_size for each in files if (path := part / each).is_file()}
     needed = sum(size - min(size, arrived.get(each, 0)) for each, size in files.items()) + MARGIN_BYTES
+    root.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(root).free
     if free < needed:
         raise Refused(f"{root} has {free / 1e6:.0f} MB free, and the model needs {needed / 1e6:.0f} MB: make room")
+    part.mkdir(exist_ok=True)
     return {"place": str(root), "kept": False, "arrived": arrived}
 
 
 def put(*, place: str, version: str, name: str, offset: int, payload: bytes = b"") -> dict[str, Any]:
-    """Write bytes of a file of the version from `offset` on; return {}."""
+    """Write bytes of the version's file from `offset` on; return {}. Raises Refused for a name outside the folder."""
+    if not folders.is_inside(name):
+        raise Refused(f"{name!r} is no file of a model folder")
     path = part_of(Path(place), version) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("r+b" if path.exists() else "wb") as file:
@@ -83,42 +92,60 @@ def keep(*, place: str, version: str) -> dict[str, Any]:
 
 
 def use(*, place: str, version: str, name: str) -> dict[str, Any]:
-    """Make the version the current one, and remove all versions but the two before; return {"before"}, "" without."""
+    """Make the version the current one, and remove all versions but the two before; return {"version"}."""
     root = Path(place)
-    before = _versions(root)["versions"]
-    known, dropped = used(_versions(root), version, name)
-    _point(root, version)
-    atomic_json.write_json(root / VERSIONS, known)
-    for old in dropped:
-        shutil.rmtree(root / old, ignore_errors=True)
-    return {"before": before[-1] if before else ""}
+    with _locked(root):
+        known, dropped = used(_versions(root), version, name)
+        _point(root, version)
+        atomic_json.write_json(root / VERSIONS, known)
+        for old in dropped:
+            shutil.rmtree(root / old, ignore_errors=True)
+        for part in root.glob(".*.part"):  # of a push that was given up
+            with contextlib.suppress(OSError):
+                if part == part_of(root, version) or time.time() - part.stat().st_mtime > _LEFT_S:
+                    shutil.rmtree(part)
+    return {"version": version}
 
 
 def back(*, place: str) -> dict[str, Any]:
     """Make the version before the current one current again; return {"version"}. Raises Refused."""
     root = Path(place).expanduser()
-    known = _versions(root)
-    if len(known["versions"]) < 2:
-        raise Refused(f"{root} has no version before the current one")
-    known = restored(known)
-    _point(root, known["versions"][-1])
-    atomic_json.write_json(root / VERSIONS, known)
-    return {"version": known["versions"][-1]}
+    if not root.is_dir():
+        raise Refused(f"{root} holds no model")
+    with _locked(root):
+        known = restored(_versions(root), str(root))
+        _point(root, known["current"])
+        atomic_json.write_json(root / VERSIONS, known)
+    return {"version": known["current"]}
+
+
+def known_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return name, versions and current version from the content of versions.json, which is empty for a new place."""
+    versions = list(data.get("versions") or ())
+    return {"name": data.get("name"), "versions": versions, "current": data.get("current") or (versions or [None])[-1]}
 
 
 def used(known: Mapping[str, Any], version: str, name: str) -> tuple[dict[str, Any], list[str]]:
     """Return the content of versions.json with the version as the current one, and the versions to remove."""
     order = [each for each in known["versions"] if each != version]
-    return {"name": name, "versions": [*order[-_KEPT:], version]}, order[:-_KEPT]
+    return {"name": name, "versions": [*order[-_KEPT:], version], "current": version}, order[:-_KEPT]
 
 
-def restored(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of versions.json with the version before the current one as the current one.
+def restored(known: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the content of versions.json with the version before as the current one. Raises Refused without one."""
+    versions = known["versions"]
+    at = versions.index(known["current"]) if known["current"] in versions else 0
+    if at == 0:
+        raise Refused(f"{place} has no version before the current one")
+    return {**known, "current": versions[at - 1]}
 
-    The version that was current becomes the oldest: a second call goes on to the version before.
-    """
-    *older, current = known["versions"]
-    return {"name": known["name"], "versions": [current, *older]}
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold the lock of the place, against other pushes."""
+    with (root / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _point(root: Path, version: str) -> None:
@@ -131,10 +158,14 @@ def _point(root: Path, version: str) -> None:
 
 
 def _versions(root: Path) -> dict[str, Any]:
-    """Return the content of versions.json, with the versions that are present."""
-    found = atomic_json.read_json(root / VERSIONS) or {}
-    present = [each for each in found.get("versions") or () if (root / each).is_dir()]
-    return {"name": found.get("name"), "versions": present}
+    """Return the content of versions.json, with the versions that are present, and the version of the link."""
+    known = known_of(atomic_json.read_json(root / VERSIONS) or {})
+    with contextlib.suppress(OSError):
+        known["current"] = (root / CURRENT).readlink().name
+    versions = [each for each in known["versions"] if (root / each).is_dir()]
+    if known["current"] not in versions and known["current"] and (root / known["current"]).is_dir():
+        versions.append(known["current"])
+    return {**known, "versions": versions}
 
 
 def part_of(root: Path, version: str) -> Path:
@@ -144,13 +175,17 @@ def part_of(root: Path, version: str) -> Path:
 
 def _damaged(folder: Path, version: str) -> list[str]:
     """Return the files that are missing or differ from SHA256SUMS, which has the version's hash itself."""
-    sums = folder / SUMS
-    if not sums.is_file() or bundle_file.sha256_of(sums)[: len(version)] != version:
-        return [SUMS]
-    found = []
-    for line in sums.read_text().splitlines():
-        sha256, _, name = line.partition("  ")
-        path = folder / name
-        if not path.is_file() or bundle_file.sha256_of(path) != sha256:
-            found.append(name)
-    return found
+    try:
+        files, digest = folders.read_sums(folder)
+    except folders.ModelFolderError:
+        return [folders.SUMS]
+    if digest[: len(version)] != version:
+        return [folders.SUMS]
+    return [name for name, sha256 in files.items() if not _is_whole(folder / name, sha256)]
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    try:
+        return folders.file_sha256(path) == sha256
+    except folders.ModelFolderError:
+        return False

@@ -31,6 +31,8 @@ __all__ = [
     "FORMAT",
     "ModelFolder",
     "ModelFolderError",
+    "is_inside",
+    "read_sums",
     "file_sha256",
     "sign",
     "verify",
@@ -76,7 +78,7 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
 
     `checked`: refuse a folder whose check has failed or was left out too.
     """
-    files, digest = _read_sums(path)
+    files, digest = read_sums(path)
     for name in sorted(_present(path) | set(files)):
         if name not in files:
             raise ModelFolderError(f"{path} has the file {name}, which {SUMS} does not list")
@@ -119,8 +121,14 @@ def sign(path: Path, key: Path) -> None:
         raise ModelFolderError(f"the model cannot be signed with {key}: {lines[-1] if lines else done.returncode}")
 
 
-def _read_sums(path: Path) -> tuple[dict[str, str], str]:
+def read_sums(path: Path) -> tuple[dict[str, str], str]:
+    """Return the sha256 by name of the folder's files, and the sha256 of the list itself. Reads no other file.
+
+    Raises ModelFolderError for a damaged list, and for a name that leads out of the folder.
+    """
     try:
+        if not stat.S_ISREG((path / SUMS).lstat().st_mode):
+            raise ModelFolderError(f"{path / SUMS} is no regular file")
         data = (path / SUMS).read_bytes()
         text = data.decode()
     except FileNotFoundError:
@@ -131,7 +139,14 @@ def _read_sums(path: Path) -> tuple[dict[str, str], str]:
     files = {line[2]: line[1] for line in lines if line}
     if not text.endswith("\n") or len(files) != len(lines) or not {CONFIG, CHECK} <= set(files):
         raise ModelFolderError(f"{path / SUMS} is damaged: it is no list of all files of a model")
+    if wrong := [name for name in files if not is_inside(name)]:
+        raise ModelFolderError(f"{path / SUMS} names a file outside the folder: {wrong[0]!r}")
     return files, hashlib.sha256(data).hexdigest()
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative name stays below its folder."""
+    return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def _present(path: Path) -> set[str]:

@@ -65,6 +65,7 @@ __all__ = [
     "Machines",
     "Pace",
     "Priced",
+    "PushOutcome",
     "PushedModel",
     "Ready",
     "ReceivesModels",
@@ -259,6 +260,14 @@ class PushedModel:
     name: str
     version: str
     files: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class PushOutcome:
+    """The end of a push to one target: the version that is current there, or the error."""
+
+    version: str | None
+    error: str = ""
 
 
 @dataclass(frozen=True)

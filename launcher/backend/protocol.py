@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LogPage,
         Pace,
         PushedModel,
+        PushOutcome,
         Request,
         Shipment,
     )
@@ -155,14 +156,14 @@ class ReceivesModels(Protocol):
 
     def push_model(
         self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
-    ) -> dict[str, str]:
-        """Bring the model to the folder `place` of each host; return the error by host, "" if the model is current.
+    ) -> dict[str, PushOutcome]:
+        """Bring the model to the folder `place` of each host; return the outcome by host.
 
         Without `replaces`, a host whose current model has a different name refuses.
         """
 
-    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, str]:
-        """Make the version before the current one current; return the error by host, "" if well."""
+    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, PushOutcome]:
+        """Make the version before the current one current; return the outcome by host."""
 
 
 @runtime_checkable

@@ -43,20 +43,18 @@ def command(
     if len(words) != (1 if goes_back else 2):
         hint = "cloudtrain push --back PLACE" if goes_back else "cloudtrain push DIR PLACE"
         raise UsageError(f"{'a place is' if goes_back else 'a folder and a place are'} expected", hint=hint)
-    config, version = _settings(file), None
+    config = _settings(file)
     if goes_back:
-        errors = pushing.back(words[0], config)
+        found = pushing.back(words[0], config)
     else:
         model = pushing.pushed(checked_folder(Path(words[0])), name)
-        version = model.version
-        errors = pushing.push(model, words[1], config, replaces=replaces)
+        found = pushing.push(model, words[1], config, replaces=replaces)
     if as_json:
-        targets = [{"target": each, "error": text or None} for each, text in errors.items()]
-        print_json({"version": version, "targets": targets})
+        rows = [{"target": name, "version": each.version, "error": each.error or None} for name, each in found.items()]
+        print_json({"targets": rows})
     else:
-        done = "the version before is current" if goes_back else f"version {version} is current"
-        print_lines([f"{each}: {text or done}" for each, text in errors.items()])
-    return 7 if any(errors.values()) else 0
+        print_lines([f"{name}: {each.error or f'version {each.version} is current'}" for name, each in found.items()])
+    return 7 if any(each.error for each in found.values()) else 0
 
 
 def _settings(file: Path | None) -> JobConfig | None:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import models
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import PushedModel
+from cloudtrain.launcher.backend import PushedModel, PushOutcome
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 
@@ -28,42 +28,67 @@ if TYPE_CHECKING:
 
 __all__ = ["back", "push", "pushed"]
 
-_HOSTS = re.compile(r"([\w.@-]+(?:,[\w.@-]+)*):(.+)")
+_HOSTS = re.compile(r"([\w.-][\w.@-]*(?:,[\w.-][\w.@-]*)*):([/~].*)")
 _DIGITS = 12  # of a version
 _TRIES = 20  # of the change of versions.json, while others change it
 
 
 def pushed(folder: ModelFolder, name: str | None) -> PushedModel:
-    """Return the model for `push`. `name`: by default the model's own."""
-    files = {each: folder.path / each for each in (*folder.files, models.SUMS)}
+    """Return the model for `push`, with its signature if there is one. `name`: by default the model's own."""
+    from cloudtrain.entrypoints.models.folder import SIGNATURE, SUMS
+
+    own = [SUMS, *([SIGNATURE] if (folder.path / SIGNATURE).is_file() else [])]
+    files = {each: folder.path / each for each in (*folder.files, *own)}
     return PushedModel(name or str(folder.config.get("name") or folder.path.name), folder.digest[:_DIGITS], files)
 
 
-def push(model: PushedModel, place: str, config: JobConfig | None, *, replaces: bool) -> dict[str, str]:
-    """Bring the model to the place, and make the model current there; return the error by target, "" if well.
+def push(model: PushedModel, place: str, config: JobConfig | None, *, replaces: bool) -> dict[str, PushOutcome]:
+    """Bring the model to the place, and make the model current there; return the outcome by target.
 
-    Raises ConfigError and UsageError for a wrong place. The errors of a single target are in the result.
+    Raises UsageError and ConfigError for a wrong place. The errors of a single target are in its outcome.
     """
-    if urlsplit(place).scheme in _schemes():
-        return {place: _told(lambda: _to_store(place, model, replaces=replaces))}
-    if named := _HOSTS.fullmatch(place):
-        return _machines().push_model(config, named[1].split(","), named[2], model, replaces=replaces)
-    return {place: _told(lambda: _to_folder(place, model, replaces=replaces))}
+    if hosts := _hosts_of(place):
+        return _machines().push_model(config, hosts[0], hosts[1], model, replaces=replaces)
+    to = _to_store if _is_store(place) else _to_folder
+    return {place: _told(lambda: to(place, model, replaces=replaces))}
 
 
-def back(place: str, config: JobConfig | None) -> dict[str, str]:
-    """Make the version before the current one current again; return the error by target, "" if well."""
-    if urlsplit(place).scheme in _schemes():
+def back(place: str, config: JobConfig | None) -> dict[str, PushOutcome]:
+    """Make the version before the current one current again; return the outcome by target.
+
+    Raises UsageError and ConfigError for a wrong place.
+    """
+    if hosts := _hosts_of(place):
+        return _machines().restore_model(config, *hosts)
+    if _is_store(place):
         return {place: _told(lambda: _store_back(place))}
-    if named := _HOSTS.fullmatch(place):
-        return _machines().restore_model(config, named[1].split(","), named[2])
-    return {place: _told(lambda: models.back(place=place))}
+    return {place: _told(lambda: str(models.back(place=_path(place))["version"]))}
 
 
-def _schemes() -> set[str]:
+def _is_store(place: str) -> bool:
+    """Return whether the place is a uri of a bucket. Raises UsageError for an unknown scheme."""
     from cloudtrain.entrypoints.stores.store import MODULES
 
-    return {"file", *MODULES}
+    scheme = urlsplit(place).scheme
+    if "://" in place and scheme not in ("file", *MODULES):
+        known = ", ".join(f"{name}://" for name in ("file", *MODULES))
+        raise UsageError(f"{place!r} is no place that this version knows", hint=f"a uri begins with {known}")
+    return "://" in place and scheme != "file"
+
+
+def _hosts_of(place: str) -> tuple[list[str], str] | None:
+    """Return the hosts and the path of a place on machines; else None. Raises UsageError for a faulty place."""
+    if "://" in place or ":" not in place:
+        return None
+    named = _HOSTS.fullmatch(place)
+    if named is None:
+        hint = "HOST,HOST:/PATH for machines; `./NAME` for a local folder without `:`"
+        raise UsageError(f"{place!r} is no place", hint=hint)
+    return named[1].split(","), named[2]
+
+
+def _path(place: str) -> str:
+    return place.removeprefix("file://")
 
 
 def _machines() -> backends.ReceivesModels:
@@ -73,18 +98,17 @@ def _machines() -> backends.ReceivesModels:
     return found
 
 
-def _told(work: Callable[[], object]) -> str:
-    """Do the work; return the error as text, or an empty text."""
+def _told(work: Callable[[], str]) -> PushOutcome:
+    """Return the outcome of the work, which returns the version that is current afterwards."""
     try:
-        work()
+        return PushOutcome(work())
     except (Refused, OSError, CloudtrainError) as error:
-        return str(error) or type(error).__name__
-    return ""
+        return PushOutcome(None, str(error) or type(error).__name__)
 
 
-def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> None:
+def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> str:
     sizes = {name: path.stat().st_size for name, path in model.files.items()}
-    begun = models.begin(place=place, version=model.version, name=model.name, files=sizes, replaces=replaces)
+    begun = models.begin(place=_path(place), version=model.version, name=model.name, files=sizes, replaces=replaces)
     root = begun["place"]
     if not begun["kept"] or models.keep(place=root, version=model.version)["damaged"]:
         for name, path in model.files.items():
@@ -92,11 +116,12 @@ def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> None:
             shutil.copyfile(path, models.part_of(Path(root), model.version) / name)
     if damaged := models.keep(place=root, version=model.version)["damaged"]:
         raise ConfigError(f"{root}: {damaged[0]} is damaged after the copy", hint="look at the disk")
-    models.use(place=root, version=model.version, name=model.name)
+    return str(models.use(place=root, version=model.version, name=model.name)["version"])
 
 
-def _to_store(place: str, model: PushedModel, *, replaces: bool) -> None:
+def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
     """Store the files, SHA256SUMS last, and then change versions.json."""
+    from cloudtrain.entrypoints.models.folder import SUMS
     from cloudtrain.entrypoints.stores.store import in_threads, open_store
 
     store = open_store(place)
@@ -104,36 +129,33 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> None:
     if known["name"] not in (None, model.name) and not replaces:
         message = f"{place} holds the model {known['name']}, not {model.name}"
         raise UsageError(message, hint="choose another place, or add --replace")
-    if store.read(f"{model.version}/{models.SUMS}")[0] is None:
-        files = [name for name in model.files if name != models.SUMS]
+    if store.read(f"{model.version}/{SUMS}")[0] is None:
+        files = [name for name in model.files if name != SUMS]
         in_threads(lambda name: _put(store, model, name), files, 4)
-        _put(store, model, models.SUMS)
+        _put(store, model, SUMS)
     dropped = _change(store, lambda known: models.used(known, model.version, model.name))
     for version in dropped:
         for name in store.names(f"{version}/"):
             store.delete(name)
+    return model.version
 
 
 def _put(store: Store, model: PushedModel, name: str) -> None:
     store.put(model.files[name], f"{model.version}/{name}")
 
 
-def _store_back(place: str) -> None:
+def _store_back(place: str) -> str:
     from cloudtrain.entrypoints.stores.store import open_store
 
-    def chosen(known: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        if len(known["versions"]) < 2:
-            raise Refused(f"{place} has no version before the current one")
-        return models.restored(known), []
-
-    _change(open_store(place), chosen)
+    store = open_store(place)
+    _change(store, lambda known: (models.restored(known, place), []))
+    return str(_known(store)[0]["current"])
 
 
 def _known(store: Store) -> tuple[dict[str, Any], str]:
     """Return the content of versions.json and its version in the store."""
     data, version = store.read(models.VERSIONS)
-    found = json.loads(data) if data else {}
-    return {"name": found.get("name"), "versions": list(found.get("versions") or ())}, version
+    return models.known_of(json.loads(data) if data else {}), version
 
 
 def _change(store: Store, change: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -46,11 +47,69 @@ def test_folder_gets_versions_and_a_current_link(cli: Any, tmp_path: Path) -> No
         assert verify(place / "current").path == place / "current"
         assert (place / "current" / "model.safetensors").read_bytes().startswith(word.encode())
     versions = [verify(tmp_path / word).digest[:12] for word in ("two", "three", "four")]
-    assert json.loads((place / "versions.json").read_text()) == {"name": "digits", "versions": versions}
-    assert sorted(path.name for path in place.iterdir()) == sorted([*versions, "current", "versions.json"])
-    for expected in ("three", "two", "four"):
-        pushed(cli, "--back", str(place))
+    known = {"name": "digits", "versions": versions, "current": versions[-1]}
+    assert json.loads((place / "versions.json").read_text()) == known
+    assert sorted(path.name for path in place.iterdir()) == sorted([*versions, "current", "versions.json", ".lock"])
+    for expected, version in (("three", versions[1]), ("two", versions[0])):
+        assert cli("push", "--back", str(place)).stdout == f"{place}: version {version} is current\n"
         assert (place / "current" / "model.safetensors").read_bytes().startswith(expected.encode())
+    refused = cli("push", "--back", str(place))  # never on to the version that was left
+    assert (refused.code, "no version before the current one" in refused.stdout) == (7, True)
+
+
+def test_link_tells_the_current_version_after_a_death(cli: Any, tmp_path: Path) -> None:
+    """A process that dies between the link and versions.json loses no version: `--back` and the next push know it."""
+    place = tmp_path / "place"
+    pushed(cli, str(model(tmp_path / "one", "one")), str(place))
+    before = (place / "versions.json").read_bytes()
+    pushed(cli, str(model(tmp_path / "two", "two")), str(place))
+    (place / "versions.json").write_bytes(before)
+    pushed(cli, "--back", str(place))
+    assert (place / "current" / "model.safetensors").read_bytes().startswith(b"one")
+    pushed(cli, str(model(tmp_path / "three", "three")), str(place))
+    versions = [verify(tmp_path / word).digest[:12] for word in ("one", "two", "three")]
+    assert json.loads((place / "versions.json").read_text())["versions"] == versions
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("s4://bucket/x", "no place that this version knows"),
+        ("gpu1:", "is no place"),
+        (":/x", "is no place"),
+        ("good", "is a model folder itself"),
+    ],
+)
+def test_faulty_place_is_refused(cli: Any, tmp_path: Path, place: str, words: str) -> None:
+    """A place that is none makes no folder, and a model folder stays as it is."""
+    good = model(tmp_path / "good", "good")
+    before = {path.name for path in tmp_path.iterdir()} | {"home"}
+    refused = cli("push", "good", place)
+    assert (refused.code in (2, 7), words in refused.stdout + refused.stderr) == (True, True)
+    assert {path.name for path in tmp_path.iterdir()} | {"home"} == before
+    verify(good)
+
+
+def test_names_outside_the_folder_are_refused(cli: Any, tmp_path: Path) -> None:
+    """A list of checksums that names a file outside the folder is damaged, and nothing is written outside."""
+    good = model(tmp_path / "good", "good")
+    (tmp_path / "evil").write_text("x")
+    with (good / "SHA256SUMS").open("a") as file:
+        file.write(f"{hashlib.sha256(b'x').hexdigest()}  ../evil\n")
+    refused = cli("push", "good", "place")
+    assert (refused.code, "names a file outside the folder" in refused.stderr) == (3, True)
+    assert not (tmp_path / "place").exists()
+
+
+def test_pushes_at_once_lose_no_version(cli: Any, tmp_path: Path) -> None:
+    """Several pushes at once: versions.json has all versions, and the link names one of them."""
+    folders = [model(tmp_path / str(number), f"{number}-") for number in range(3)]
+    children = [cli.start("push", str(folder), "file://" + str(tmp_path / "place")) for folder in folders]
+    for child in children:
+        child.communicate()
+    known = json.loads((tmp_path / "place" / "versions.json").read_text())
+    assert set(known["versions"]) == {verify(folder).digest[:12] for folder in folders}
+    assert known["current"] == (tmp_path / "place" / "current").readlink().name
 
 
 def test_wrong_folders_and_places_are_refused(cli: Any, tmp_path: Path) -> None:
@@ -72,7 +131,7 @@ def test_wrong_folders_and_places_are_refused(cli: Any, tmp_path: Path) -> None:
     pushed(cli, "--back", str(place))
     (error,) = pushed(cli, "--back", str(tmp_path / "empty"), code=7).values()
     assert error is not None
-    assert "no version before" in error
+    assert "holds no model" in error
     assert not (tmp_path / "empty").exists()
 
 
@@ -84,13 +143,13 @@ def test_bucket_gets_the_files_before_the_version(cli: Any, account: Aws, tmp_pa
         assert pushed(cli, str(model(tmp_path / word, word)), place) == {place: None}
     known = json.loads(store.read("versions.json")[0] or b"")
     versions = [verify(tmp_path / word).digest[:12] for word in ("two", "three", "four")]
-    assert known == {"name": "digits", "versions": versions}
+    assert known == {"name": "digits", "versions": versions, "current": versions[-1]}
     names = {name.partition("/")[0] for name in store.names("")}
     assert names == {*versions, "versions.json"}
     store.get(f"{versions[-1]}/model.safetensors", tmp_path / "got")
     assert (tmp_path / "got").read_bytes() == (tmp_path / "four" / "model.safetensors").read_bytes()
     assert pushed(cli, "--back", place) == {place: None}
-    assert json.loads(store.read("versions.json")[0] or b"")["versions"][-1] == versions[1]
+    assert json.loads(store.read("versions.json")[0] or b"")["current"] == versions[1]
 
 
 @pytest.mark.slow
