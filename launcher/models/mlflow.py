@@ -54,7 +54,10 @@ class MlflowRegistry:
         token = ""
         while True:
             found = self._call(f"{self.calls[0].name}?filter={quote(self.calls[0].body['filter'])}&page_token={token}")
-            for each in found.get("model_versions", ()):
+            versions = found.get("model_versions", [])
+            if not isinstance(versions, list) or not all(isinstance(each, dict) for each in versions):
+                raise UnreachableError(f"MLflow at {self._server} gave an unexpected answer: no list of versions")
+            for each in versions:
                 tags = {tag.get("key"): tag.get("value") for tag in each.get("tags", ())}
                 if tags.get("cloudtrain.sha256") == self._model.digest:
                     return f"{self._model.name}/{each['version']}"
@@ -79,8 +82,10 @@ class MlflowRegistry:
             if (known := self.find()) is not None:
                 return known
             self._call(name.name, name.body, but="RESOURCE_ALREADY_EXISTS")
-            made = self._call(version.name, version.body)
-            return f"{self._model.name}/{made['model_version']['version']}"
+            made = self._call(version.name, version.body).get("model_version")
+            if not isinstance(made, dict) or "version" not in made:
+                raise UnreachableError(f"MLflow at {self._server} gave an unexpected answer: no version")
+            return f"{self._model.name}/{made['version']}"
 
     def _call(self, call: str, body: Mapping[str, Any] | None = None, but: str = "") -> dict[str, Any]:
         """Return the answer; {} for a refusal with the code `but`. Raises the errors of `CloudtrainError`."""
@@ -104,7 +109,7 @@ def _refusal(status: int, text: bytes, but: str) -> dict[str, Any]:
     """Return {} if the refusal has the code `but`; else raise the error."""
     found: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        found = dict(json.loads(text))
+        found = loaded if isinstance(loaded := json.loads(text), dict) else {}
     if but and found.get("error_code") == but:
         return {}
     words = one_line(str(found.get("message") or f"HTTP {status}"))

@@ -18,6 +18,7 @@ from cloudtrain.launcher.text.money import as_usd, clock
 from cloudtrain.launcher.text.tables import table
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import EndsEndpoints
     from cloudtrain.launcher.backend.models import EndpointPlan
     from cloudtrain.launcher.store.database import Database
 
@@ -34,6 +35,7 @@ __all__ = [
 
 SLACK_S = 1800  # after the end: the deletion, and the three tries of the schedule; half an hour is an allowance
 MONTH_H = 730
+NEW_TRIES, NEW_PAUSE_S = 3, 0.5  # a platform may deny a new endpoint at first
 LATE_S = 600.0  # a request of a killed process may arrive so late
 OLD_S = 600.0  # a process on another machine is believed to be alive so long
 DROPPED = ("BACKEND", "DELETED", "MACHINES")  # on a narrow terminal, in this order
@@ -73,7 +75,7 @@ def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
     backend = backends.load(record.backend)
     assert isinstance(backend, backends.EndsEndpoints), "only such a backend has sent an endpoint"
     ref, now_s = dict(record.ref), time.time()
-    word = None if record.state == "preparing" else backend.endpoint_state(ref)
+    word = None if record.state == "preparing" else _word(backend, record)
     if word is not None and now_s > record.ends_s + SLACK_S:  # the platform has failed to delete the endpoint
         backend.delete_endpoint(ref)
         word = backend.endpoint_state(ref)
@@ -84,6 +86,18 @@ def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
     elif backend.discard_endpoint(ref):
         endpoints.end(database, record, _end_s(record, now_s))
     return endpoints.find(database, record.name)
+
+
+def _word(backend: EndsEndpoints, record: EndpointRecord) -> str | None:
+    """Return the platform's state of the endpoint. A new endpoint is denied only if the platform denies it again."""
+    is_new = record.state == "live" and time.time() - record.created_s < LATE_S
+    ref, tries = dict(record.ref), NEW_TRIES if is_new else 1
+    for number in range(tries):
+        word = backend.endpoint_state(ref)
+        if word is not None or number == tries - 1:
+            return word
+        time.sleep(NEW_PAUSE_S)
+    return None
 
 
 def _deploys(record: EndpointRecord) -> bool:

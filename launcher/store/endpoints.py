@@ -80,6 +80,7 @@ def change(database: Database, name: str, state: EndpointState, *, word: str = "
 
 def end(database: Database, record: EndpointRecord, ended_s: float) -> None:
     """Store the end, and replace the reservation by the cost, which is zero without a start."""
+    ended_s = record.created_s if record.state == "preparing" else ended_s
     with database.transaction():
         database.execute(
             "UPDATE endpoints SET state = 'gone', word = '', ended_s = ? WHERE name = ?", (ended_s, record.name)

@@ -191,6 +191,7 @@ def test_refusal_leaves_nothing(
         deploying.send(registry, planned(folder, model))
     assert (there(payer), ledger.held(registry.database)) == ({}, [])
     assert [each["outcome"] for each in payer.journal("CreateEndpoint")] in ([], ["error"])
+    assert [each.spent_micro(time.time()) for each in endpoints.rows(registry.database)] == [0]
 
 
 def test_no_endpoint_exists_without_its_schedule_and_its_reservation(

@@ -72,6 +72,7 @@ class _Mlflow(BaseHTTPRequestHandler):
     models: dict[str, list[dict[str, Any]]]
     lock: threading.Lock
     refusal: int
+    garbage: Any = None
 
     def do_GET(self) -> None:
         """Return all versions."""
@@ -93,8 +94,8 @@ class _Mlflow(BaseHTTPRequestHandler):
                 versions.append({**body, "version": str(len(versions) + 1)})
                 self._answer(200, {"model_version": versions[-1]})
 
-    def _answer(self, status: int, told: dict[str, Any]) -> None:
-        data = json.dumps(told).encode()
+    def _answer(self, status: int, told: Any) -> None:
+        data = json.dumps(told if self.garbage is None else self.garbage).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -275,3 +276,13 @@ def test_mlflow_refusal_is_a_clear_error(cli: Any, folder: Path, mlflow: type[_M
     mlflow.refusal = 403
     done = cli("register", "m", "--to", "mlflow", "--store", str(folder / "store"), cwd=folder)
     assert (done.code, "MLFLOW_TRACKING_TOKEN" in done.stderr, mlflow.models) == (4, True, {}), done.stderr
+
+
+@pytest.mark.parametrize(("refusal", "garbage"), [(0, {}), (0, []), (0, {"model_versions": 3}), (400, [1]), (500, 5)])
+def test_unexpected_answer_of_mlflow_is_a_clear_error(
+    cli: Any, folder: Path, mlflow: type[_Mlflow], model: Path, refusal: int, garbage: Any
+) -> None:
+    """An answer in another form, as of a proxy, ends without a traceback."""
+    mlflow.refusal, mlflow.garbage = refusal, garbage
+    done = cli("register", "m", "--to", "mlflow", "--store", str(folder / "store"), cwd=folder)
+    assert (done.code in (3, 7), "MLflow" in done.stderr, "itself failed" in done.stderr) == (True, True, False), done
