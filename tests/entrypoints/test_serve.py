@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -372,6 +373,35 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., M
     assert (first()[0], drained()) == (200, 0)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
+
+
+def test_drain_is_not_ready_and_ends_under_new_connections(
+    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
+) -> None:
+    """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
+    server, ended = serve(gate.engine, drain_s=10.0), threading.Event()
+    first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
+    gate.entered.acquire()
+
+    def connect() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+
+    clients = [in_thread(connect) for _ in range(2)]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as probe:
+        probe.sendall(b"GET /ping HTTP/1.1\r\n")  # the rest follows in the drain
+        wait_until(lambda: any(each.is_busy and each.unread for each in list(server._connections)))
+        drained, begin_s = in_thread(server.drain), time.monotonic()
+        wait_until(lambda: server._routes.is_draining)
+        probe.sendall(b"\r\n")
+        assert probe.recv(100).startswith(b"HTTP/1.1 503")
+    gate.open.set()
+    assert (first()[0], drained()) == (200, 0)
+    assert time.monotonic() - begin_s < 5
+    ended.set()
+    for each in clients:
+        each()
 
 
 def test_server_is_not_ready_before_its_model(serve: Callable[..., ModelServer]) -> None:
