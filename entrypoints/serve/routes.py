@@ -19,7 +19,7 @@ from cloudtrain.entrypoints.serve.engine import BadInput, Engine
 
 __all__ = ["Answer", "Routes"]
 
-_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|)")
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready|)")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Routes:
 
     def _answer(self, method: str, path: str, body: bytes) -> Answer:
         found = _MODEL.fullmatch(path)
-        posts = path in self._predict or (found is not None and found[2] == "/infer")
+        posts = path in self._predict or (found is not None and found[3] == "/infer")
         if not posts and found is None and path not in {*self._health, "/v2", "/v2/health/live"}:
             return Answer(404, {"error": f"there is no path {path!r:.100}; POST /invocations, GET /ping or /v2"})
         if method not in (("POST",) if posts else ("GET", "HEAD")):
@@ -66,16 +66,18 @@ class Routes:
             return Answer(200, {"name": "cloudtrain", "version": "1", "extensions": []})
         if self.engine is None:
             return Answer(503, {"error": "the model is not ready yet"})
-        if self.is_draining and (path in self._health or (found is not None and found[2] == "/ready")):
+        if self.is_draining and (path in self._health or (found is not None and found[3] == "/ready")):
             return Answer(503, {"error": "the server is about to end"})
         if path in self._health:
             return Answer(200, {"status": "ready"})
         if found is not None and found[1] != self.engine.name:
             return Answer(404, {"error": f"there is no model {found[1]!r:.100}; the model is {self.engine.name}"})
+        if found is not None and found[2] not in (None, self.engine.version):
+            return Answer(404, {"error": f"there is no version {found[2]!r:.100}; it is {self.engine.version}"})
         if not posts:
             return (
                 Answer(200, {"name": self.engine.name, "ready": True})
-                if found and found[2]
+                if found and found[3]
                 else self._metadata(self.engine)
             )
         given = bodies.object_in(body)

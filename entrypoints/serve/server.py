@@ -27,7 +27,7 @@ _ACCEPT_S = 0.1
 _BACKLOG = 128
 _WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
 _WORDS |= {411: "Length Required", 413: "Content Too Large", 431: "Request Header Fields Too Large"}
-_WORDS |= {500: "Internal ModelServer Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
+_WORDS |= {500: "Internal Server Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _packed(answer: Answer, keeps: bool, is_head: bool) -> bytes:
     try:
         data, status = answer.data, answer.status
     except ValueError:
-        data, status = b'{"error":"the result has NaN or infinity, which JSON cannot hold"}', 400
+        data, status = b'{"error":"the model\'s result has NaN or infinity, which JSON cannot hold"}', 500
     further = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
     head = f"HTTP/1.1 {status} {_WORDS[status]}\r\nContent-Type: application/json\r\n{further}"
     rest = f"Content-Length: {len(data)}\r\nConnection: {'keep-alive' if keeps else 'close'}\r\n\r\n"

@@ -134,9 +134,9 @@ def test_health_paths_answer(ask: Ask, path: str) -> None:
     assert ask(path, None, "HEAD") == (200, None)
 
 
-def test_open_inference_protocol(ask: Ask) -> None:
+def test_open_inference_protocol(ask: Ask, engine: Engine) -> None:
     """Metadata and inference have the protocol's fields; outputs can be chosen."""
-    about = ask("/v2/models/sums/versions/1")[1]
+    about = ask(f"/v2/models/sums/versions/{engine.version}")[1]
     assert (about["name"], about["platform"]) == ("sums", "pytorch_pt2")
     assert about["inputs"][0] == {"name": "words", "datatype": "INT64", "shape": [-1, 3]}
     status, found = ask("/v2/models/sums/infer", V2)
@@ -172,7 +172,7 @@ HOSTILE = [
     ({"instances": [{"words": [1, 2, 2**70], "scale": 1}]}, "no even list of numbers"),
     ({"instances": [{"words": [1, 2, 3], "scale": 1}, {"words": [1], "scale": 1}]}, "no even list of numbers"),
     ({"instances": [{"words": [1, 2, 99], "scale": 1}]}, "the model refuses the values: index out of range"),
-    ({"instances": [{"words": [1, 2, 3], "scale": 1e308}]}, "NaN or infinity"),
+    ({"instances": [{"words": [1, 2, 3], "scale": 1e308}]}, "scale has values outside float32"),
     ({"inputs": 3}, "expected"),
     ({"inputs": [V2["inputs"][0]]}, "expected the inputs words, scale, found words"),
     ({"inputs": [V2["inputs"][0]] * 2}, "expected the inputs"),
@@ -201,8 +201,56 @@ def test_wrong_paths_and_methods(ask: Ask) -> None:
     assert ask("/nothing")[0] == 404
     assert ask("/v2/models/other")[0] == 404
     assert ask("/v2/models/other/infer", V2)[0] == 404
+    assert ask("/v2/models/sums/versions/9/infer", V2)[0] == 404
+    assert ask("/v2/models/sums/versions/9/ready")[0] == 404
     assert ask("/invocations")[0] == 405
     assert ask("/ping", {})[0] == 405
+
+
+class Faulty:
+    """A call of a model that lacks memory, or returns NaN."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __call__(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise the error of torch for lack of memory, or return NaN."""
+        if self.fault == "memory":
+            torch.empty(1 << 60)
+        return {"output.sums": torch.full((len(values["scale"]), 2), torch.nan)}
+
+
+@pytest.mark.parametrize("fault", ["memory", "NaN"])
+def test_fault_of_the_model_is_a_500(
+    model: Path, serve: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
+) -> None:
+    """A sound request is no bad request if the model lacks memory or returns NaN; the log has the reason."""
+    monkeypatch.setattr("cloudtrain.entrypoints.export.loading.pt2", lambda path: Faulty(fault))
+    status, found = asked(serve(open_engine(model, most_rows=4)).port, "/invocations", INSTANCES)
+    assert (status, ("NaN" if fault == "NaN" else "its log") in found["error"]) == (500, True)
+    assert ("alloc" in capfd.readouterr().err) == (fault == "memory")
+
+
+def test_link_is_followed_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that moves after the verification changes no model: name and results are of the same folder."""
+    (tmp_path / "current").symlink_to(model)
+    verify = folders.verify
+
+    def move(path: Path) -> folders.ModelFolder:
+        found = verify(path)
+        (tmp_path / "next").symlink_to(tmp_path / "other")
+        (tmp_path / "next").replace(tmp_path / "current")
+        return found
+
+    monkeypatch.setattr(folders, "verify", move)
+    engine = open_engine(tmp_path / "current", most_rows=4)
+    assert engine.run({"words": torch.ones(1, 3, dtype=torch.int64), "scale": torch.ones(1)})["output.count"] == 3
+
+
+def test_large_body_gets_its_413(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """A client that sends 20 MB before the answer is read, as Python's urllib does, reads 413."""
+    port = serve(engine).port
+    assert asked(port, "/invocations", b"x" * 20_000_000)[0] == 413
 
 
 def raw(port: int, data: bytes) -> bytes:
