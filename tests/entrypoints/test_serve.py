@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import torch
 
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.serve.__main__ import main
 from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
 from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
@@ -502,6 +504,51 @@ def test_platforms_variable_names_the_folder(model: Path, start: Callable[..., w
     port = ready_port(start("--host", "127.0.0.1", **{kind: uri, "AIP_HEALTH_ROUTE": "/h", "AIP_PREDICT_ROUTE": "/p"}))
     assert asked(port, "/h")[0] == 200
     assert asked(port, "/p", INSTANCES)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "reason"),
+    [
+        (["--port", "99999"], {}, "`99999` is no port"),
+        ([], {"AIP_HTTP_PORT": "abc"}, "`abc` is no port"),
+        (["--threads", "100000"], {}, "`100000` is no number from 1 to"),
+        (["--threads", "0"], {}, "`0` is no number from 1 to"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], env: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A port or a number of threads that cannot be is refused in one line, before any work."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as raised:
+        main(["missing", *words])
+    assert (raised.value.code, reason in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_used_port_is_named_once(capsys: Any, monkeypatch: pytest.MonkeyPatch, host: str, shown: str) -> None:
+    """The message has the address once, in the form of a URL."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        port = other.getsockname()[1]
+        assert main(["missing", "--host", host, "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"error: {shown}:{port} cannot be listened on: Address already in use\n"
+
+
+def test_refused_model_of_a_store_leaves_no_copy(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Vertex AI's variable names a damaged model: the copy is gone after the refusal."""
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    (copy / "check.json").write_text("{}")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("AIP_STORAGE_URI", f"file://{copy}")
+    assert main(["--host", "127.0.0.1", "--port", "0"]) == 1
+    assert "check.json is damaged" in capsys.readouterr().err
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Callable[..., warmpython.Process]) -> None:

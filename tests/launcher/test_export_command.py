@@ -24,6 +24,7 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.models import exporting, source
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
+from doubles import modelfolders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +82,14 @@ def test_wrong_words_are_refused(cli: Any, words: list[str], code: int, reason: 
     """Each mistake on the command line has its message and exit code."""
     done = cli(*words)
     assert (done.code, reason in done.stderr) == (code, True), done.stderr
+
+
+def test_place_of_pushed_models_names_its_current(cli: Any, tmp_path: Path) -> None:
+    """The folder above the versions is no model: the hint has the command for the current version."""
+    modelfolders.write_model(tmp_path / "place" / "0123456789ab")
+    (tmp_path / "place" / "current").symlink_to("0123456789ab")
+    done = cli("serve", tmp_path / "place")
+    assert (done.code, f"cloudtrain serve {tmp_path}/place/current" in done.stderr) == (2, True)
 
 
 def saved(folder: Path, *steps: int, job: str = "seeded", best: int | None = None) -> None:
