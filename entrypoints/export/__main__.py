@@ -13,7 +13,8 @@ from typing import Any
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.contract import ExportOrder
-from cloudtrain.entrypoints.export import build, scratch
+from cloudtrain.entrypoints.export import build
+from cloudtrain.entrypoints.models import scratch
 
 
 def _end(number: int, _: Any) -> None:

@@ -23,9 +23,9 @@ from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.atomic_json import read_json, sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.contract import ExportOrder
-from cloudtrain.entrypoints.export import card, otherstate, scratch
+from cloudtrain.entrypoints.export import card, otherstate
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models import tensors
+from cloudtrain.entrypoints.models import scratch, tensors
 
 __all__ = ["ExportError", "build"]
 

@@ -22,8 +22,8 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.contract import ExportOrder
-from cloudtrain.entrypoints.export import scratch
 from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.models import scratch
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.models import exporting, source
@@ -143,6 +143,13 @@ def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: 
     with pytest.raises(CloudtrainError, match=reason) as raised:
         source.choose(tmp_path, choice)
     assert choice != "step-7" or raised.value.hint == "there are step-10, step-20"
+
+
+def test_message_names_no_removed_folder(tmp_path: Path) -> None:
+    """A job without checkpoints has an empty copy, which is gone when the message is read."""
+    with pytest.raises(CloudtrainError, match="has no checkpoint") as raised:
+        source.choose(tmp_path, None, is_copy=True)
+    assert not any(str(tmp_path) in each for each in map(str, vars(raised.value).values()))
 
 
 def test_checkpoints_come_from_the_backend(
