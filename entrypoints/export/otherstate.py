@@ -30,7 +30,7 @@ def names(checkpoint: Path) -> list[str]:
 
 
 class _Inert(dict[Any, Any]):
-    """A stand-in for any object: takes any arguments, items and state, and does nothing with them."""
+    """An inert object: takes any arguments, items and state, and ignores the state."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()

@@ -20,13 +20,13 @@ _own: set[Path] = set()
 
 @contextlib.contextmanager
 def scratch(place: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside the place, after removing those of dead exports. Raises OSError."""
+    """Yield a new hidden folder beside the place; first remove the folders of dead exports. Raises OSError."""
     remove_dead(place)
     path = Path(tempfile.mkdtemp(prefix=_prefix(place), dir=place.parent))
     _own.add(path)
     held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes the folder then
+        with contextlib.suppress(OSError):  # a file system without locks: no later export removes the folder
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     finally:
@@ -42,7 +42,7 @@ def remove_own() -> None:
 
 
 def remove_dead(place: Path) -> None:
-    """Remove the folders of dead exports to the place; do nothing where that is not possible."""
+    """Remove the folders of dead exports to the place; ignore a file system that refuses."""
     prefix = _prefix(place)
     with contextlib.suppress(OSError):
         for path in [entry for entry in place.parent.iterdir() if entry.name.startswith(prefix) and entry.is_dir()]:
