@@ -539,6 +539,7 @@ class ExportOrder(Message):
     but safetensors can be written, and nothing checked. `task`: the file below the code folder. `environment`: the
     job's variables, with the inputs' paths on this machine. `name`: of the model. `facts`: the job's records, for the
     model card and config.json. `key`: an ssh key to sign with. `is_unchecked`: write the folder without a check.
+    `needed`: a form without which the export fails.
     """
 
     checkpoint: str
@@ -553,4 +554,5 @@ class ExportOrder(Message):
     seed: int = 0
     key: str | None = None
     is_unchecked: bool = False
+    needed: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)

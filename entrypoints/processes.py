@@ -74,12 +74,12 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux); survives exec."""
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies (Linux); survives exec."""
     parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # the parent died before the call: the kernel sends no signal
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signum)
 
 
 def descendants(root: int) -> list[int]:

@@ -1,14 +1,32 @@
-"""Reads the order on standard input, writes the folder, and prints the result or the fault as JSON."""
+"""Reads the order on standard input, writes the folder, and prints the result or the fault as JSON.
+
+The process ends with the command that started the process, and after a signal leaves no file and no process.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+from typing import Any
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build
+from cloudtrain.entrypoints.models import scratch
+
+
+def _end(number: int, _: Any) -> None:
+    processes.kill_descendants(1.0)
+    scratch.remove_own()
+    os._exit(128 + number)  # the thread that verifies the checkpoint would hold the exit
+
 
 if __name__ == "__main__":
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, _end)
+    processes.die_with_parent(signal.SIGTERM)
     try:
         print(json.dumps(build.build(ExportOrder.load(json.load(sys.stdin)))))
     except build.ExportError as error:

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +23,9 @@ from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.atomic_json import read_json, sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.contract import ExportOrder
-from cloudtrain.entrypoints.export import card
+from cloudtrain.entrypoints.export import card, otherstate
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models import tensors
+from cloudtrain.entrypoints.models import scratch, tensors
 
 __all__ = ["ExportError", "build"]
 
@@ -45,13 +44,13 @@ class ExportError(Exception):
 def build(order: ExportOrder) -> dict[str, Any]:
     """Write the folder and return its check and digest. Raises ExportError, and leaves no folder."""
     place, source = Path(order.place).absolute(), Path(order.checkpoint)
-    if place.exists():
+    if os.path.lexists(place):  # also a link to nothing
         raise ExportError(f"{place} exists", "name another folder with -o, or remove it")
     try:
         trainer, stored = _opened(source)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-            partial, work = Path(scratch) / "model", Path(scratch) / "work"
+        with scratch.scratch(place) as hidden:
+            partial, work = hidden / "model", hidden / "work"
             partial.mkdir()
             work.mkdir()
             check = _filled(order, partial, work, trainer, stored)
@@ -72,6 +71,9 @@ def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTenso
         raise ExportError(f"there is no checkpoint {source}")
     if fault := checkpoints.verify(source, only=(checkpoints.TRAINER, checkpoints.PLAIN)):
         raise ExportError(f"checkpoint {source} is damaged: {fault}", "export an older one: --checkpoint step-N")
+    if others := otherstate.names(source):
+        fault = f"the model keeps state that is no tensor: {', '.join(others)}; safetensors has no room for it"
+        raise ExportError(fault, "no option exports the weights without this state")
     files = [source / name for name in checkpoints.read_manifest(source) if name.startswith("shard-")]
     return checkpoints.read_trainer(source), tensors.find(files)
 
@@ -91,6 +93,9 @@ def _filled(
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(checkpoints.verify, Path(order.checkpoint))
         reference = _reference(order, partial, work, stored)
+        if order.needed in reference["left_out"]:
+            hint = "--form safetensors exports the weights alone"
+            raise ExportError(f"without {order.needed}: {reference['left_out'][order.needed]}", hint)
         chosen = _chosen(stored, reference.get("tied", {}))
         try:
             sums = tensors.write(partial, chosen)
@@ -186,7 +191,9 @@ def _checked(order: ExportOrder, partial: Path, work: Path, reference: Mapping[s
     """Return the content of check.json. Raises ExportError if a form's results differ from the checkpoint's."""
     about = {"ended_s": time.time(), **{name: reference.get(name) for name in ("split", "torch", "left_out")}}
     if order.is_unchecked:
-        return {"passed": None, "why": reference.get("fault") or "asked for with --unchecked", "forms": {}, **about}
+        why = reference.get("fault") or "asked for with --unchecked"
+        why += f"; the model could not be called: {reference['no_calls']}" if "no_calls" in reference else ""
+        return {"passed": None, "why": why, "forms": {}, **about}
     _run("check", [partial, work], order.environment)
     forms: dict[str, Any] | None = read_json(work / "check-result.json")
     if forms is None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
 from cloudtrain.entrypoints.models import tensors
@@ -36,6 +37,7 @@ Recorded = dict[str, dict[int, Tensors]]
 
 def main(argv: list[str]) -> int:
     """Check each form in the folder; return the exit code."""
+    processes.die_with_parent()
     sys.dont_write_bytecode = True  # the folder's files are counted
     folder, work = Path(argv[0]).resolve(), Path(argv[1]).resolve()
     torch.set_num_threads(1)

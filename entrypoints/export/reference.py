@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import ExportOrder
@@ -40,6 +41,7 @@ Batches = dict[int, dict[str, torch.Tensor]]
 
 def main(argv: list[str]) -> int:
     """Write the reference into the folder; return the exit code."""
+    processes.die_with_parent()
     code, work = map(Path, argv)
     order = ExportOrder.load(json.loads((work / ORDER).read_text()))
     torch.set_num_threads(1)  # the number of threads changes the order of sums
@@ -112,7 +114,8 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         form, arguments, results = _calls(task, model, samples, order.seed)
     except Exception as error:  # any error of the task's code
         found["no_calls"] = f"{type(error).__name__}: {first_line(error)}"
-        found["left_out"] = {kind: "the model could not be called" for kind in order.forms if kind != "safetensors"}
+        why = f"the model could not be called: {found['no_calls']}"
+        found["left_out"] = {kind: why for kind in order.forms if kind != "safetensors"}
         return found
     found |= {"call": form, "inputs": [slot.dump() for slot in calls.slots(arguments)]}
     found["outputs"] = [slot.dump() for slot in calls.slots(results)]

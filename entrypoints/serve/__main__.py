@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.models.folder import SUMS, ModelFolderError
 from cloudtrain.entrypoints.serve.engine import open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
@@ -23,7 +26,8 @@ from cloudtrain.entrypoints.stores.store import open_store
 __all__ = ["main"]
 
 _SAGEMAKER_FOLDER = "/opt/ml/model"
-_PORT = 8080  # SageMaker's, and Vertex AI's default
+_PORT = "8080"  # SageMaker's, and Vertex AI's default
+_MOST_THREADS = 4  # for each processor: torch ends without a message at a thread that the machine refuses
 
 
 def main(argv: list[str]) -> int:
@@ -38,22 +42,26 @@ def main(argv: list[str]) -> int:
     try:
         server = ModelServer(routes, options.host, options.port, limits)
     except OSError as error:
-        return _refused(f"{options.host}:{options.port} cannot be listened on: {error.strerror}")
-    loader = threading.Thread(target=_load, args=(routes, options, server.port, ended), daemon=True)
+        why = str(error.strerror).partition(" (while")[0]  # Python adds the address
+        return _refused(f"{_address(options.host, options.port)} cannot be listened on: {why}")
+    # Empty unless the model comes from a store. The name is chosen here, so that it can be removed at any time.
+    scratch = Path(tempfile.gettempdir()) / f"model-{os.getpid()}-{secrets.token_hex(4)}"
+    loader = threading.Thread(target=_load, args=(routes, options, server.port, scratch, ended), daemon=True)
     loader.start()
     ended.wait()
     unfinished = server.drain()
+    shutil.rmtree(scratch, ignore_errors=True)
     if unfinished:
         _say(f"{unfinished} requests were cut off")
     return int(unfinished > 0 or routes.engine is None)
 
 
-def _load(routes: Routes, options: argparse.Namespace, port: int, ended: threading.Event) -> None:
+def _load(routes: Routes, options: argparse.Namespace, port: int, scratch: Path, ended: threading.Event) -> None:
     """Make the routes ready, or end the server."""
     try:
-        engine = open_engine(_folder(options.folder), options.batch, options.threads)
+        engine = open_engine(_folder(options.folder, scratch), options.batch, options.threads)
         routes.engine = engine
-        _say(f"ready: {engine.name} ({engine.form}, {engine.version}) on http://{options.host}:{port}")
+        _say(f"ready: {engine.name} ({engine.form}, {engine.version}) on http://{_address(options.host, port)}")
     except ModelFolderError as error:
         _refused(str(error))
         ended.set()
@@ -62,15 +70,16 @@ def _load(routes: Routes, options: argparse.Namespace, port: int, ended: threadi
         ended.set()
 
 
-def _folder(given: str | None) -> Path:
-    """Return the model folder. Raises ModelFolderError, OSError, StoreError."""
+def _folder(given: str | None, scratch: Path) -> Path:
+    """Return the model folder; a store's model is copied to `scratch`. Raises ModelFolderError, OSError, StoreError."""
     if given is not None:
         return _inner(Path(given).absolute())
     if uri := os.environ.get("AIP_STORAGE_URI"):
-        store, target = open_store(uri), Path(tempfile.mkdtemp(prefix="model-"))
+        store = open_store(uri)
+        scratch.mkdir(0o700)
         for name in store.names(""):
-            store.get(name, target / name)
-        return target
+            store.get(name, scratch / name)
+        return scratch
     return _inner(Path(os.environ.get("AZUREML_MODEL_DIR", _SAGEMAKER_FOLDER)))
 
 
@@ -84,12 +93,31 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="serve")
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--host", default="127.0.0.1" if "AIP_HTTP_PORT" not in os.environ else "0.0.0.0")
-    parser.add_argument("--port", type=int, default=int(os.environ.get("AIP_HTTP_PORT", _PORT)))
+    parser.add_argument("--port", type=_port, default=os.environ.get("AIP_HTTP_PORT", _PORT))
     parser.add_argument("--max-body", type=int, default=ServeLimits.body_bytes, help="bytes")
     parser.add_argument("--max-concurrency", type=int, default=ServeLimits.concurrency)
     parser.add_argument("--batch", type=int, default=32, help="samples of a call of the model")
-    parser.add_argument("--threads", type=int, default=None, help="of torch")
+    parser.add_argument("--threads", type=_threads, default=None, help="of torch")
     return parser.parse_args(argv)
+
+
+def _port(text: str) -> int:
+    """Return the port. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"`{text}` is no port (0 to 65535); AIP_HTTP_PORT gives the default")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    """Return the number of threads. Raises ArgumentTypeError."""
+    most = _MOST_THREADS * processes.cores()
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"`{text}` is no number from 1 to {most}, {_MOST_THREADS} for each processor")
+    return int(text)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _say(text: str) -> None:

@@ -123,6 +123,8 @@ def _tensor(value: Any, slot: TensorSlot) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"the values of {slot.name} are no even list of numbers: {why:.200}") from None
+    if found.dtype is dtype and dtype.is_floating_point and not bool(found.isfinite().all()):
+        raise BadInput(f"{slot.name} has values outside {slot.dtype}")
     if found.dtype is dtype or not found.numel():
         return found.to(dtype)
     if found.dtype is not torch.int64 or dtype is torch.bool:

@@ -21,6 +21,9 @@ from cloudtrain.entrypoints.models.calls import TensorSlot
 __all__ = ["BadInput", "Engine", "open_engine"]
 
 Tensors = dict[str, torch.Tensor]
+# The model's errors for values that the check of types and shapes cannot know: a token above the vocabulary, a shape
+# outside the traced range. Other errors, such as RuntimeError for lack of memory, are the model's or the machine's.
+_OF_VALUES = (IndexError, ValueError, AssertionError)
 
 
 class BadInput(Exception):
@@ -56,7 +59,7 @@ class Engine:
         self._model = threading.Lock()
 
     def run(self, inputs: Tensors) -> Tensors:
-        """Return the model's result. Raises BadInput if the model refuses the request."""
+        """Return the model's result. Raises BadInput for the request's fault, and for the model's any error."""
         own = _Waiting(inputs, self._rows(inputs))
         with self._lock:
             self._waiting.append(own)
@@ -106,13 +109,15 @@ class Engine:
                 parts = {name: torch.split(value, rows) for name, value in whole.items()}
                 for number, each in enumerate(taken):
                     each.result = {name: part[number] for name, part in parts.items()}
-        except Exception as error:  # of torch: a wrong value, such as a token above the vocabulary
+        except Exception as error:
             if len(taken) > 1:  # only one request may be at fault
                 for each in taken:
                     self._run_batch([each])
                 return
-            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            taken[0].fault = BadInput(f"the model refuses the values: {lines[0][:300]}")
+            taken[0].fault = error
+            if isinstance(error, _OF_VALUES):
+                lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+                taken[0].fault = BadInput(f"the model refuses the values: {lines[0][:300]}")
         for each in taken:
             each.is_done.set()
 
@@ -126,6 +131,7 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
 
     Raises ModelFolderError, and for a model that cannot be loaded any error.
     """
+    path = path.resolve()  # a link such as PLACE/current may change between the verification and the load
     folder = folders.verify(path)
     if not folder.config.get("inputs"):
         raise folders.ModelFolderError(f"{path} cannot be served: the export did not see a call of the model")
@@ -134,7 +140,7 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
     form = "pt2" if folders.PT2 in folder.files else "safetensors"
     call = loading.pt2(path) if form == "pt2" else loading.task(path)
     engine = Engine(folder, call, form, most_rows)
-    with contextlib.suppress(BadInput):  # zeros may be no input of the model
+    with contextlib.suppress(Exception):  # zeros may be no input of the model
         engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
     return engine
 

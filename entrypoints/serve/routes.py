@@ -1,6 +1,6 @@
 """The paths of the server: SageMaker, Vertex AI, Azure ML, and the Open Inference Protocol, all by one table.
 
-GET  /ping, /, the route in AIP_HEALTH_ROUTE       200 once the model is ready, 503 before
+GET  /ping, /, the route in AIP_HEALTH_ROUTE       200 once the model is ready, 503 before and after SIGTERM
 POST /invocations, /score, AIP_PREDICT_ROUTE       {"instances": [...]} -> {"predictions": [...]}
 GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME, /v2/models/NAME/ready
 POST /v2/models/NAME/infer                         the protocol's tensors
@@ -19,7 +19,7 @@ from cloudtrain.entrypoints.serve.engine import BadInput, Engine
 
 __all__ = ["Answer", "Routes"]
 
-_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer|/ready|)")
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready|)")
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class Answer:
 
 
 class Routes:
-    """The answers by path. `engine` is None until the model is ready."""
+    """The answers by path. `engine` is None until the model is ready; `is_draining`: the server is about to end."""
 
     def __init__(self, health: str = "/ping", predict: str = "/invocations") -> None:
         self.engine: Engine | None = None
+        self.is_draining = False
         self._health = {"/", "/ping", "/v2/health/ready", health}
         self._predict = {"/invocations", "/score", predict}
 
@@ -52,11 +53,8 @@ class Routes:
             return Answer(400, {"error": str(error)})
 
     def _answer(self, method: str, path: str, body: bytes) -> Answer:
-        ready = (
-            Answer(200, {"status": "ready"}) if self.engine else Answer(503, {"error": "the model is not ready yet"})
-        )
         found = _MODEL.fullmatch(path)
-        posts = path in self._predict or (found is not None and found[2] == "/infer")
+        posts = path in self._predict or (found is not None and found[3] == "/infer")
         if not posts and found is None and path not in {*self._health, "/v2", "/v2/health/live"}:
             return Answer(404, {"error": f"there is no path {path!r:.100}; POST /invocations, GET /ping or /v2"})
         if method not in (("POST",) if posts else ("GET", "HEAD")):
@@ -66,14 +64,20 @@ class Routes:
             return Answer(200, {"status": "live"})
         if path == "/v2":
             return Answer(200, {"name": "cloudtrain", "version": "1", "extensions": []})
-        if self.engine is None or path in self._health:
-            return ready
+        if self.engine is None:
+            return Answer(503, {"error": "the model is not ready yet"})
+        if self.is_draining and (path in self._health or (found is not None and found[3] == "/ready")):
+            return Answer(503, {"error": "the server is about to end"})
+        if path in self._health:
+            return Answer(200, {"status": "ready"})
         if found is not None and found[1] != self.engine.name:
             return Answer(404, {"error": f"there is no model {found[1]!r:.100}; the model is {self.engine.name}"})
+        if found is not None and found[2] not in (None, self.engine.version):
+            return Answer(404, {"error": f"there is no version {found[2]!r:.100}; it is {self.engine.version}"})
         if not posts:
             return (
                 Answer(200, {"name": self.engine.name, "ready": True})
-                if found and found[2]
+                if found and found[3]
                 else self._metadata(self.engine)
             )
         given = bodies.object_in(body)

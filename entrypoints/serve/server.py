@@ -21,12 +21,13 @@ __all__ = ["ServeLimits", "ModelServer"]
 
 _MOST_HEAD_BYTES = 1 << 14
 _RECV_BYTES = 1 << 16
-_MOST_LINGER_BYTES = 1 << 22  # read after a refusal, so that the client can read the answer before the connection ends
-_LINGER_S = 1.0
+_MOST_LINGER_BYTES = 1 << 26  # read after a refusal, so that the client can read the answer before the connection ends
+_LINGER_S = 2.0
 _ACCEPT_S = 0.1
+_BACKLOG = 128
 _WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
 _WORDS |= {411: "Length Required", 413: "Content Too Large", 431: "Request Header Fields Too Large"}
-_WORDS |= {500: "Internal ModelServer Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
+_WORDS |= {500: "Internal Server Error", 503: "Service Unavailable", 505: "HTTP Version Not Supported"}
 
 
 @dataclass(frozen=True)
@@ -136,16 +137,19 @@ class ModelServer:
         self._lock = threading.Lock()
         self._is_draining = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._thread.start()
 
     def drain(self) -> int:
-        """Take no more connections, finish the requests under way, and return the number of unfinished requests."""
+        """Take no more connections, finish the requests under way, and return the number of unfinished requests.
+
+        A readiness path answers 503 from now on, and the listener is closed within 0.1 s, under any load.
+        """
         end_s = time.monotonic() + self._limits.drain_s
-        self._is_draining = True
-        self._thread.join()
+        self._is_draining = self._routes.is_draining = True
+        self._thread.join(max(0.0, end_s - time.monotonic()))
         self._listener.close()
         while (busy := self._end_idle()) and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -162,31 +166,44 @@ class ModelServer:
         return len(left)
 
     def _accept(self) -> None:
+        """Take connections until the drain; those that wait then are still taken, as their clients are connected."""
         self._listener.settimeout(_ACCEPT_S)
-        while True:
+        while not self._is_draining:
+            with contextlib.suppress(TimeoutError):
+                self._take()
+        self._listener.settimeout(0)
+        end_s = time.monotonic() + _ACCEPT_S
+        for _ in range(_BACKLOG):
+            if time.monotonic() > end_s:
+                return
             try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                if self._is_draining:  # and no connection waits any more
-                    return
-                continue
-            except OSError:  # a client has gone, or the process has too many files
-                time.sleep(_ACCEPT_S)
-                continue
-            connection = _Connection(sock)
-            with self._lock:
-                is_full = len(self._connections) >= self._limits.connections
-                if not is_full:
-                    self._connections.add(connection)
-            if is_full:
-                with contextlib.suppress(OSError):
-                    sock.settimeout(_LINGER_S)
-                    sock.sendall(
-                        _packed(Answer(503, {"error": "too many connections"}, {"Retry-After": "1"}), False, False)
-                    )
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                self._take()
+            except BlockingIOError:
+                return
+
+    def _take(self) -> None:
+        """Take a connection, and start its thread. Raises TimeoutError, BlockingIOError if no client waits."""
+        try:
+            sock, _ = self._listener.accept()
+        except (TimeoutError, BlockingIOError):
+            raise
+        except OSError:  # a client has gone, or the process has too many files
+            time.sleep(_ACCEPT_S)
+            return
+        connection = _Connection(sock)
+        with self._lock:
+            is_full = len(self._connections) >= self._limits.connections
+            if not is_full:
+                self._connections.add(connection)
+        if is_full:
+            with contextlib.suppress(OSError):
+                sock.settimeout(_LINGER_S)
+                sock.sendall(
+                    _packed(Answer(503, {"error": "too many connections"}, {"Retry-After": "1"}), False, False)
+                )
+            sock.close()
+            return
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: _Connection) -> None:
         try:
@@ -276,7 +293,7 @@ def _packed(answer: Answer, keeps: bool, is_head: bool) -> bytes:
     try:
         data, status = answer.data, answer.status
     except ValueError:
-        data, status = b'{"error":"the result has NaN or infinity, which JSON cannot hold"}', 400
+        data, status = b'{"error":"the model\'s result has NaN or infinity, which JSON cannot hold"}', 500
     further = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
     head = f"HTTP/1.1 {status} {_WORDS[status]}\r\nContent-Type: application/json\r\n{further}"
     rest = f"Content-Length: {len(data)}\r\nConnection: {'keep-alive' if keeps else 'close'}\r\n\r\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from cloudtrain.launcher.commands.options import completes, examples, json_optio
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
+_FORMS = "safetensors,pt2"
 _EPILOG = examples(
     "cloudtrain export last",
     "cloudtrain export digits -o digits-v2 --form safetensors,pt2,onnx",
@@ -24,7 +27,7 @@ _EPILOG = examples(
     "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model]")
-@click.option("--form", "forms", default="safetensors,pt2", show_default=True, help="Forms: safetensors, pt2, onnx.")
+@click.option("--form", "forms", help="Forms: safetensors, pt2, onnx.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
 @click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
 @click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
@@ -33,7 +36,7 @@ def command(
     job: str,
     choice: str | None,
     output: Path | None,
-    forms: str,
+    forms: str | None,
     inputs: tuple[str, ...],
     key: Path | None,
     unchecked: bool,
@@ -50,12 +53,16 @@ def command(
     from cloudtrain.launcher.store.registry import Registry
 
     source.require_choice(choice)
-    wanted, given = exporting.parse_forms(forms), _inputs(inputs)
+    wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
     if key is not None and not key.expanduser().is_file():
         raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
     key = None if key is None else key.expanduser()
+    if key is not None:
+        exporting.require_key(key)
     registry = Registry()
+    _end_on_signals()
     if "/" in job:
+        _require_job(choice, inputs, forms)
         place = (output or Path(f"{Path(job).name}-model")).absolute()
         found = exporting.export_path(registry, Path(job), place, key=key, is_unchecked=unchecked)
     else:
@@ -64,7 +71,15 @@ def command(
         place = (output or Path(f"{one.id}-model")).absolute()
         say(f"exporting {one.id}")
         found = exporting.export_job(
-            registry, one, place, choice, forms=wanted, inputs=given, key=key, is_unchecked=unchecked
+            registry,
+            one,
+            place,
+            choice,
+            forms=wanted,
+            inputs=given,
+            key=key,
+            is_unchecked=unchecked,
+            needed=wanted[1] if forms is not None and len(wanted) == 2 else None,
         )
     if as_json:
         print_json(found)
@@ -73,6 +88,21 @@ def command(
         say(line)
     print_lines([found["place"]])
     return 0
+
+
+def _require_job(choice: str | None, inputs: tuple[str, ...], forms: str | None) -> None:
+    """Raise UsageError for an option that a checkpoint's folder has no use for."""
+    given = {"--checkpoint": choice, "--input": inputs, "--form": forms if forms != "safetensors" else None}
+    if wrong := [name for name, value in given.items() if value]:
+        hint = "a folder is one checkpoint without its job's code: only its weights are exported"
+        raise UsageError(f"{wrong[0]} needs a job, not a folder", hint=hint)
+
+
+def _end_on_signals() -> None:
+    """Have SIGTERM and SIGHUP end the command as Ctrl-C does: by an exception, so that no folder is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as after nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def _inputs(given: tuple[str, ...]) -> dict[str, str]:

@@ -38,11 +38,15 @@ def command(
     (docs/afterwards.md). The checksums are verified before the server is ready. There is no authentication and no TLS:
     keep the address 127.0.0.1, or put a proxy in front.
     """
+    from cloudtrain.entrypoints.host.models import CURRENT
     from cloudtrain.entrypoints.models.folder import SUMS
     from cloudtrain.launcher.models.exporting import require_torch
     from cloudtrain.launcher.store.home import home
 
     if not (folder / SUMS).exists():
+        if (folder / CURRENT / SUMS).exists():
+            hint = f"cloudtrain serve {folder / CURRENT}"
+            raise UsageError(f"{folder} is a place of pushed models", hint=f"the current one is served by {hint}")
         raise UsageError(f"{folder} is no model folder", hint="cloudtrain export JOB -o DIR writes a model folder")
     require_torch("the server")
     options = {"host": host, "port": port, "max-body": max_body, "max-concurrency": max_concurrency, "batch": batch}

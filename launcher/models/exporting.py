@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.entrypoints.models import folder as models
+from cloudtrain.entrypoints.models import scratch
 from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
@@ -22,10 +27,11 @@ from cloudtrain.launcher.store.progress import lineage
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
 
-__all__ = ["export_job", "export_path", "parse_forms", "require_torch"]
+__all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
 
 _FORMS = ("safetensors", "pt2", "onnx")
 _NO_METRICS = ("accuracy_low", "accuracy_high")
+_END_S = 5.0
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -45,6 +51,17 @@ def require_torch(use: str) -> None:
         raise ConfigError(f"torch is not installed here, and {use} needs it", hint=install(DEFAULT))
 
 
+def require_key(key: Path) -> None:
+    """Raise UsageError if the key cannot sign: tried on a file, as the export signs after minutes of work."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / models.SUMS).write_text("")
+        try:
+            models.sign(Path(folder), key)
+        except models.ModelFolderError as error:
+            hint = "of a key with a passphrase, load the private key with ssh-add, and give --sign the public key"
+            raise UsageError(str(error), hint=hint) from error
+
+
 def export_job(
     registry: Registry,
     job: Job,
@@ -55,8 +72,12 @@ def export_job(
     inputs: Mapping[str, str],
     key: Path | None,
     is_unchecked: bool,
+    needed: str | None = None,
 ) -> dict[str, Any]:
-    """Write the job's model to the folder `place`; return place, digest, check and files. Raises CloudtrainError."""
+    """Write the job's model to the folder `place`; return place, digest, check and files. Raises CloudtrainError.
+
+    `needed`: a form without which the export fails; other forms may be left out, with the reason in the check.
+    """
     if not job.asked.task or job.config.get("sweep"):
         what = "a script saves its model in its own form" if not job.asked.task else "the job is a sweep of many models"
         hint = "cloudtrain artifacts fetches the files" if not job.asked.task else "submit the best trial's config"
@@ -65,8 +86,9 @@ def export_job(
     if not archive.exists():
         hint = "--checkpoint with a folder exports weights alone, with --unchecked"
         raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=_parent(place)) as scratch:
-        found = source.choose(source.saved_checkpoints(registry, job, Path(scratch), choice), choice)
+    with _scratch(place) as hidden:
+        kept = source.saved_checkpoints(registry, job, hidden, choice)
+        found = source.choose(kept, choice, is_copy=kept == hidden)
         order = ExportOrder(
             checkpoint=str(found),
             place=str(place),
@@ -80,6 +102,7 @@ def export_job(
             seed=(job.config.get("training") or {}).get("seed") or 0,
             key=None if key is None else str(key.absolute()),
             is_unchecked=is_unchecked,
+            needed=needed,
             facts=_facts(registry, job, int(found.name[5:])),
         )
         return _run(order, registry.folder)
@@ -89,7 +112,11 @@ def export_path(
     registry: Registry, checkpoint: Path, place: Path, *, key: Path | None, is_unchecked: bool
 ) -> dict[str, Any]:
     """Write the weights of a checkpoint without its job, unchecked. Raises CloudtrainError."""
-    _parent(place)
+    if not (checkpoint / folders.MANIFEST).exists() and (steps := _steps(checkpoint)):
+        hint = f"there are {', '.join(steps)}; for example {checkpoint / steps[0]}"
+        raise UsageError(f"{checkpoint} is a folder of checkpoints, not a checkpoint", hint=hint)
+    with _scratch(place):
+        pass  # before the work: the place can be written
     order = ExportOrder(
         checkpoint=str(checkpoint.absolute()),
         place=str(place),
@@ -101,14 +128,27 @@ def export_path(
     return _run(order, registry.folder)
 
 
-def _parent(place: Path) -> Path:
-    if place.exists():
+@contextlib.contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside the place. Raises UsageError if the place is taken, ConfigError if not writable."""
+    if os.path.lexists(place):  # also a link to nothing
         raise UsageError(f"{place} exists", hint="name another folder with -o, or remove it")
+    with contextlib.ExitStack() as stack:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            hidden = stack.enter_context(scratch.scratch(place))
+        except OSError as error:
+            hint = "name a folder with -o where you may write"
+            raise ConfigError(f"no folder can be made: {error.strerror}", where=place.parent, hint=hint) from error
+        yield hidden
+
+
+def _steps(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in the folder, the newest first; empty if the folder cannot be read."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the folder cannot be made: {error.strerror}", where=place.parent) from error
-    return place.parent
+        return [path.name for _, path in folders.list_steps(folder)]
+    except OSError:
+        return []
 
 
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -148,13 +188,22 @@ def _run(order: ExportOrder, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "cloudtrain.entrypoints.export"]
     # `-m` searches the current folder first, and the user's folder may hold a signal.py.
-    done = subprocess.run(
-        command, input=json.dumps(order.dump()), capture_output=True, text=True, cwd=folder, check=False
-    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=folder) as child:
+        try:
+            printed, said = child.communicate(json.dumps(order.dump()))
+        except BaseException:  # Ctrl-C, or a signal of the command: the child removes its files
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_END_S)
+            child.kill()
+            child.wait()
+            scratch.remove_dead(Path(order.place))
+            raise
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     except (ValueError, IndexError):
-        lines = done.stderr.strip().splitlines() or [f"its process ended with code {done.returncode}"]
+        lines = said.strip().splitlines() or [f"its process ended with code {child.returncode}"]
         raise CloudtrainError(f"the export did not run: {lines[-1]}") from None
     if "fault" in found:
         raise CloudtrainError(found["fault"], hint=found["hint"])

@@ -44,7 +44,7 @@ def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str |
     if not isinstance(backend, backends.HasCheckpoints):
         raise UsageError(f"the backend {job.backend} cannot fetch checkpoints", hint="name the checkpoint's folder")
     name = _name_of(job, choice)
-    say(f"copying {name or 'the checkpoints'} of {job.id}")
+    say(f"copying {name} of {job.id}" if name else f"looking for the checkpoints of {job.id}")
     if name is not None:
         with contextlib.suppress(CloudtrainError):  # it may be gone: then look at all
             backend.checkpoints(ref, scratch / name, name)
@@ -54,19 +54,19 @@ def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str |
     return scratch
 
 
-def choose(folder: Path, choice: str | None) -> Path:
+def choose(folder: Path, choice: str | None, *, is_copy: bool = False) -> Path:
     """Return the chosen checkpoint in the folder; without a choice the best, if the job keeps the best, else the last.
 
-    Raises CloudtrainError if the checkpoint is absent.
+    `is_copy`: the folder is a copy for this export, which no message names. Raises CloudtrainError if the checkpoint is
+    absent.
     """
+    where = "" if is_copy else str(folder)
     try:
         steps = dict(folders.list_steps(folder))
     except OSError:
         steps = {}
     if not steps:
-        raise CloudtrainError(
-            "the job has no checkpoint", where=str(folder), hint="it saves at the steps of `checkpoint`"
-        )
+        raise CloudtrainError("the job has no checkpoint", where=where, hint="it saves at the steps of `checkpoint`")
     best = folders.best_step(folder)
     if choice == "last" or (choice is None and best not in steps):
         return steps[max(steps)]
@@ -75,9 +75,7 @@ def choose(folder: Path, choice: str | None) -> Path:
         raise CloudtrainError("the job keeps no best checkpoint", hint="--checkpoint last, or `checkpoint.keep_best`")
     if wanted not in steps:
         there = ", ".join(f"step-{step}" for step in sorted(steps))
-        raise CloudtrainError(
-            f"the checkpoint of step {wanted} is not kept", where=str(folder), hint=f"there are {there}"
-        )
+        raise CloudtrainError(f"the checkpoint of step {wanted} is not kept", where=where, hint=f"there are {there}")
     return steps[wanted]
 
 

@@ -300,10 +300,16 @@ def changed(order: ExportOrder, folder: Path, old: str, new: str) -> ExportOrder
 def test_untraceable_model_is_left_out_in_one_line(
     trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand and are served."""
+    """A branch on a value cannot be traced: the reason is one line, and the checked weights stand and are served.
+
+    If the form is needed, the export fails, and leaves no folder.
+    """
     order = changed(
         trained("ddp"), tmp_path, "self.embed(words).mean(1)", "self.embed(words).mean(1) if words.sum() > 0 else 0"
     )
+    with pytest.raises(build.ExportError, match="without pt2: "):
+        build.build(replace(order, needed="pt2"))
+    assert not (tmp_path / "model").exists()
     found = build.build(order)
     assert list(found["check"]["forms"]) == ["safetensors"]
     assert "\n" not in found["check"]["left_out"]["pt2"]
@@ -345,6 +351,8 @@ def test_unchecked_export_says_so(trained: Callable[[str], ExportOrder], tmp_pat
     order = changed(trained("hsdp"), tmp_path, "return Words()", "return None")
     found = build.build(replace(order, is_unchecked=True))
     assert found["check"]["passed"] is None
+    assert "has neither samples" in found["check"]["why"]
+    assert "has neither samples" in found["check"]["left_out"]["pt2"]
     folder = folders.verify(tmp_path / "model")
     assert not folder.is_checked
     assert "was not checked" in (folder.path / "README.md").read_text()

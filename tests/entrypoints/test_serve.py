@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import torch
 
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.serve.__main__ import main
 from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
 from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
@@ -133,9 +136,9 @@ def test_health_paths_answer(ask: Ask, path: str) -> None:
     assert ask(path, None, "HEAD") == (200, None)
 
 
-def test_open_inference_protocol(ask: Ask) -> None:
+def test_open_inference_protocol(ask: Ask, engine: Engine) -> None:
     """Metadata and inference have the protocol's fields; outputs can be chosen."""
-    about = ask("/v2/models/sums/versions/1")[1]
+    about = ask(f"/v2/models/sums/versions/{engine.version}")[1]
     assert (about["name"], about["platform"]) == ("sums", "pytorch_pt2")
     assert about["inputs"][0] == {"name": "words", "datatype": "INT64", "shape": [-1, 3]}
     status, found = ask("/v2/models/sums/infer", V2)
@@ -171,7 +174,7 @@ HOSTILE = [
     ({"instances": [{"words": [1, 2, 2**70], "scale": 1}]}, "no even list of numbers"),
     ({"instances": [{"words": [1, 2, 3], "scale": 1}, {"words": [1], "scale": 1}]}, "no even list of numbers"),
     ({"instances": [{"words": [1, 2, 99], "scale": 1}]}, "the model refuses the values: index out of range"),
-    ({"instances": [{"words": [1, 2, 3], "scale": 1e308}]}, "NaN or infinity"),
+    ({"instances": [{"words": [1, 2, 3], "scale": 1e308}]}, "scale has values outside float32"),
     ({"inputs": 3}, "expected"),
     ({"inputs": [V2["inputs"][0]]}, "expected the inputs words, scale, found words"),
     ({"inputs": [V2["inputs"][0]] * 2}, "expected the inputs"),
@@ -200,8 +203,56 @@ def test_wrong_paths_and_methods(ask: Ask) -> None:
     assert ask("/nothing")[0] == 404
     assert ask("/v2/models/other")[0] == 404
     assert ask("/v2/models/other/infer", V2)[0] == 404
+    assert ask("/v2/models/sums/versions/9/infer", V2)[0] == 404
+    assert ask("/v2/models/sums/versions/9/ready")[0] == 404
     assert ask("/invocations")[0] == 405
     assert ask("/ping", {})[0] == 405
+
+
+class Faulty:
+    """A call of a model that lacks memory, or returns NaN."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __call__(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise the error of torch for lack of memory, or return NaN."""
+        if self.fault == "memory":
+            torch.empty(1 << 60)
+        return {"output.sums": torch.full((len(values["scale"]), 2), torch.nan)}
+
+
+@pytest.mark.parametrize("fault", ["memory", "NaN"])
+def test_fault_of_the_model_is_a_500(
+    model: Path, serve: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
+) -> None:
+    """A sound request is no bad request if the model lacks memory or returns NaN; the log has the reason."""
+    monkeypatch.setattr("cloudtrain.entrypoints.export.loading.pt2", lambda path: Faulty(fault))
+    status, found = asked(serve(open_engine(model, most_rows=4)).port, "/invocations", INSTANCES)
+    assert (status, ("NaN" if fault == "NaN" else "its log") in found["error"]) == (500, True)
+    assert ("alloc" in capfd.readouterr().err) == (fault == "memory")
+
+
+def test_link_is_followed_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that moves after the verification changes no model: name and results are of the same folder."""
+    (tmp_path / "current").symlink_to(model)
+    verify = folders.verify
+
+    def move(path: Path) -> folders.ModelFolder:
+        found = verify(path)
+        (tmp_path / "next").symlink_to(tmp_path / "other")
+        (tmp_path / "next").replace(tmp_path / "current")
+        return found
+
+    monkeypatch.setattr(folders, "verify", move)
+    engine = open_engine(tmp_path / "current", most_rows=4)
+    assert engine.run({"words": torch.ones(1, 3, dtype=torch.int64), "scale": torch.ones(1)})["output.count"] == 3
+
+
+def test_large_body_gets_its_413(serve: Callable[..., ModelServer], engine: Engine) -> None:
+    """A client that sends 20 MB before the answer is read, as Python's urllib does, reads 413."""
+    port = serve(engine).port
+    assert asked(port, "/invocations", b"x" * 20_000_000)[0] == 413
 
 
 def raw(port: int, data: bytes) -> bytes:
@@ -374,6 +425,35 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., M
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
+def test_drain_is_not_ready_and_ends_under_new_connections(
+    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
+) -> None:
+    """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
+    server, ended = serve(gate.engine, drain_s=10.0), threading.Event()
+    first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
+    gate.entered.acquire()
+
+    def connect() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+
+    clients = [in_thread(connect) for _ in range(2)]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as probe:
+        probe.sendall(b"GET /ping HTTP/1.1\r\n")  # the rest follows in the drain
+        wait_until(lambda: any(each.is_busy and each.unread for each in list(server._connections)))
+        drained, begin_s = in_thread(server.drain), time.monotonic()
+        wait_until(lambda: server._routes.is_draining)
+        probe.sendall(b"\r\n")
+        assert probe.recv(100).startswith(b"HTTP/1.1 503")
+    gate.open.set()
+    assert (first()[0], drained()) == (200, 0)
+    assert time.monotonic() - begin_s < 5
+    ended.set()
+    for each in clients:
+        each()
+
+
 def test_server_is_not_ready_before_its_model(serve: Callable[..., ModelServer]) -> None:
     """While files are verified, the server lives, and refuses predictions with 503."""
     port = serve(None).port
@@ -424,6 +504,51 @@ def test_platforms_variable_names_the_folder(model: Path, start: Callable[..., w
     port = ready_port(start("--host", "127.0.0.1", **{kind: uri, "AIP_HEALTH_ROUTE": "/h", "AIP_PREDICT_ROUTE": "/p"}))
     assert asked(port, "/h")[0] == 200
     assert asked(port, "/p", INSTANCES)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "reason"),
+    [
+        (["--port", "99999"], {}, "`99999` is no port"),
+        ([], {"AIP_HTTP_PORT": "abc"}, "`abc` is no port"),
+        (["--threads", "100000"], {}, "`100000` is no number from 1 to"),
+        (["--threads", "0"], {}, "`0` is no number from 1 to"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], env: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A port or a number of threads that cannot be is refused in one line, before any work."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as raised:
+        main(["missing", *words])
+    assert (raised.value.code, reason in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_used_port_is_named_once(capsys: Any, monkeypatch: pytest.MonkeyPatch, host: str, shown: str) -> None:
+    """The message has the address once, in the form of a URL."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        port = other.getsockname()[1]
+        assert main(["missing", "--host", host, "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"error: {shown}:{port} cannot be listened on: Address already in use\n"
+
+
+def test_refused_model_of_a_store_leaves_no_copy(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Vertex AI's variable names a damaged model: the copy is gone after the refusal."""
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    (copy / "check.json").write_text("{}")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("AIP_STORAGE_URI", f"file://{copy}")
+    assert main(["--host", "127.0.0.1", "--port", "0"]) == 1
+    assert "check.json is damaged" in capsys.readouterr().err
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Callable[..., warmpython.Process]) -> None:

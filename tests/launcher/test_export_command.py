@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +18,18 @@ from typing import Any
 import pytest
 import torch
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.checkpoints import shards
+from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.entrypoints.models import scratch
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.models import exporting, source
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
+from doubles import modelfolders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,8 +89,21 @@ def test_wrong_words_are_refused(cli: Any, words: list[str], code: int, reason: 
     assert (done.code, reason in done.stderr) == (code, True), done.stderr
 
 
-def saved(folder: Path, *steps: int, job: str = "seeded", best: int | None = None) -> None:
-    """Write small checkpoints of a job, by the functions of the saver that need no process group."""
+def test_place_of_pushed_models_names_its_current(cli: Any, tmp_path: Path) -> None:
+    """The folder above the versions is no model: the hint has the command for the current version."""
+    modelfolders.write_model(tmp_path / "place" / "0123456789ab")
+    (tmp_path / "place" / "current").symlink_to("0123456789ab")
+    done = cli("serve", tmp_path / "place")
+    assert (done.code, f"cloudtrain serve {tmp_path}/place/current" in done.stderr) == (2, True)
+
+
+def saved(
+    folder: Path, *steps: int, job: str = "seeded", best: int | None = None, extra: dict[str, Any] | None = None
+) -> None:
+    """Write small checkpoints of a job, by the functions of the saver that need no process group.
+
+    `extra`: the model's state that is no tensor.
+    """
     for step in steps:
         partial = checkpoints.begin(folder, step, 0)
         box = shards.Box("model.w", torch.float32, (3,), (0,), (3,))
@@ -93,7 +112,7 @@ def saved(folder: Path, *steps: int, job: str = "seeded", best: int | None = Non
         assert size == data.numel()
         name = "shard-00000-of-00001.safetensors"
         files = {name: shards.write(partial / name, head, data)}
-        torch.save({}, partial / checkpoints.PLAIN)
+        torch.save({"groups": [{"lr": 0.1}], "extra": extra or {}}, partial / checkpoints.PLAIN)
         files[checkpoints.PLAIN] = checkpoints.write_bytes(
             partial / checkpoints.PLAIN, (partial / checkpoints.PLAIN).read_bytes()
         )
@@ -126,6 +145,13 @@ def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: 
     assert choice != "step-7" or raised.value.hint == "there are step-10, step-20"
 
 
+def test_message_names_no_removed_folder(tmp_path: Path) -> None:
+    """A job without checkpoints has an empty copy, which is gone when the message is read."""
+    with pytest.raises(CloudtrainError, match="has no checkpoint") as raised:
+        source.choose(tmp_path, None, is_copy=True)
+    assert not any(str(tmp_path) in each for each in map(str, vars(raised.value).values()))
+
+
 def test_checkpoints_come_from_the_backend(
     seed: Callable[..., Job], registry: Registry, home: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +169,92 @@ def test_checkpoints_come_from_the_backend(
     place = tmp_path / "model"
     exporting.export_path(registry, found, place, key=None, is_unchecked=True)
     assert folders.verify(place).config["checkpoint"]["step"] == 20
+
+
+def test_folder_of_checkpoints_is_no_checkpoint(cli: Any, tmp_path: Path) -> None:
+    """The message names the steps; options that need the job are refused beside a folder."""
+    saved(tmp_path / "steps", 10, 20)
+    done = cli("export", tmp_path / "steps", "--unchecked", cwd=tmp_path)
+    assert (done.code, "is a folder of checkpoints" in done.stderr) == (2, True), done.stderr
+    assert "step-00000020, step-00000010" in done.stderr
+    for words in (["--checkpoint", "last"], ["--input", "train=x"], ["--form", "pt2"]):
+        done = cli("export", tmp_path / "steps/step-00000010", "--unchecked", *words, cwd=tmp_path)
+        assert (done.code, f"{words[0]} needs a job" in done.stderr) == (2, True), done.stderr
+    assert list(tmp_path.glob("*-model")) == list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "reason"),
+    [("/proc/foo", ConfigError, "no folder can be made"), ("link", UsageError, "link exists")],
+)
+def test_place_that_cannot_be_written_is_named(
+    registry: Registry, tmp_path: Path, place: str, kind: type[Exception], reason: str
+) -> None:
+    """A place in /proc, and a link to nothing, are refused before the export."""
+    saved(tmp_path, 10)
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(kind, match=reason):
+        exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / place, key=None, is_unchecked=True)
+
+
+def test_state_that_is_no_tensor_is_refused_unchecked(registry: Registry, tmp_path: Path) -> None:
+    """`get_extra_state` has no room in safetensors: --unchecked exports no part of the model either."""
+    saved(tmp_path, 10, extra={"norm._extra_state": {"seen": torch.ones(2), "size": torch.Size([3])}})
+    with pytest.raises(CloudtrainError, match=r"no tensor: norm\._extra_state"):
+        exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / "model", key=None, is_unchecked=True)
+    assert list(tmp_path.glob("model")) == list(tmp_path.glob(".*")) == []
+
+
+def test_key_with_a_passphrase_is_refused_before_the_export(tmp_path: Path) -> None:
+    """The key is tried first; the hint names ssh-add. A key without a passphrase passes."""
+    for name, phrase in (("open", ""), ("shut", "secret")):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", tmp_path / name], check=True)
+    exporting.require_key(tmp_path / "open")
+    with pytest.raises(UsageError, match="cannot be signed") as raised:
+        exporting.require_key(tmp_path / "shut")
+    assert "ssh-add" in raised.value.hint
+
+
+PARENT = """
+import json, pathlib, sys
+from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.launcher.commands import export
+from cloudtrain.launcher.models import exporting
+export._end_on_signals()
+order = ExportOrder.load(json.loads(sys.argv[1]))
+with exporting._scratch(pathlib.Path(order.place)):
+    exporting._run(order, pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_ended_command_leaves_no_process_and_no_folder(
+    tmp_path: Path, wait_until: Callable[..., Any], number: signal.Signals
+) -> None:
+    """A signal ends all processes of an export and removes the hidden folders; a later export removes those left."""
+    saved(tmp_path / "steps", 10)
+    (tmp_path / "task.py").write_text("import time\ntime.sleep(100)\n")
+    with tarfile.open(tmp_path / "code.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "task.py", "code/task.py")
+    order = ExportOrder(
+        checkpoint=str(tmp_path / "steps/step-00000010"),
+        place=str(tmp_path / "out/model"),
+        name="m",
+        archive=str(tmp_path / "code.tar.gz"),
+        archive_sha256=hashlib.sha256((tmp_path / "code.tar.gz").read_bytes()).hexdigest(),
+    )
+    command = [sys.executable, "-c", PARENT, json.dumps(order.dump()), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as parent:
+        wait_until(lambda: list((tmp_path / "out").glob(".model.exporting-*/work/reference.log")))
+        wait_until(lambda: len(processes.descendants(parent.pid)) == 2)
+        below = [(pid, processes.stamp(pid)) for pid in processes.descendants(parent.pid)]
+        parent.send_signal(number)
+        parent.wait(20)
+    wait_until(lambda: not any(processes.alive(*each) for each in below))
+    left = list((tmp_path / "out").iterdir())
+    assert len(left) == (1 if number is signal.SIGKILL else 0)
+    scratch.remove_dead(tmp_path / "out/model")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_script_has_no_model_to_export(seed: Callable[..., Job], registry: Registry, tmp_path: Path) -> None:
