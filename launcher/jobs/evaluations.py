@@ -13,10 +13,10 @@ from cloudtrain.launcher.text.tables import table
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Tested", "config_of", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
+__all__ = ["Tested", "config_of", "failure", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
 
 LONGEST_S = 3600  # of an evaluation, unless the parent's limit is shorter
 _LONGEST_NAME = 31  # of a job's own name in the name of its evaluation
@@ -89,6 +89,12 @@ def _parent(job: Job) -> str | None:
 def looks(tests: Sequence[Tested], split: str) -> int:
     """Return the number of looks at the split."""
     return sum(each.count for each in tests if each.figures.get("split") == split)
+
+
+def failure(attempt: Attempt) -> list[str]:
+    """Return a line about a test that failed after the last step; empty if the newest test has figures."""
+    fault = attempt.progress.get("test_error")
+    return [f"failed: {fault}"] if fault else []
 
 
 def headline(tests: Sequence[Tested]) -> list[str]:
