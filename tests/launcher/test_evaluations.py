@@ -135,6 +135,17 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
         evaluations.config_of(_with(job, whole), "test", "newest", [])
 
 
+def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) -> None:
+    """A test has no weights of its own; tests are counted by their name and their parent."""
+    job = _with(seed("digits", State("succeeded")), {"name": "digits", "task": "task.py"})
+    child = evaluations.config_of(job, "test", None, [])
+    with pytest.raises(UsageError, match="is a test of digits"):
+        evaluations.config_of(_with(job, child.model_dump(mode="json")), "test", None, [])
+    for setting in ("name=foo", "evaluate.only=false", "init_from=other"):
+        with pytest.raises(UsageError, match="by these the test is counted"):
+            evaluations.config_of(job, "test", None, [setting])
+
+
 def _with(job: Job, config: dict[str, Any]) -> Job:
     from dataclasses import replace
 
