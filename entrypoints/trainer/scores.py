@@ -67,8 +67,8 @@ def counted(found: Any, indices: Sequence[int], before: ClassCounts | Residuals 
     numbers = zip(indices, target.tolist(), strict=True)
     if odd := [(index, number) for index, number in numbers if not 0 <= number < classes]:
         raise TaskError(
-            f"outputs: the target of sample {odd[0][0]} is {odd[0][1]}, and score has {classes} classes from 0 on; leave "
-            "samples without a class out of the split"
+            f"outputs: the target of sample {odd[0][0]} is {odd[0][1]}, and score has {classes} classes from 0 on; "
+            "leave samples without a class out of the split"
         )
     if bad := [index for index, row in zip(indices, score.isfinite().all(1).tolist(), strict=True) if not row]:
         raise TaskError(f"outputs: the score of sample {bad[0]} is not finite")

@@ -96,7 +96,7 @@ def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None
     if as_json:
         print_json(overview.as_json(registry.database, sweep))
     else:
-        print_lines(overview.as_lines(registry.database, sweep))
+        print_lines(overview.as_lines(registry.database, sweep, overview.cause_of(registry, sweep)))
 
 
 def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s: float | None = None) -> int:

@@ -46,7 +46,7 @@ _STATES: dict[str, SegmentState] = {
 class SweepRecord:
     """A sweep: its config with the section `sweep`, the archive of its code, and the limit of the cost of all trials.
 
-    `state`: running, ended, or stopped by the user.
+    `state`: running, ended, stopped by the user, or failed: the job of a packed sweep has failed.
     """
 
     id: str
@@ -161,7 +161,8 @@ def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], 
         segment = SegmentRecord(job.id, *key, job.id, job.attempt.number, None, each.state, each.value)
         ended_s = each.time_s if each.state in ("done", "failed") else None
         write(database, replace(segment, seconds=used_s[key], ended_s=ended_s))
-    set_state(database, job.id, "running" if state in ACTIVE else "ended" if state == "succeeded" else "stopped")
+    ended = {"succeeded": "ended", "failed": "failed"}.get(state, "stopped")
+    set_state(database, job.id, "running" if state in ACTIVE else ended)
 
 
 def reports_in(lines: Iterable[tuple[str, float]]) -> list[TrialReport]:

@@ -17,9 +17,10 @@ from cloudtrain.launcher.sweeps import searching
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.search import Search
     from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["MOST_BEST", "as_json", "as_lines", "figure", "place_of", "plan_lines", "values_text"]
+__all__ = ["MOST_BEST", "as_json", "as_lines", "cause_of", "figure", "place_of", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
@@ -38,14 +39,23 @@ def plan_lines(config: dict[str, Any]) -> list[str]:
     return lines
 
 
-def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
-    """Return the screen of `status SWEEP`."""
+def cause_of(registry: Registry, sweep: SweepRecord) -> str:
+    """Return why the job of a packed sweep has failed; empty for a sweep that has not failed."""
+    if sweep.state != "failed":
+        return ""
+    state = registry.find(sweep.id).attempt.state
+    return str((state.error or {}).get("message") or state.detail or state.reason or "see the log")
+
+
+def as_lines(database: Database, sweep: SweepRecord, cause: str = "") -> list[str]:
+    """Return the screen of `status SWEEP`. `cause`: why the sweep has failed."""
     found = as_json(database, sweep)
     money = f"spent {usd(up(round(found['spend_usd'] * 1e6)))}"
     if sweep.limit_micro is not None:
         left = usd(down(max(0, round(found["left_usd"] * 1e6))))
         money += f" of {usd(up(sweep.limit_micro))}; {usd(up(round(found['held_usd'] * 1e6)))} held, {left} left"
-    lines = [f"{sweep.id}: {sweep.state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
+    state = f"{sweep.state}: {cause}" if cause else sweep.state
+    lines = [f"{sweep.id}: {state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
     for each in found["rungs"]:
         value = "" if each["best"] is None else f", best {found['metric']} {figure(each['best'])}"
         states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])

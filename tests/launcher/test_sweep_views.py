@@ -162,6 +162,19 @@ def test_options_of_a_job_are_refused_for_a_sweep(
         run("resume", "alone", "--trials", "+2")
 
 
+@pytest.mark.parametrize(("state", "shown"), [("failed", "failed"), ("succeeded", "ended"), ("stopped", "stopped")])
+def test_packed_sweep_has_the_state_of_its_job(
+    state: Any, shown: str, registry: Registry, seed: Callable[..., Job], cli: Any
+) -> None:
+    """A sweep whose trials all failed says so, with the cause."""
+    why = "no trial has a result; the first failure: rank 0: KeyError: 'lr'"
+    job = replace(seed("packed", State(state, error={"message": why})), config=swept.put(registry, 9).config)
+    sweeps.follow_packed(registry.database, job, [], state)
+    first = cli("status", "packed").stdout.splitlines()[0]
+    assert first == (f"packed: failed: {why}" if state == "failed" else f"packed: {shown}")
+    assert f"sweep {shown}" in cli("list").stdout
+
+
 # -- watch and wait ---------------------------------------------------------------------------------------------------
 
 
