@@ -118,7 +118,7 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "left_usd": None if sweep.limit_micro is None else (sweep.limit_micro - spent - held) / 1e6,
         "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
         "rungs": [_rung(search, number, segments) for number in range(len(search.rungs))],
-        "best": _best(search, results),
+        "best": _best(search, results, {} if sweep.config["task"] else _short_ends(search, segments)),
         "running": [_running(each) for each in sweeps.running(database, sweep.id)],
         "jobs": sorted({each.job_id for each in segments}),
     }
@@ -144,13 +144,22 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[st
     }
 
 
-def _best(search: Search, results: dict[tuple[int, int], float | None]) -> list[dict[str, Any]]:
-    """Return the best trials: the highest rung first, then the value."""
+def _short_ends(search: Search, segments: list[SegmentRecord]) -> dict[tuple[int, int], int]:
+    """Return the step, by (trial, rung), of each result of a script that ended by itself before the rung."""
+    ends = [(each.trial, each.rung, each.until_step) for each in segments if each.state == "done"]
+    return {(trial, rung): step for trial, rung, step in ends if step is not None and step < search.rungs[rung]}
+
+
+def _best(
+    search: Search, results: dict[tuple[int, int], float | None], short: dict[tuple[int, int], int]
+) -> list[dict[str, Any]]:
+    """Return the best trials: the highest rung first, then the value. `short`: the steps of earlier ends."""
     left, found = dict(results), list[dict[str, Any]]()
     while len(found) < MOST_BEST and (key := best(search, left)) is not None:
         trial, rung = key
         values = values_of(search, results, trial, rung)
-        found.append({"trial": trial, "value": results[key], "step": search.rungs[rung], "values": values})
+        step = short.get(key, search.rungs[rung])
+        found.append({"trial": trial, "value": results[key], "step": step, "values": values})
         left = {each: value for each, value in left.items() if each[0] != trial}
     return found
 
