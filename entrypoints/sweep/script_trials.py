@@ -15,10 +15,18 @@ from cloudtrain.entrypoints.contract import RunSpec
 from cloudtrain.entrypoints.scripts.keep import FileKeeper
 from cloudtrain.entrypoints.scripts.newest import newest
 
-__all__ = ["ScriptTrial"]
+__all__ = ["ScriptTrial", "ended_at"]
 
 _PROGRESS = "progress.json"
 _CLOSE_S = 60.0  # for the last copies of kept files
+
+
+def ended_at(folder: Path) -> tuple[int, float] | None:
+    """Return step and metric of a trial whose script has ended by itself; None if the script goes on."""
+    found = atomic_json.read_json(folder / _PROGRESS) or {}
+    if not found.get("ended") or not isinstance(found.get("value"), int | float):
+        return None
+    return int(found.get("step") or 0), float(found["value"])
 
 
 class ScriptTrial:
@@ -71,8 +79,8 @@ class ScriptTrial:
         own = {"CLOUDTRAIN_CODE_DIR": str(self.code), "CLOUDTRAIN_CHECKPOINT_DIR": str(self.checkpoints)}
         return {**own, **resume, "PWD": str(self.code)}
 
-    def close(self) -> None:
-        """Copy the last kept files, store the progress, and remove the copy of the code."""
+    def close(self, *, ended: bool = False) -> None:
+        """Copy the last kept files, store the progress, and remove the copy of the code. `ended`: by itself."""
         self._keeper.close(_CLOSE_S)
-        atomic_json.write_json(self._folder / _PROGRESS, {"step": self.step, "value": self.value})
+        atomic_json.write_json(self._folder / _PROGRESS, {"step": self.step, "value": self.value, "ended": ended})
         shutil.rmtree(self.code, ignore_errors=True)

@@ -23,7 +23,7 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.sweep.script_trials import ScriptTrial
+from cloudtrain.entrypoints.sweep.script_trials import ScriptTrial, ended_at
 from cloudtrain.entrypoints.sweep.search import BATCH, Segment, script_args, steps_of
 
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
@@ -170,6 +170,7 @@ class SlotRunner:
         own = Path(os.environ.get("CLOUDTRAIN_RESULT_DIR") or checkpoints / ".work")
         self._work = own / "trials"
         self._running: list[_Running] = []
+        self._known: list[SegmentEnd] = []  # of trials whose scripts have ended: nothing to start
 
     @property
     def count(self) -> int:
@@ -177,7 +178,14 @@ class SlotRunner:
         return len(self._slots)
 
     def start(self, segment: Segment) -> None:
-        """Start the segment on a free slot."""
+        """Start the segment on a free slot; a script that has ended by itself is not started again."""
+        assert self._spec.sweep is not None
+        is_script = self._spec.sweep.get("kind", "task") != "task"
+        if is_script and (found := ended_at(trial_folder(self._checkpoints, segment.trial))):
+            step, value = found
+            message = f"the script had ended at step {step}, and is not started again; value {value:.6g}"
+            self._known.append(SegmentEnd(*segment.key, "done", step, value, message))
+            return
         slot = min(set(range(self.count)) - {each.slot for each in self._running})
         work = self._work / f"{segment.trial}-{segment.rung}"
         shutil.rmtree(work, ignore_errors=True)
@@ -253,7 +261,7 @@ class SlotRunner:
 
     def look(self) -> list[SegmentEnd]:
         """Relay new lines; return the segments that have ended since the last call."""
-        ended = []
+        ended, self._known = self._known, []
         for each in list(self._running):
             code = each.child.poll()
             each.relay()
@@ -302,7 +310,8 @@ class SlotRunner:
         return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
 
     def _end_of_script(self, each: _Running, script: ScriptTrial, code: int) -> SegmentEnd:
-        script.close()
+        is_own_end = not code and each.told_s is None
+        script.close(ended=is_own_end)
         now_s, key, segment = time.monotonic(), each.segment.key, each.segment
         took_s = now_s - each.began_s
         if code and each.told_s is None:
@@ -314,10 +323,15 @@ class SlotRunner:
             message = f"the output has no {self._metric()}: print the metric, or name its pattern in `progress.metrics`"
             return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s)
         state, start_s, step_s = "paused" if each.is_pausing else "done", None, None
+        until, message = segment.until_step, ""
+        if is_own_end and script.step < until:
+            message = f"warning: the script ended by itself at step {script.step}, before step {until}: the trial is "
+            message += f"done; value {script.value:.6g}"
+            until = max(script.step, segment.from_step + 1)
         if each.first_s is not None:
-            steps = segment.until_step - segment.from_step
+            steps = until - segment.from_step
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / steps
-        return SegmentEnd(*key, state, script.step, script.value, "", start_s, step_s, took_s)
+        return SegmentEnd(*key, state, script.step, script.value, message, start_s, step_s, took_s)
 
     def _metric(self) -> str:
         monitor = (self._spec.training or {}).get("monitor") or {}

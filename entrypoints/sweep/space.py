@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -114,11 +115,11 @@ def perturbed(space: Sequence[Dimension], values: Mapping[str, Any], *words: obj
 
 
 def _dimension(key: str, written: Any) -> Dimension:
-    if isinstance(written, Sequence) and not isinstance(written, str):
+    if _is_list(written):
         written = {"choice": list(written)}
     if not isinstance(written, Mapping):
         raise SpaceError(key, "a range or a list of choices is expected")
-    kinds = [kind for kind in KINDS if isinstance(written.get(kind), Sequence) and kind in written]
+    kinds = [kind for kind in KINDS if _is_list(written.get(kind))]
     if len(kinds) != 1:
         raise SpaceError(key, f"one of {', '.join(KINDS)} with a list is expected")
     (kind,) = kinds
@@ -151,8 +152,13 @@ def _range(key: str, kind: Any, bounds: tuple[Any, ...], written: Mapping[str, A
     return Dimension(key, kind, float(low), float(high), is_log, points=points)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether the value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _between(low: float, high: float, share: float, is_log: bool) -> float:

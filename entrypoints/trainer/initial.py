@@ -122,7 +122,10 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
     sources = {name: parent.names[old] for name, old in paired.sources.items()}
     for names in tied.values():
         twins = sorted({sources[each] for each in names if each in sources})
-        if len(twins) > 1 and job.place.pipeline == 1 and not torch.equal(*map(reader.read, twins[:2])):
+        if job.place.pipeline > 1 or len(twins) < 2:
+            continue
+        first, *others = map(reader.read, twins)
+        if not all(torch.equal(first, other) for other in others):
             raise TaskError(f"this model ties {', '.join(sorted(names))}, and the parent has different values for them")
     weights = {sources[name]: value for name, value in live.items() if name in sources}
     with torch.no_grad():

@@ -64,8 +64,12 @@ def counted(found: Any, indices: Sequence[int], before: ClassCounts | Residuals 
     if score.dim() != 2 or len(target) != len(score) or target.is_floating_point():
         raise TaskError(f"{wanted}: target holds a class number a sample, score a row of (B, classes)")
     classes = score.shape[1]
-    if not 0 <= int(target.min()) <= int(target.max()) < classes:
-        raise TaskError(f"outputs: target holds {int(target.min())} to {int(target.max())}, score {classes} classes")
+    numbers = zip(indices, target.tolist(), strict=True)
+    if odd := [(index, number) for index, number in numbers if not 0 <= number < classes]:
+        raise TaskError(
+            f"outputs: the target of sample {odd[0][0]} is {odd[0][1]}, and score has {classes} classes from 0 on; "
+            "leave samples without a class out of the split"
+        )
     if bad := [index for index, row in zip(indices, score.isfinite().all(1).tolist(), strict=True) if not row]:
         raise TaskError(f"outputs: the score of sample {bad[0]} is not finite")
     counts = before if isinstance(before, ClassCounts) else ClassCounts([[0] * classes for _ in range(classes)])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import matching
 from cloudtrain.entrypoints.contract import EvaluateSettings, InitSettings
@@ -27,6 +27,7 @@ from cloudtrain.entrypoints.rank.agree import Agreement
 from cloudtrain.entrypoints.trainer import data, evaluate, initial, report, scores
 from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
 from cloudtrain.entrypoints.trainer.settings import Spec
+from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 from cloudtrain.entrypoints.trainer.task import Task
 
 __all__ = ["at_end", "only", "require_split"]
@@ -35,6 +36,7 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
 _PLAIN = matching.Wishes({}, ())
 _ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
+_HEAD = ("job", "split", "same_as_eval", "checkpoint", "step", "weights", "kind", "n")  # figures that always fit
 _STRATEGIES = {"local": "ddp", "async": "ddp"}  # ranks that train apart: in a test all ranks have the same model
 
 
@@ -75,7 +77,7 @@ def require_split(job: TrainingJob) -> Any | None:
 def at_end(job: TrainingJob, progress: TrainState, split: Any) -> None:
     """Test the last weights, the average, and the best checkpoint after the last step. Collective.
 
-    The model has other weights afterwards.
+    The model has other weights afterwards. A failed test is reported: the training is done, and stays so.
     """
     last = f"step-{progress.step}"
     candidates = [Weights("last", progress.step, "average" if job.ema else "trained", job.averaged)]
@@ -88,7 +90,12 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any) -> None:
         candidates.append(_saved(job, job.folder, "best", best))
     elif best is not None:
         candidates[0] = dataclasses.replace(candidates[0], checkpoint="best")
-    _test(job, progress, split, candidates, progress.parent)
+    try:
+        _test(job, progress, split, candidates, progress.parent)
+    except (TaskError, folders.CheckpointError) as error:  # on all ranks alike, or on rank 0 after the last exchange
+        assert job.spec.evaluate is not None
+        text = f"the test on {job.spec.evaluate.split} failed: {error}; the training is done, its weights are exported"
+        report.say(job, "test", text, failed=str(error)[:500])
 
 
 def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> int:
@@ -172,8 +179,11 @@ def _test(
     )
     result = {**about, "same_as_eval": is_eval, **chosen, "compared": compared}
     if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        atomic_json.write_json(Path(folder) / f"metrics-{wanted.split}.json", result)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            atomic_json.write_json(Path(folder) / f"metrics-{wanted.split}.json", result)
+        except OSError as error:
+            raise TaskError(f"evaluate: the figures cannot be written: {error}") from error
     report.say(job, "test", _words(result), test=short(result))
     return True
 
@@ -189,33 +199,36 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     batches = job.batches(split, iter([keys for keys, _ in plan]))
     counts: scores.ClassCounts | scores.Residuals | None = None
     means: list[dict[str, float]] = []
-    fault = None
+    fault: str | None = None
+    is_lone = place.ranks == 1 or (job.spec.training.strategy in WHOLE and place.tensor == place.pipeline == 1)
     job.agreement.hurry()
     try:
         for number, (keys, weight) in enumerate(plan):
-            batch = next(batches)
             data.seed_all(data.mix(job.spec.training.seed, data.EVAL, number * place.data_ranks + place.data_rank))
             if job.agreement.is_due():
                 job.agreement.begin(0.0)
-            with job.strategy.autocast():
-                found = _measured(job, batch)
-            if outputs is None:
-                means.append(found or {})
-            elif weight and place.counts and fault is None:
-                try:
+            try:
+                batch = next(batches)
+                with job.strategy.autocast():
+                    found = _measured(job, batch)
+                if outputs is None:
+                    means.append(found or {})
+                elif weight and place.counts and fault is None:
                     counts = scores.counted(found, [index for _, index in keys], counts)
-                except TaskError as error:  # raised on all ranks, after the last batch
-                    fault = str(error)
+            except Exception as error:  # a TaskError on all ranks, after the last batch
+                if not isinstance(error, TaskError) and not is_lone:
+                    raise  # the other ranks wait in the forward pass
+                fault = fault or (str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}")
             heartbeat.beat()
             if job.agreement.finish().stop is not None:
                 return None
     finally:
         job.agreement.hurry()
         batches.close()
-    if outputs is None:
-        return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
     if fault := next(filter(None, exchange.gather(fault)), None):
         raise TaskError(fault)
+    if outputs is None:
+        return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
     total = scores.summed(exchange.gather(scores.as_json(counts)))
     if isinstance(total, scores.ClassCounts):
         return scores.class_figures(total)
@@ -249,7 +262,7 @@ def _words(result: dict[str, Any]) -> str:
 
 
 def short(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures in four digits, and without the longest tables, so that an event line holds them."""
+    """Return the figures in four digits, without the longest tables and the last metrics, to fit into an event line."""
     found: dict[str, Any] = _rounded(result)
     found["worst"] = found.get("worst", [])[:10]
     found["classes"] = [
@@ -263,7 +276,9 @@ def short(result: dict[str, Any]) -> dict[str, Any]:
         if len(json.dumps(found)) < _ROOM:
             break
         found.pop(name, None)
-    assert len(events.format_line("test", "", {"test": found})) <= events.MAX_BYTES
+    others = [name for name in found if name not in _HEAD]
+    while len(json.dumps(found)) >= _ROOM and others:  # the file of the figures has all
+        found.pop(others.pop())
     return found
 
 

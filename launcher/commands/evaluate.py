@@ -47,9 +47,11 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Test the weights of an ended job, and print the figures: a job with a time limit of an hour, in the ledger.
+    """Test the weights of an ended job, and print the figures: a job of its own, in the ledger.
 
-    The code is the job's. Each test is counted: a split on which models were chosen gives too good figures.
+    Its time limit is an hour, or the job's limit if that is shorter; its code is the job's. It tests one checkpoint:
+    only the test at the end of a training compares the best with the last. Each test is counted: a split on which
+    models were chosen gives too good figures.
     """
     from cloudtrain.launcher.jobs import evaluations, submit
     from cloudtrain.launcher.jobs.approval import approved, require_allowed

@@ -96,7 +96,7 @@ def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None
     if as_json:
         print_json(overview.as_json(registry.database, sweep))
     else:
-        print_lines(overview.as_lines(registry.database, sweep))
+        print_lines(overview.as_lines(registry.database, sweep, overview.cause_of(registry, sweep)))
 
 
 def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s: float | None = None) -> int:
@@ -114,7 +114,7 @@ def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     """Print a screen about the job, or the job's JSON."""
     from cloudtrain.launcher.jobs.describe import as_json as describe
     from cloudtrain.launcher.jobs.describe import lacking_budgets
-    from cloudtrain.launcher.jobs.evaluations import headline, tests_of
+    from cloudtrain.launcher.jobs.evaluations import failure, headline, tests_of
     from cloudtrain.launcher.jobs.overview import as_lines, lines_before
 
     attempts = registry.attempts(job)
@@ -122,5 +122,5 @@ def show(registry: Registry, job: Job, *, as_json: bool) -> None:
         print_json(describe(job, attempts))
     else:
         lacking = lacking_budgets(registry.database, job, attempts)
-        tests = headline(tests_of(registry, job))
+        tests = [*headline(tests_of(registry, job)), *failure(job.attempt)]
         print_lines(as_lines(job, attempts, lines_before(registry, job), size(), lacking, tests))

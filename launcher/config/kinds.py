@@ -50,6 +50,7 @@ __all__ = [
     "Section",
     "Shorthand",
     "SizeGb",
+    "SplitName",
     "TagName",
     "Text",
     "Written",
@@ -291,6 +292,14 @@ InputName = Annotated[
 MetricName = Annotated[
     str,
     _matching("metric's name", "a metric's name: letters, digits and `_`, at most 40", r"[A-Za-z_][A-Za-z0-9_]{0,39}"),
+]
+SplitName = Annotated[  # also a part of a file's name
+    str,
+    _matching(
+        "split's name",
+        "a split's name: letters, digits, `_`, `-` and `.`, at most 40, a letter, a digit or `_` first",
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}",
+    ),
 ]
 _VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
 Channel = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -18,6 +19,10 @@ _FEWEST = 4  # trials of pbt
 _VARYING = ("training", "params", "env", "args")
 _LENGTHS = ("training.max_steps", "training.pause_at", "training.monitor")
 _FREE = ("params", "env", "args")  # sections whose keys the user names
+_NAME_FORMS = {  # section: the pattern of a name, the noun, and the hint
+    "env": ("[A-Za-z_][A-Za-z0-9_]*", "variable", "a variable's name has letters, digits and `_`"),
+    "args": (r"[^\s=]+", "option", "an option's name has no blank and no `=`"),
+}
 _PAUSING = ("asha", "halving", "pbt")
 _BATCH = "training.global_batch_size"
 _FIXED = (
@@ -59,7 +64,10 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
     if first == "args" and given(root, "task") is not None:
         return f"`{key}` is for a script, and a task gets `params`", f"use `params.{key.removeprefix('args.')}`"
     if first in _FREE and "." in key:
-        return None
+        wanted = _NAME_FORMS.get(first)
+        if wanted is None or re.fullmatch(wanted[0], key.partition(".")[2]):
+            return None
+        return f"`{key}` names no {wanted[1]}", wanted[2]
     if fields.field_at(tuple(key.split("."))) is None:
         near = get_close_matches(key.split(".")[-1], _names(), 1)
         where = next(iter(fields.keys_named(near[0])), "") if near else ""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from cloudtrain.launcher.config.kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, Text
+from cloudtrain.launcher.config.kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, SplitName, Text
 
 __all__ = ["Evaluate", "InitFrom", "InitFromOrText"]
 
@@ -75,7 +75,7 @@ InitFromOrText = Annotated[InitFrom, Shorthand("text", _init_from, {"type": "str
 class Evaluate(Section):
     """The test of a task: figures on a split that has chosen nothing (docs/evaluate.md)."""
 
-    split: Text = Field("test", description="The split's name: `dataset(params, split)`.", examples=["test"])
+    split: SplitName = Field("test", description="The split's name: `dataset(params, split)`.", examples=["test"])
     checkpoint: Literal["best", "last"] | None = Field(
         None,
         description="Whose figures are the job's: default the best where one is kept, else the last. The other is "

@@ -55,6 +55,7 @@ class Sweep(Section):
     steps: int | None = Field(
         None,
         ge=1,
+        le=1_000_000_000,
         description="Steps of a whole training of a `script` or `module`, as the program prints steps. A task has "
         "`training.max_steps`.",
         examples=[3000],

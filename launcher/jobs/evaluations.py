@@ -13,10 +13,10 @@ from cloudtrain.launcher.text.tables import table
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Tested", "config_of", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
+__all__ = ["Tested", "config_of", "failure", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
 
 LONGEST_S = 3600  # of an evaluation, unless the parent's limit is shorter
 _LONGEST_NAME = 31  # of a job's own name in the name of its evaluation
@@ -43,6 +43,8 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
         raise UsageError(f"{parent.id} runs a script", hint="only a `task` has a dataset by split")
     if parent.config.get("sweep"):
         raise UsageError(f"{parent.id} is a sweep", hint=f"cloudtrain best {parent.id} -o best.yaml; then submit that")
+    if tested := _parent(parent):
+        raise UsageError(f"{parent.id} is a test of {tested}", hint=f"cloudtrain evaluate {tested}")
     before = configs.stored(parent.config)
     training, earlier = before.training, before.evaluate
     initial = {"job": parent.id, **({"checkpoint": checkpoint} if checkpoint else {})}
@@ -50,7 +52,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
     inputs = {name: uri for name, uri in before.inputs.items() if name != "init_from"}
     is_shared = training.strategy in ("fsdp", "hsdp") or training.parallel.tensor * training.parallel.pipeline > 1
     own = [
-        f"name={parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate",
+        f"name={_name_of(parent)}",
         f"init_from={json.dumps(initial)}",
         f"evaluate={json.dumps({key: value for key, value in wanted.items() if value is not None})}",
         "inputs=" + json.dumps(inputs).replace("${", "$${"),  # filled in at the parent's submit
@@ -61,14 +63,24 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
         "resources.min_instances=null",
         *(f"{key}=null" for key in _NONE),
     ]
-    return configs.stored(parent.config, overrides=[*own, *settings])
+    found = configs.stored(parent.config, overrides=[*own, *settings])
+    tests, of = found.evaluate is not None and found.evaluate.only, found.init_from
+    if found.name != _name_of(parent) or not tests or of is None or of.job != parent.id:
+        message = "`name`, `init_from.job` and `evaluate.only` of a test are fixed: by these the test is counted"
+        raise UsageError(message, hint="leave them out of --set")
+    return found
+
+
+def _name_of(parent: Job) -> str:
+    """Return the name of the parent's tests."""
+    return f"{parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate"
 
 
 def tests_of(registry: Registry, job: Job) -> list[Tested]:
     """Return the tests of the job's weights: the job's own first, then later jobs by the time of the submit."""
     own = [attempt.progress for attempt in registry.attempts(job)]
     found = [Tested(job.id, each["test"], each.get("tests", 1)) for each in own if isinstance(each.get("test"), dict)]
-    for child in registry.named(f"{job.name[:_LONGEST_NAME].rstrip('-')}-evaluate"):
+    for child in registry.named(_name_of(job)):
         progress = child.attempt.progress
         if _parent(child) == job.id and isinstance(progress.get("test"), dict):
             found.append(Tested(child.id, progress["test"], progress.get("tests", 1)))
@@ -89,6 +101,12 @@ def _parent(job: Job) -> str | None:
 def looks(tests: Sequence[Tested], split: str) -> int:
     """Return the number of looks at the split."""
     return sum(each.count for each in tests if each.figures.get("split") == split)
+
+
+def failure(attempt: Attempt) -> list[str]:
+    """Return a line about a test that failed after the last step; empty if the newest test has figures."""
+    fault = attempt.progress.get("test_error")
+    return [f"failed: {fault}"] if fault else []
 
 
 def headline(tests: Sequence[Tested]) -> list[str]:

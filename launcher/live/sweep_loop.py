@@ -108,7 +108,8 @@ def show(registry: Registry, sweep: SweepRecord, every_s: float = 0.0) -> int:
         with suppress(KeyboardInterrupt):
             feed.close()
     if has_terminal:
-        print_lines(overview.as_lines(registry.database, sweeps.find(registry.database, sweep.id)))
+        now = sweeps.find(registry.database, sweep.id)
+        print_lines(overview.as_lines(registry.database, now, overview.cause_of(registry, now)))
         if code == 130:
             say(f"no longer watching; the running trials go on, and cloudtrain advance {sweep.id} sends the next ones")
     return code

@@ -55,6 +55,24 @@ def _job(name: str) -> Job:
         raise _fault(error.message, hint, "job") from error
 
 
+def _require_weights(parent: Job) -> None:
+    """Raise ConfigError if the registry knows that an ended parent has no checkpoint that a task reads."""
+    test = parent.config.get("evaluate")
+    if isinstance(test, dict) and test.get("only") is True:
+        asked = parent.config.get("init_from") or {}
+        hint = f"name the tested job, {asked['job']}" if asked.get("job") else "name the job that was trained"
+        raise _fault(f"{parent.id} is a test of other weights, and has saved none", hint, "job")
+    if not parent.asked.task:
+        hint = "export the weights as model.safetensors, and name the file by init_from.path"
+        raise _fault(f"{parent.id} runs a script, whose checkpoints a task cannot read", hint, "job")
+    if parent.attempt.state.state == "succeeded" or parent.config.get("sweep"):
+        return
+    saves = [attempt.progress for attempt in Registry(home.where()).attempts(parent)]
+    if not any({"checkpoint", "checkpoint_step"} & each.keys() for each in saves):
+        hint = f"cloudtrain resume {parent.id} trains on; a checkpoint that was not reported is named by init_from.path"
+        raise _fault(f"{parent.id} ended ({parent.attempt.word}) before the first checkpoint", hint, "job")
+
+
 def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str, str | None]:
     """Return the place of the parent's checkpoint, and the checkpoint by its step if the step is known here."""
     if parent.backend != config.backend:
@@ -62,6 +80,8 @@ def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str,
         raise _fault(f"{parent.id} ran on {parent.backend}, this job runs on {config.backend}", hint, "job")
     if parent.active:
         raise _fault(f"{parent.id} is still running", f"cloudtrain wait {parent.id}, or stop it first", "job")
+    if config.task is not None:
+        _require_weights(parent)
     backend, ref = backends.load(parent.backend), parent.attempt.ref
     folder = backend.checkpoint_place(ref) if ref is not None and isinstance(backend, backends.KeepsPlaces) else None
     if folder is None:

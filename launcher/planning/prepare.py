@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
+from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault, require_all
 from cloudtrain.launcher.planning import bundle as bundles
 from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.plan import Plan
 
@@ -116,6 +116,8 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
 
 def _require_request(config: JobConfig) -> None:
+    if config.sweep is not None:
+        _require_space(config.sweep.space)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)
@@ -124,6 +126,14 @@ def _require_request(config: JobConfig) -> None:
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
         raise ConfigError(faults)
+
+
+def _require_space(space: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a space without meaning, which has no plan; the rule of the key reports the fault too."""
+    try:
+        dimensions(space)
+    except SpaceError as error:
+        raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:

@@ -66,6 +66,9 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
         elif kind == "test" and isinstance(event.get("test"), dict):
             now |= {"test": sanitize.tree(event["test"]), "tests": now.get("tests", 0) + 1}
+            now.pop("test_error", None)
+        elif kind == "test" and event.get("failed"):
+            now["test_error"] = sanitize.text(event["failed"])
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself

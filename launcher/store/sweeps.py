@@ -46,7 +46,7 @@ _STATES: dict[str, SegmentState] = {
 class SweepRecord:
     """A sweep: its config with the section `sweep`, the archive of its code, and the limit of the cost of all trials.
 
-    `state`: running, ended, or stopped by the user.
+    `state`: running, ended, stopped by the user, or failed: the job of a packed sweep has failed.
     """
 
     id: str
@@ -63,6 +63,7 @@ class TrialReport:
     """A packed sweep's report about a segment of a trial; `value` is the metric, None before or without a result.
 
     `seconds`: the time in a slot since the segment's last start, 0 at the start. `time_s`: of the report, unix seconds.
+    `step`: the trial's own step, at the end of a segment with a result.
     """
 
     trial: int
@@ -71,6 +72,7 @@ class TrialReport:
     value: float | None = None
     seconds: float = 0.0
     time_s: float = 0.0
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class SegmentRecord:
     """A segment of a trial. `attempt` of `job_id` trains it; `until_step` is None for a training to its end.
 
     `value` is the metric at the end, None without a result; `tries` counts the attempts that ended too early. Of a
-    packed sweep, `seconds` is the segment's time in a slot, and `ended_s` the time of its end, in unix seconds.
+    packed sweep, `seconds` is the segment's time in a slot, `ended_s` the time of its end, in unix seconds, and
+    `until_step` the trial's own step at its end, None before.
     """
 
     sweep: str
@@ -158,10 +161,11 @@ def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], 
     for each in reports:
         key = each.trial, each.rung
         used_s[key] = used_s.get(key, 0.0) + each.seconds
-        segment = SegmentRecord(job.id, *key, job.id, job.attempt.number, None, each.state, each.value)
+        segment = SegmentRecord(job.id, *key, job.id, job.attempt.number, each.step, each.state, each.value)
         ended_s = each.time_s if each.state in ("done", "failed") else None
         write(database, replace(segment, seconds=used_s[key], ended_s=ended_s))
-    set_state(database, job.id, "running" if state in ACTIVE else "ended" if state == "succeeded" else "stopped")
+    ended = {"succeeded": "ended", "failed": "failed"}.get(state, "stopped")
+    set_state(database, job.id, "running" if state in ACTIVE else ended)
 
 
 def reports_in(lines: Iterable[tuple[str, float]]) -> list[TrialReport]:
@@ -181,7 +185,8 @@ def reports_in(lines: Iterable[tuple[str, float]]) -> list[TrialReport]:
         number = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
         kept = "failed" if kept == "done" and number is None else kept
         seconds = sanitize.seconds(event.get("seconds")) or 0.0
-        found.append(TrialReport(trial, rung, kept, number if kept == "done" else None, seconds, time_s))
+        step = sanitize.count(event.get("step")) if kept == "done" else None
+        found.append(TrialReport(trial, rung, kept, number if kept == "done" else None, seconds, time_s, step))
     return found
 
 

@@ -17,9 +17,10 @@ from cloudtrain.launcher.sweeps import searching
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.search import Search
     from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["MOST_BEST", "as_json", "as_lines", "figure", "place_of", "plan_lines", "values_text"]
+__all__ = ["MOST_BEST", "as_json", "as_lines", "cause_of", "figure", "place_of", "plan_lines", "values_text"]
 
 MOST_BEST = 5
 
@@ -38,14 +39,23 @@ def plan_lines(config: dict[str, Any]) -> list[str]:
     return lines
 
 
-def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
-    """Return the screen of `status SWEEP`."""
+def cause_of(registry: Registry, sweep: SweepRecord) -> str:
+    """Return why the job of a packed sweep has failed; empty for a sweep that has not failed."""
+    if sweep.state != "failed":
+        return ""
+    state = registry.find(sweep.id).attempt.state
+    return str((state.error or {}).get("message") or state.detail or state.reason or "see the log")
+
+
+def as_lines(database: Database, sweep: SweepRecord, cause: str = "") -> list[str]:
+    """Return the screen of `status SWEEP`. `cause`: why the sweep has failed."""
     found = as_json(database, sweep)
     money = f"spent {usd(up(round(found['spend_usd'] * 1e6)))}"
     if sweep.limit_micro is not None:
         left = usd(down(max(0, round(found["left_usd"] * 1e6))))
         money += f" of {usd(up(sweep.limit_micro))}; {usd(up(round(found['held_usd'] * 1e6)))} held, {left} left"
-    lines = [f"{sweep.id}: {sweep.state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
+    state = f"{sweep.state}: {cause}" if cause else sweep.state
+    lines = [f"{sweep.id}: {state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
     for each in found["rungs"]:
         value = "" if each["best"] is None else f", best {found['metric']} {figure(each['best'])}"
         states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])
@@ -108,7 +118,7 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "left_usd": None if sweep.limit_micro is None else (sweep.limit_micro - spent - held) / 1e6,
         "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
         "rungs": [_rung(search, number, segments) for number in range(len(search.rungs))],
-        "best": _best(search, results),
+        "best": _best(search, results, {} if sweep.config["task"] else _short_ends(search, segments)),
         "running": [_running(each) for each in sweeps.running(database, sweep.id)],
         "jobs": sorted({each.job_id for each in segments}),
     }
@@ -134,13 +144,22 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[st
     }
 
 
-def _best(search: Search, results: dict[tuple[int, int], float | None]) -> list[dict[str, Any]]:
-    """Return the best trials: the highest rung first, then the value."""
+def _short_ends(search: Search, segments: list[SegmentRecord]) -> dict[tuple[int, int], int]:
+    """Return the step, by (trial, rung), of each result of a script that ended by itself before the rung."""
+    ends = [(each.trial, each.rung, each.until_step) for each in segments if each.state == "done"]
+    return {(trial, rung): step for trial, rung, step in ends if step is not None and step < search.rungs[rung]}
+
+
+def _best(
+    search: Search, results: dict[tuple[int, int], float | None], short: dict[tuple[int, int], int]
+) -> list[dict[str, Any]]:
+    """Return the best trials: the highest rung first, then the value. `short`: the steps of earlier ends."""
     left, found = dict(results), list[dict[str, Any]]()
     while len(found) < MOST_BEST and (key := best(search, left)) is not None:
         trial, rung = key
         values = values_of(search, results, trial, rung)
-        found.append({"trial": trial, "value": results[key], "step": search.rungs[rung], "values": values})
+        step = short.get(key, search.rungs[rung])
+        found.append({"trial": trial, "value": results[key], "step": step, "values": values})
         left = {each: value for each, value in left.items() if each[0] != trial}
     return found
 

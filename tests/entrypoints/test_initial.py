@@ -163,24 +163,27 @@ def test_damaged_checkpoint_and_other_shapes_are_refused(parent: Run, tmp_path: 
 
 
 def test_untied_values_are_not_tied_silently(tmp_path: Path) -> None:
-    """Different saved values for two names of one tensor are refused; equal values load."""
+    """Different saved values for the names of one tensor are refused; equal values load."""
     text = """
 import torch
 from torch import nn
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-        self.b.weight = self.a.weight
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.b.weight = self.c.weight = self.a.weight
     def forward(self, x):
-        return self.b(self.a(x))
+        return self.c(self.b(self.a(x)))
 def model(params): return Tied()
 def dataset(params, split): return [torch.full((4,), float(index)) for index in range(9)]
 def loss(model, batch): return model(batch).pow(2).mean()
 """
-    for name, other, fault in (("same", torch.eye(4), ""), ("apart", 2 * torch.eye(4), "ties a.weight, b.weight")):
+    for name, other, fault in (
+        ("same", torch.eye(4), ""),
+        ("apart", 2 * torch.eye(4), "ties a.weight, b.weight, c.weight"),
+    ):
         place = tmp_path / f"{name}.safetensors"
-        weights.write(place, {"a.weight": torch.eye(4), "b.weight": other})
+        weights.write(place, {"a.weight": torch.eye(4), "b.weight": torch.eye(4), "c.weight": other})
         child = begin(tmp_path / name, place, text=text)
         assert fault in child.errors
         assert child.code == int(bool(fault)), child.errors

@@ -422,3 +422,20 @@ def test_script_without_the_metric_names_the_cure(tmp_path: Path) -> None:
     words = [each for each in found if each["e"] == "trial" and each["state"] == "failed"]
     assert len(words) >= 3
     assert len({each["trial"] for each in words}) < 9
+
+
+@pytest.mark.slow
+def test_script_that_ends_before_its_rung_is_not_started_again(tmp_path: Path) -> None:
+    """A trial whose script ended by itself is done at its own step; on higher rungs its result counts as it is."""
+    sweep = script_sweep(tmp_path)
+    sweep.search |= {"trials": 3, "rungs": [3, 30, 90]}
+    sweep.run_spec["args"] = ["--steps", "6", "--lr", "1"]
+    child = sweep.start()
+    text, _ = child.communicate(timeout=100)
+    assert child.returncode == 0
+    ends = [each for each in parsed(text) if each["e"] == "trial" and each["state"] == "done"]
+    early, later = (each for each in ends if each["rung"])
+    assert (early["rung"], early["step"], later["rung"], later["step"]) == (1, 6, 2, 6)
+    assert early["value"] == later["value"]
+    assert "ended by itself at step 6, before step 30" in text
+    assert text.count("begins at") == 4  # three trials to the first rung, and the best to its own end

@@ -115,7 +115,10 @@ def test_probabilities_are_taken_as_they_are() -> None:
         ([1], "it returned list"),
         ({"target": torch.tensor([0])}, "it returned target"),
         ({"target": torch.tensor([0, 1]), "score": torch.ones(2, 3)}, "a row for each of the 1 samples"),
-        ({"target": torch.tensor([3]), "score": torch.ones(1, 3)}, "target holds 3 to 3, score 3 classes"),
+        (
+            {"target": torch.tensor([3]), "score": torch.ones(1, 3)},
+            "the target of sample 8 is 3, and score has 3 classes",
+        ),
         ({"target": torch.tensor([0]), "score": torch.full((1, 3), math.nan)}, "the score of sample 8 is not finite"),
         ({"target": torch.tensor([0.5]), "score": torch.ones(1, 3)}, "a class number a sample"),
         ({"target": torch.ones(1, 2), "value": torch.ones(1, 3)}, "target has the shape (1, 2), value (1, 3)"),

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from trainerruns import Run, run
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.trainer import testing
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +131,31 @@ def test_task_without_outputs_has_its_means(tmp_path: Path) -> None:
     net = weights.from_checkpoint(tmp_path / "checkpoints/step-00000010")
     assert (found["kind"], found["n"], len(net)) == ("means", 53, 4)
     assert f"test on test (53 samples, step 10): loss {found['loss']:.4g}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ('{"target": 0 * batch[1] - 100, "score": model(batch[0])}', "is -100, and score has 3 classes from 0 on"),
+        ('{"target": batch[1], "score": batch[2]}', "failed: IndexError"),
+    ],
+)
+def test_failed_test_leaves_the_training_done(outputs: str, words: str, tmp_path: Path) -> None:
+    """The event and the line name the fault; the job ends as done, with its weights."""
+    text = (TASK % "").partition("def outputs")[0] + f"def outputs(model, batch): return {outputs}\n"
+    done = run(tmp_path, 2, evaluate={}, **{**SETTINGS, "text": text})
+    assert done.code == 0, done.errors
+    event = done.only("test")
+    assert event["failed"]
+    assert words in done.output
+    assert (tmp_path / "output/model.pt").exists()
+    assert done.events[-1]["e"] == "done"
+
+
+def test_any_number_of_metrics_fits_into_the_event() -> None:
+    """The event has the headline and the first metrics; the file has all."""
+    result = {"job": "a", "split": "test", "kind": "means", "n": 5, "compared": []}
+    result |= {f"a_metric_with_a_long_name_{number}": number / 7 for number in range(500)}
+    found = testing.short(result)
+    assert len(events.format_line("test", "", {"test": found})) <= events.MAX_BYTES
+    assert (found["n"], found["a_metric_with_a_long_name_1"]) == (5, 0.1429)

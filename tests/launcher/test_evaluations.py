@@ -135,10 +135,40 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
         evaluations.config_of(_with(job, whole), "test", "newest", [])
 
 
+def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) -> None:
+    """A test has no weights of its own; tests are counted by their name and their parent."""
+    job = _with(seed("digits", State("succeeded")), {"name": "digits", "task": "task.py"})
+    child = evaluations.config_of(job, "test", None, [])
+    with pytest.raises(UsageError, match="is a test of digits"):
+        evaluations.config_of(_with(job, child.model_dump(mode="json")), "test", None, [])
+    for setting in ("name=foo", "evaluate.only=false", "init_from=other"):
+        with pytest.raises(UsageError, match="by these the test is counted"):
+            evaluations.config_of(job, "test", None, [setting])
+
+
 def _with(job: Job, config: dict[str, Any]) -> Job:
     from dataclasses import replace
 
     return replace(job, config=config)
+
+
+def test_failed_test_is_told_until_the_next(cli: Any, seed: Callable[..., Job], registry: Registry) -> None:
+    """The status of a finished training names the fault of its test; a later test's figures replace the fault."""
+    job = seed("points", State("succeeded"))
+    failed = f"test  ::ct {json.dumps({'e': 'test', 'failed': 'the score of sample 8 is not finite'})}"
+    progress = fold({}, [failed])
+    registry.set_state(job.attempt, State("succeeded"), progress)
+    assert "test        failed: the score of sample 8 is not finite" in cli("status", "points").stdout
+    assert "test_error" not in fold(progress, [line(FIGURES)])
+
+
+@pytest.mark.parametrize("split", ["any/thing", "a\nb", "x" * 41, "..", ""])
+def test_name_of_a_split_makes_a_file_name(split: str, seed: Callable[..., Job]) -> None:
+    """The figures' file has the split's name."""
+    job = _with(seed("digits", State("succeeded")), {"name": "digits", "task": "task.py"})
+    with pytest.raises(ConfigError) as refusal:
+        evaluations.config_of(job, split, None, [])
+    assert "a split's name: letters, digits" in refusal.value.faults[0].message + refusal.value.faults[0].hint
 
 
 def test_each_test_is_counted() -> None:

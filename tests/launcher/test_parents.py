@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.planning import parents
 from cloudtrain.launcher.planning.job_spec import job_spec
 from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.store.progress import fold, lineage
+from cloudtrain.launcher.store.registry import Registry
 
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 
@@ -120,6 +123,35 @@ def test_parent_must_have_ended_on_the_same_backend(
     foreign = load("init_from: digits").model_copy(update={"backend": "ssh"})
     with pytest.raises(ConfigError, match="digits ran on local, this job runs on ssh"):
         parents.resolved(foreign, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "config", "words"),
+    [
+        ("failed", {"task": "task.py"}, "ended (failed) before the first checkpoint"),
+        ("stopped", {"task": "task.py"}, "ended (stopped) before the first checkpoint"),
+        ("succeeded", {"script": "a.py"}, "runs a script"),
+        ("succeeded", {"task": "task.py", "init_from": {"job": "a"}, "evaluate": {"only": True}}, "is a test of other"),
+    ],
+)
+def test_parent_without_a_checkpoint_is_refused(
+    state: Any,
+    config: dict[str, Any],
+    words: str,
+    load: Callable[..., JobConfig],
+    tmp_path: Path,
+    seed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The registry knows before the send that the node would find no weights; a saved checkpoint is accepted."""
+    job = seed("digits", State(state))
+    monkeypatch.setattr(parents, "_job", lambda name: replace(job, config={"name": "digits", **config}))
+    with pytest.raises(ConfigError) as refusal:
+        parents.resolved(load("init_from: digits"), tmp_path)
+    assert words in refusal.value.faults[0].message
+    if "task" in config and "evaluate" not in config:
+        Registry().set_state(job.attempt, State(state), {"checkpoint_step": 5, "checkpoint": "step-00000005"})
+        parents._require_weights(parents._job("digits"))
 
 
 def test_lineage_is_the_nodes_report_else_the_config() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher import config
 from cloudtrain.launcher.backend import Capacity
 from cloudtrain.launcher.errors import BudgetError, ConfigError
-from cloudtrain.launcher.planning import planner, search_spec
+from cloudtrain.launcher.planning import planner, prepare, search_spec
 from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.database import Database
 
@@ -52,6 +52,43 @@ def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, sweep)
     assert any(re.search(words, fault.message + fault.key) for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize("algorithm", ["grid", "asha"])
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"args.lr": {"log": 3}}, "one of uniform, log, int, choice with a list"),
+        ({"args.lr": {"choice": "abc"}}, "one of uniform, log, int, choice with a list"),
+        ({"args.lr": {"log": [1, 0.1]}}, "is not below the highest value"),
+        ({"args.lr": {"log": [float("nan"), 1]}}, "needs two numbers"),
+        ({"args.lr": {"int": [1, 10**400]}}, "needs two numbers"),
+        ({"args": {"lr": [1, 2]}}, "`args` is a section"),
+        ({"args.lr": None}, "a range or a list of choices is expected"),
+        ({"env.A=B": [1, 2]}, "names no variable"),
+        ({"args.l r": [1, 2]}, "names no option"),
+        ({}, "at least 1 items"),
+        (5, "expected a mapping of keys"),
+        ([], "expected a mapping of keys"),
+    ],
+)
+def test_faulty_space_has_a_place_after_the_checks_of_the_backend(
+    space: Any, words: str, algorithm: str, tmp_path: Path
+) -> None:
+    """A config with faults is planned too, for the backend's faults; a space without meaning has no plan."""
+    (tmp_path / "train.py").write_text("")
+    sweep = {"space": space, "algorithm": algorithm, "steps": 90}
+    data = {"name": "s", "script": "train.py", "budget": {"limit": 5}, "local": {"price_per_hour": 1}, "sweep": sweep}
+    with pytest.raises(ConfigError) as caught:
+        config.from_data(data, tmp_path / "cloudtrain.yaml", further=prepare.refused)
+    fault = next(fault for fault in caught.value.faults if words in fault.message)
+    assert (fault.key, fault.place is not None) == ("sweep.space", True)
+
+
+def test_steps_of_a_script_have_a_limit(tmp_path: Path) -> None:
+    """A number that no training has would make dozens of rungs."""
+    with pytest.raises(ConfigError, match=r"1000000000|10\^9"):
+        load(tmp_path, {"steps": 10**21})
 
 
 def test_pbt_needs_a_constant_schedule(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
@@ -160,6 +161,31 @@ def test_options_of_a_job_are_refused_for_a_sweep(
     seed("alone", State("stopped", "user", started_s=1.0, ended_s=2.0))
     with pytest.raises(UsageError, match="--trials is for a sweep"):
         run("resume", "alone", "--trials", "+2")
+
+
+@pytest.mark.parametrize(("state", "shown"), [("failed", "failed"), ("succeeded", "ended"), ("stopped", "stopped")])
+def test_packed_sweep_has_the_state_of_its_job(
+    state: Any, shown: str, registry: Registry, seed: Callable[..., Job], cli: Any
+) -> None:
+    """A sweep whose trials all failed says so, with the cause."""
+    why = "no trial has a result; the first failure: rank 0: KeyError: 'lr'"
+    job = replace(seed("packed", State(state, error={"message": why})), config=swept.put(registry, 9).config)
+    sweeps.follow_packed(registry.database, job, [], state)
+    first = cli("status", "packed").stdout.splitlines()[0]
+    assert first == (f"packed: failed: {why}" if state == "failed" else f"packed: {shown}")
+    assert f"sweep {shown}" in cli("list").stdout
+
+
+def test_script_that_ended_early_has_its_own_step(registry: Registry, seed: Callable[..., Job]) -> None:
+    """The status of a packed sweep names the step of the result, not that of the rung."""
+    config = {**swept.put(registry, 9).config, "task": None}
+    rung = search_spec.search_of(config).rungs[0]
+    job = replace(seed("packed", State("running")), config=config)
+    end = {"trial": 0, "rung": 0, "step": rung - 40, "value": 0.5, "state": "done"}
+    reports = sweeps.reports_in([(events.format_line("trial", "", end), 1.0)])
+    sweeps.follow_packed(registry.database, job, reports, "running")
+    shown = overview.as_json(registry.database, sweeps.find(registry.database, "packed"))
+    assert [each["step"] for each in shown["best"]] == [rung - 40]
 
 
 # -- watch and wait ---------------------------------------------------------------------------------------------------
