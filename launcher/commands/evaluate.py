@@ -47,9 +47,9 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Test the weights of an ended job, and print the figures: a job of its own, in the ledger.
+    """Test the weights of an ended job, and print the figures. The test is a job of its own, in the ledger.
 
-    Its time limit is an hour, or the job's limit if that is shorter; its code is the job's. It tests one checkpoint:
+    The time limit is an hour, or the job's limit if shorter; the code is the job's. The test is of one checkpoint:
     only the test at the end of a training compares the best with the last. Each test is counted: a split on which
     models were chosen gives too good figures.
     """

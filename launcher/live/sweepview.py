@@ -19,7 +19,7 @@ __all__ = ["SweepShot", "view"]
 
 _BAR = 24  # columns
 _RUNG_HEADS = ("RUNG", "STEP", "DONE", "RUNNING", "FAILED", "BEST")
-_STYLES = {"running": "bold cyan", "ended": "bold green", "stopped": "bold magenta"}
+_STYLES = {"running": "bold cyan", "ended": "bold green", "stopped": "bold magenta", "failed": "bold red"}
 
 
 @dataclass(frozen=True)

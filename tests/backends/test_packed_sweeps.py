@@ -106,7 +106,7 @@ def test_interrupted_sweep_continues_exactly(cli: Any, tmp_path: Path) -> None:
             assert cli("wait", end, timeout_s=120).code == 0
         else:
             cli("wait", end)
-            assert cli("status", end, "--json").json["state"] == "stopped"
+            assert cli("status", end, "--json").json["state"] == ("stopped" if end == "stop" else "failed")
             done = cli("resume", end, "-y", timeout_s=120)
             assert done.code == 0, done.stdout + done.stderr
         assert results(cli, end) == results(cli, "whole")
