@@ -26,7 +26,6 @@ __all__ = [
     "ExitCodes",
     "ExitReport",
     "ExitState",
-    "ExportOrder",
     "FetchedInput",
     "InitSettings",
     "JobSpec",
@@ -529,30 +528,3 @@ class NodeStatus(Message, parts={"state": AgentState.load, "exit": ExitReport.lo
     last_s: float = 0.0
     rebooted: bool = False
     now_s: float | None = None
-
-
-@dataclass(frozen=True)
-class ExportOrder(Message):
-    """A checkpoint's folder, the place of the model folder, and the task.
-
-    `archive`: the job's code archive with its `archive_sha256`; None if only the checkpoint is known, and then no form
-    but safetensors can be written, and nothing checked. `task`: the file below the code folder. `environment`: the
-    job's variables, with the inputs' paths on this machine. `name`: of the model. `facts`: the job's records, for the
-    model card and config.json. `key`: an ssh key to sign with. `is_unchecked`: write the folder without a check.
-    `needed`: a form without which the export fails.
-    """
-
-    checkpoint: str
-    place: str
-    name: str
-    archive: str | None = None
-    archive_sha256: str | None = None
-    task: str = "task.py"
-    params: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    forms: tuple[str, ...] = ("safetensors", "pt2")
-    seed: int = 0
-    key: str | None = None
-    is_unchecked: bool = False
-    needed: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build
 from cloudtrain.entrypoints.models import scratch
+from cloudtrain.entrypoints.models.order import ExportOrder
 
 
 def _end(number: int, _: Any) -> None:

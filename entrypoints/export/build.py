@@ -22,10 +22,10 @@ from typing import Any
 from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.atomic_json import read_json, sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import card, otherstate
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import scratch, tensors
+from cloudtrain.entrypoints.models.order import ExportOrder
 
 __all__ = ["ExportError", "build"]
 

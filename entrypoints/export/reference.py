@@ -23,10 +23,10 @@ import torch
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models.folder import ONNX, PT2
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 

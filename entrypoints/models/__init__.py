@@ -6,6 +6,6 @@
     check.json, README.md      the result of the check, the model card
     SHA256SUMS                 every other file; SHA256SUMS.sig is a signature by ssh-keygen, if asked for
 
-`folder` verifies a folder, `scratch` has the files of an unfinished export, `tensors` writes and reads the weights,
-`calls` describes the arguments of the model. Only the last needs torch.
+`folder` verifies a folder, `order` is the message that asks for an export, `scratch` has the files of an unfinished
+export, `tensors` writes and reads the weights, `calls` describes the arguments of the model. Only the last needs torch.
 """

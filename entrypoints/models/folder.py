@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.atomic_json import sync
+from cloudtrain.entrypoints.bundle_file import sha256_of
 
 __all__ = [
     "CARD",
@@ -46,7 +47,6 @@ FORMAT = 1
 NAMESPACE = "cloudtrain-model"  # of signatures: a signature for another purpose is not valid for a model
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
-_CHUNK_BYTES = 1 << 20
 _SIGN_S = 120.0  # a key on a device may wait for a touch
 
 
@@ -164,11 +164,7 @@ def file_sha256(path: Path) -> str:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ModelFolderError(f"{path} is no regular file")
-        found = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_CHUNK_BYTES):
-                found.update(block)
-        return found.hexdigest()
+        return sha256_of(path)
     except FileNotFoundError:
         raise ModelFolderError(f"{path} is missing") from None
     except OSError as error:

@@ -6,7 +6,6 @@ the files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,10 +15,12 @@ from typing import Any
 
 import torch
 
+from cloudtrain.entrypoints.bundle_file import sha256_of
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, matching
 from cloudtrain.entrypoints.contract import InitSettings
 from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.models.folder import SUMS
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import report
@@ -30,9 +31,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 __all__ = ["PLACE", "fill", "initialize", "open_parent"]
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
-SUMS = "SHA256SUMS"
 _FILES = ("model.safetensors.index.json", "model.safetensors", "model.pt")  # the first that exists
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,14 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
 def _chosen(place: Path, wanted: str | None) -> list[Any]:
     """Return a checkpoint, or files of plain weights, and the sha256 of either. Raises TaskError, OSError."""
     if place.is_file():
-        return [None, [str(place)], _sha256(place)]
+        return [None, [str(place)], sha256_of(place)]
     if not place.is_dir():
         raise TaskError(f"init_from names {place}, which does not exist on this node")
     if (place / folders.MANIFEST).exists():
-        return [str(place), [], _sha256(place / folders.MANIFEST)]
+        return [str(place), [], sha256_of(place / folders.MANIFEST)]
     if folders.list_steps(place):
         path = folders.choose(place, wanted)
-        return [str(path), [], _sha256(path / folders.MANIFEST)]
+        return [str(path), [], sha256_of(path / folders.MANIFEST)]
     name = next((each for each in _FILES if (place / each).is_file()), None)
     if name is None:
         raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(_FILES)}")
@@ -164,7 +163,7 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
         raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
     _require_sums(place, [place / name, *files])
     whole = place / SUMS if (place / SUMS).exists() else place / name
-    return [None, [str(file) for file in files], _sha256(whole)]
+    return [None, [str(file) for file in files], sha256_of(whole)]
 
 
 def _require_sums(folder: Path, files: list[Path]) -> None:
@@ -174,17 +173,9 @@ def _require_sums(folder: Path, files: list[Path]) -> None:
     pairs = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines() if line.strip()]
     known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
     for file in dict.fromkeys(files):
-        if known.get(file.name) != _sha256(file):
+        if known.get(file.name) != sha256_of(file):
             why = "differs from" if file.name in known else "is not in"
             raise TaskError(f"init_from: {file} {why} {SUMS}: fetch the folder again")
-
-
-def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 def _tied(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:

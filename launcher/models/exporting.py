@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job

@@ -23,10 +23,10 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.export import build, check
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.entrypoints.serve.engine import open_engine
 from doubles import warmpython
 

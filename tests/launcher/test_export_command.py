@@ -21,9 +21,9 @@ import torch
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.checkpoints import shards
-from cloudtrain.entrypoints.contract import ExportOrder
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import scratch
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.models import exporting, source
@@ -217,7 +217,7 @@ def test_key_with_a_passphrase_is_refused_before_the_export(tmp_path: Path) -> N
 
 PARENT = """
 import json, pathlib, sys
-from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.launcher.commands import export
 from cloudtrain.launcher.models import exporting
 export._end_on_signals()

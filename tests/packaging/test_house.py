@@ -25,6 +25,7 @@ FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs",
 FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
     "models.folder",
+    "models.order",
     "models.scratch",
     "rank.tracebacks",
     "rank.variables",
