@@ -157,9 +157,13 @@ def test_notebook_can_submit_watch_and_stop_jobs(
 
 @pytest.mark.slow
 def test_interrupt_ends_the_wait_and_leaves_the_job(cli: Cli, project: Callable[..., Path], idle_python: Path) -> None:
-    """Ctrl-C raises KeyboardInterrupt in `wait` and `logs`, as in a notebook's cell; the job runs on."""
+    """Ctrl-C raises KeyboardInterrupt in `wait` and `logs`, as in a notebook's cell; the job runs on.
+
+    The modules are imported first: Python 3.11 turns an interrupt of a dataclass's definition into a RuntimeError.
+    """
     program = """
 import sys
+import cloudtrain.launcher.jobs.follow, cloudtrain.launcher.logs.stream
 from cloudtrain.launcher.api import *
 job = submit(Config(sys.argv[1], local={"python": sys.argv[2]}), name="kept")
 for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
