@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.commands.options import completes, duration_s, examples, json_option
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
@@ -162,7 +162,8 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         while True:
             if not names and time.monotonic() >= sweeps_due_s:
                 sweeps_due_s = math.inf if once else time.monotonic() + every_s
-                _advance_sweeps(registry)
+                for line in _driven(registry):
+                    say(line)
             if not (once and polls) and (changed := selection.news(time.time())) is not None:
                 jobs = changed
                 poller.watch(jobs)
@@ -177,18 +178,14 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
     return int(faults > 0) if once else next((code for code in codes.values() if code), 0)
 
 
-def _advance_sweeps(registry: Registry) -> None:
-    """Drive the running sweeps once; an error of a sweep does not end the watch of the jobs."""
+def _driven(registry: Registry) -> list[str]:
     from cloudtrain.launcher.store import sweeps
 
-    for sweep in sweeps.sweeps(registry.database, active=True):
-        from cloudtrain.launcher.sweeps.driving import advance
+    if not sweeps.sweeps(registry.database, active=True):
+        return []  # without the import of the driver
+    from cloudtrain.launcher.sweeps import driving
 
-        try:
-            for line in advance(registry, sweep):
-                say(line)
-        except CloudtrainError as error:
-            say(f"{sweep.id}: {error}")
+    return driving.advance_all(registry)
 
 
 def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:

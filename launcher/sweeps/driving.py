@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["advance", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
+__all__ = ["advance", "advance_all", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
 
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 STOPPED, TIMED_OUT, RUNNING = 9, 124, 130  # exit codes, as of a job
@@ -93,6 +93,17 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
         return told
     finally:
         sweeps.free(database, sweep.id, held_s)
+
+
+def advance_all(registry: Registry) -> list[str]:
+    """Advance all running sweeps; an error of a sweep is a line, and hinders no further sweep."""
+    told = []
+    for sweep in sweeps.sweeps(registry.database, active=True):
+        try:
+            told += advance(registry, sweep)
+        except CloudtrainError as error:
+            told.append(f"{sweep.id}: {error}")
+    return told
 
 
 def follow(

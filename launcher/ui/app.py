@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobEr
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import say
-from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
+from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage, sweeppage
 from cloudtrain.launcher.ui.feeds import Download, LogQuery
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
 from cloudtrain.launcher.ui.site import Site
@@ -50,6 +50,9 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
         Route("/jobs/{job}/curves", handlers.curves),
         Route("/jobs/{job}/log", handlers.download),
         Route("/jobs/{job}/report", handlers.report),
+        Route("/sweeps/{sweep}", handlers.sweep),
+        Route("/sweeps/{sweep}/stream", handlers.sweep_stream),
+        Route("/sweeps/{sweep}/report", handlers.sweep_report),
     ]
     if not site.is_read_only:
         routes += [
@@ -97,9 +100,11 @@ class _Handlers:
 
     def _table(self, registry: Registry, choice: joblist.JobListQuery) -> Shown:
         found = joblist.listed(registry, choice)
+        searches = sweeppage.listed(registry, choice)
         is_live = any(job["exit_code"] is None for job in found.jobs)
-        html = self.site.pages.render("_jobs.html", choice=choice, listed=found, faults=self.site.faults)
-        return Shown({"jobs": html}, is_live=is_live)
+        is_live = is_live or any(each["state"] == "running" for each in searches)
+        values = {"choice": choice, "listed": found, "sweeps": searches, "faults": self.site.faults}
+        return Shown({"jobs": self.site.pages.render("_jobs.html", **values)}, is_live=is_live)
 
     async def compare(self, request: Request) -> Response:
         """The curves of chosen jobs in the same charts, and their figures side by side."""
@@ -154,8 +159,33 @@ class _Handlers:
         def work(registry: Registry) -> str:
             return report_html(registry, registry.find(_name(request)), time.time())
 
-        text = await self.site.read(work)
-        return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
+        return await self._report(work)
+
+    # -- a sweep ------------------------------------------------------------------------------------------------------
+
+    async def sweep(self, request: Request) -> Response:
+        """A sweep's page."""
+
+        def work(registry: Registry) -> str:
+            name = sweeppage.found(registry, _sweep(request)).id
+            part = sweeppage.shown(self.site.pages, registry, name).parts["sweep"]
+            return self.site.pages.render("sweep.html", sweep_id=name, part=part)
+
+        return await self._page(work)
+
+    async def sweep_stream(self, request: Request) -> Response:
+        """Changes of the sweep's page."""
+        name = _sweep(request)
+        return stream(self.site, request, lambda registry: sweeppage.shown(self.site.pages, registry, name), None)
+
+    async def sweep_report(self, request: Request) -> Response:
+        """The page that `cloudtrain report SWEEP` writes."""
+        from cloudtrain.launcher.report.sweep_page import sweep_html
+
+        def work(registry: Registry) -> str:
+            return sweep_html(registry, sweeppage.found(registry, _sweep(request)), time.time())
+
+        return await self._report(work)
 
     # -- buttons ------------------------------------------------------------------------------------------------------
 
@@ -260,6 +290,10 @@ class _Handlers:
             return JSONResponse({"error": words}, status)
         return HTMLResponse(_encoded(self.site.pages.render("error.html", words=words)), status)
 
+    async def _report(self, work: Callable[[Registry], str]) -> Response:
+        text = await self.site.read(work)
+        return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
+
     async def _page(self, work: Callable[[Registry], str]) -> Response:
         self.site.asked()
         return HTMLResponse(_encoded(await self.site.read(work)))
@@ -291,6 +325,11 @@ def _wanted(registry: Registry, request: Request) -> LogQuery:
 def _name(request: Request) -> str:
     name: str = request.path_params["job"]
     return name
+
+
+def _sweep(request: Request) -> str:
+    sweep_id: str = request.path_params["sweep"]
+    return sweep_id
 
 
 def _wants_json(request: Request) -> bool:

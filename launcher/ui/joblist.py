@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.jobs.list_cache import attempts_of
 from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.sweeps import TRIAL_JOBS
 
 __all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
 
@@ -20,6 +21,7 @@ _FROM = (
     "FROM jobs JOIN attempts a ON a.job_id = jobs.id"
     " AND a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)"
 )
+_IS_NO_TRIAL = f"jobs.id NOT IN ({TRIAL_JOBS})"
 _HAS_TAG = (
     "EXISTS (SELECT 1 FROM json_each(jobs.config, '$.tags') t WHERE CAST(t.key AS TEXT) = ? AND"
     " (? OR CAST(t.value AS TEXT) = ?))"
@@ -75,13 +77,13 @@ class Listed:
 
 
 def listed(registry: Registry, choice: JobListQuery) -> Listed:
-    """Return a page of matching jobs, the newest first."""
+    """Return a page of matching jobs, the newest first; without a filter, the jobs of sweeps are left out."""
     where, values = _where(choice)
     database = registry.database
     if choice.is_narrow:
         count = database.execute(f"SELECT COUNT(*) {_FROM} {where}", values)[0][0]
     else:
-        count = database.execute("SELECT COUNT(*) FROM jobs")[0][0]
+        count = database.execute(f"SELECT COUNT(*) FROM jobs WHERE {_IS_NO_TRIAL}")[0][0]
     order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
     ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
     jobs = [as_json(job, attempts_of(registry, job)) for job in map(registry.find, ids)]
@@ -117,4 +119,6 @@ def _where(choice: JobListQuery) -> tuple[str, list[Any]]:
         name, sign, value = choice.tag.partition("=")
         parts.append(_HAS_TAG)
         values += [name.strip(), not sign, value.strip()]
-    return (f"WHERE {' AND '.join(parts)}" if parts else ""), values
+    if not parts:
+        parts.append(_IS_NO_TRIAL)
+    return f"WHERE {' AND '.join(parts)}", values

@@ -22,10 +22,10 @@ from markupsafe import Markup
 
 from cloudtrain.entrypoints.format import amount, span
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.jobs.poller import Seen
+from cloudtrain.launcher.jobs.poller import Seen, as_fault
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import when
+from cloudtrain.launcher.text.terminal import say, when
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 
@@ -96,14 +96,17 @@ class Site:
     async def running(self, _: object = None) -> AsyncIterator[None]:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
-        detector = asyncio.create_task(self._detect_changes())
+        tasks = [asyncio.create_task(self._detect_changes())]
+        if not self.is_read_only:
+            tasks.append(asyncio.create_task(self._drive_sweeps()))
         self.watcher.start()
         try:
             yield
         finally:
             self.close()
-            detector.cancel()
-            await asyncio.gather(detector, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.watcher.close(0.0)
             self.pool.close()
             self._registry.close()
@@ -132,6 +135,18 @@ class Site:
     def _wake(self) -> None:
         for news in self._news:
             news.set()
+
+    async def _drive_sweeps(self) -> None:
+        """Send the due trials of running sweeps, as `watch` does; the driver's lease keeps other drivers out."""
+        from cloudtrain.launcher.sweeps import driving
+
+        while not self.is_closing:
+            try:
+                for line in await self.read(driving.advance_all):
+                    say(line)
+            except Exception as error:  # a busy registry or a full disk: the page goes on
+                say(as_fault(error).message)
+            await asyncio.sleep(driving.LOOK_S)
 
     async def _detect_changes(self) -> None:
         """Wake the pages at each change of the registry, while a page is open.

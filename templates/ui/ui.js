@@ -331,7 +331,7 @@
   localTimes(document);
   const month = document.querySelector(".month[aria-current]"); // a year may be wider than the screen
   if (month) month.parentElement.scrollLeft = month.offsetLeft - month.parentElement.clientWidth / 2;
-  if (body.dataset.page === "jobs") { address = body.dataset.stream; connect(); countTicked(); }
+  if (body.dataset.stream) { address = body.dataset.stream; connect(); countTicked(); }
   if (body.dataset.page === "job") { setUpLog(); readCurves(); }
   if (body.dataset.page === "compare") readCurves();
 }());

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from uiserver import serving
 
 from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.registry import Registry
@@ -314,6 +315,19 @@ def test_ended_sweep_gets_more_trials_and_money(
     assert (after["state"], after["trials"], after["limit_usd"]) == ("ended", 3, 3.0)
     first = {each.trial: each.value for each in sweeps.segments(registry.database, sweep.id)}
     assert len(first) == 3
+
+
+def test_open_page_drives_a_sweep(
+    cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None, wait_until: Any
+) -> None:
+    """`ui` sends the due trials, as `watch` does, and the sweep's page shows the end."""
+    text = RANDOM.replace("[1, 2, 3, 4, 5]", "[1, 3]").replace("parallel: 2", "parallel: 1")
+    assert cli("submit", "-d", "-y", cwd=project(text, text=SCRIPT)).code == 0
+    _, sweep = sweep_of(home)
+    with serving(home) as served:
+        served.enter()
+        wait_until(lambda: 'badge ended"' in served.get(f"/sweeps/{sweep.id}").text, timeout_s=240)
+        assert "2 of 2 began" in served.get(f"/sweeps/{sweep.id}").text
 
 
 def test_stopped_trial_goes_on_from_its_checkpoint(
