@@ -81,7 +81,7 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
         left = {each: value for each, value in left.items() if each[1] < rung}
     last: dict[int, SegmentRecord] = {}
     for each in segments:
-        if each.trial not in last or each.state in ("done", "failed"):
+        if each.trial not in last or each.state in sweeps.ENDED:
             last[each.trial] = each
     trials = sorted(last, key=lambda trial: (rank.get(trial, len(last)), trial))
     return [_end(search, results, last[trial], trial in rank, cost) for trial in trials]

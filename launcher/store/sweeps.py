@@ -26,12 +26,23 @@ from cloudtrain.launcher.text.units import parse_money
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["TRIAL_JOBS", "RungFigures", "SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
+__all__ = [
+    "ENDED",
+    "TRIAL_JOBS",
+    "RungFigures",
+    "SegmentRecord",
+    "SegmentState",
+    "SweepRecord",
+    "lease",
+    "require_room",
+    "spent_and_held",
+]
 
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
 TRIAL_JOBS = "SELECT job_id FROM segments"
 
-SegmentState = Literal["due", "sent", "done", "failed"]
+SegmentState = Literal["due", "sent", "done", "failed", "stopped"]
+ENDED = ("done", "failed", "stopped")  # stopped: by the user; `resume` of the sweep goes on with the trial
 # The states in a report of a packed sweep. `saved`: interrupted; the segment begins again later.
 _STATES: dict[str, SegmentState] = {
     "running": "sent",
@@ -162,7 +173,7 @@ def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], 
         key = each.trial, each.rung
         used_s[key] = used_s.get(key, 0.0) + each.seconds
         segment = SegmentRecord(job.id, *key, job.id, job.attempt.number, each.step, each.state, each.value)
-        ended_s = each.time_s if each.state in ("done", "failed") else None
+        ended_s = each.time_s if each.state in ENDED else None
         write(database, replace(segment, seconds=used_s[key], ended_s=ended_s))
     ended = {"succeeded": "ended", "failed": "failed"}.get(state, "stopped")
     set_state(database, job.id, "running" if state in ACTIVE else ended)
@@ -273,7 +284,7 @@ def rung_figures(database: Database, sweep_id: str) -> list[RungFigures]:
     """Return the figures of each rung with an ended segment, the lowest rung first."""
     rows = database.execute(
         "SELECT rung, COUNT(*) AS ended, MIN(value) AS least, MAX(value) AS greatest FROM segments"
-        " WHERE sweep = ? AND state IN ('done', 'failed') GROUP BY rung ORDER BY rung",
+        " WHERE sweep = ? AND state NOT IN ('due', 'sent') GROUP BY rung ORDER BY rung",
         (sweep_id,),
     )
     return [RungFigures(**dict(row)) for row in rows]

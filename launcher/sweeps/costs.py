@@ -237,7 +237,7 @@ def _shared(
 
 def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:
     before = rungs[segment.rung - 1] if segment.rung else 0
-    return rungs[segment.rung] - before if segment.state in ("done", "failed") else 0
+    return rungs[segment.rung] - before if segment.state in sweeps.ENDED else 0
 
 
 def _by_rung(some: Sequence[SegmentCost], rungs: Sequence[int]) -> list[str]:
@@ -250,8 +250,8 @@ def state_of(found: SweepCost, trial: int) -> str:
     last = found.trials[trial][-1].segment
     if last.state in ("due", "sent"):
         return "running"
-    if last.state == "failed":
-        return "failed"
+    if last.state != "done":
+        return last.state
     return "finished" if last.rung == len(found.rungs) - 1 else "paused"
 
 

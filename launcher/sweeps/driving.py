@@ -24,7 +24,7 @@ from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
 from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.planning.search_spec import is_packed, training_of
 from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
+from cloudtrain.launcher.store.sweeps import SegmentRecord, SegmentState, SweepRecord
 from cloudtrain.launcher.sweeps import alerts, searching
 from cloudtrain.launcher.text.units import format_money
 
@@ -180,7 +180,7 @@ def _has_ended(registry: Registry, sweep: SweepRecord) -> bool:
     """Store the sweep's end if all segments have ended; return whether the sweep has ended now."""
     database = registry.database
     with database.transaction():
-        ended = all(each.state in ("done", "failed") for each in sweeps.segments(database, sweep.id))
+        ended = all(each.state in sweeps.ENDED for each in sweeps.segments(database, sweep.id))
         if ended := ended and _is_running(registry, sweep):
             sweeps.set_state(database, sweep.id, "ended")
     return ended
@@ -225,11 +225,14 @@ def _collect(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> 
         again = replace(segment, state="due", attempt=job.attempt.number + 1, tries=tries)
         sweeps.update(registry.database, segment, again)
         return [f"{job.id} ended early ({state.reason or state.state}), and goes on"]
-    ended = replace(segment, state="done" if value is not None else "failed", value=value)
-    sweeps.update(registry.database, segment, ended)
-    how = "stopped" if state.reason == "user" else f"no result: {(state.error or {}).get('message', state.state)}"
+    kept: SegmentState
     if value is not None:
-        how = f"{search_spec.metric_of(sweep.config)} {value:.6g}"
+        kept, how = "done", f"{search_spec.metric_of(sweep.config)} {value:.6g}"
+    elif state.reason == "user":
+        kept, how = "stopped", "stopped"
+    else:
+        kept, how = "failed", f"no result: {(state.error or {}).get('message', state.state)}"
+    sweeps.update(registry.database, segment, replace(segment, state=kept, value=value))
     return [f"{job.id}, rung {segment.rung + 1}: {how}"]
 
 

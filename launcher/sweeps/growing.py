@@ -115,7 +115,7 @@ def _stopped(registry: Registry, sweep: SweepRecord) -> list[SegmentRecord]:
     """Return the rows of trials that the user has stopped, as due with the next attempt of their jobs."""
     found, was_stopped = [], sweeps.find(registry.database, sweep.id).state == "stopped"
     for each in sweeps.segments(registry.database, sweep.id):
-        if each.state not in ("sent", "failed") or each.value is not None:
+        if each.state not in ("sent", "failed", "stopped") or each.value is not None:
             continue
         try:
             job = refresh(registry, registry.find(each.job_id))

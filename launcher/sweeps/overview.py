@@ -58,7 +58,7 @@ def as_lines(database: Database, sweep: SweepRecord, cause: str = "") -> list[st
     lines = [f"{sweep.id}: {state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
     for each in found["rungs"]:
         value = "" if each["best"] is None else f", best {found['metric']} {figure(each['best'])}"
-        states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])
+        states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed", "stopped") if each[name])
         lines.append(f"  rung {each['rung']} ({place_of(found, each)}): {states or 'no trial yet'}{value}")
     for each in found["best"]:
         result = f"{found['metric']} {figure(each['value'])} at {place_of(found, each)}"
@@ -140,6 +140,7 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[st
         "done": sum(each.state == "done" for each in at),
         "running": sum(each.state in ("due", "sent") for each in at),
         "failed": sum(each.state == "failed" for each in at),
+        "stopped": sum(each.state == "stopped" for each in at),
         "best": choose(values) if values else None,
     }
 

@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.sweep.search import Allowance
-from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store import series, sweeps
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
@@ -41,8 +41,8 @@ class SegmentPace:
 
 
 def results_of(segments: Sequence[SegmentRecord]) -> dict[tuple[int, int], float | None]:
-    """Return the results of the ended segments by (trial, rung); None for a failed segment."""
-    return {(each.trial, each.rung): each.value for each in segments if each.state in ("done", "failed")}
+    """Return the results of the ended segments by (trial, rung); None for a failed or stopped segment."""
+    return {(each.trial, each.rung): each.value for each in segments if each.state in sweeps.ENDED}
 
 
 def value_at(database: Database, job_id: str, step: int | None, metric: str) -> float | None:

@@ -254,7 +254,7 @@ def test_stop_ends_the_running_trial_and_sends_no_other(
     assert cli("advance", sweep.id).code == 0
     shown = cli("status", sweep.id, "--json").json
     assert (shown["state"], shown["trials"], shown["held_usd"]) == ("stopped", 1, 0)
-    assert [(each["running"], each["failed"]) for each in shown["rungs"]] == [(0, 1)]
+    assert [(each["running"], each["failed"], each["stopped"]) for each in shown["rungs"]] == [(0, 0, 1)]
     assert [(job.id, job.attempt.state.reason) for job in registry.jobs()] == [(f"{sweep.id}-0", "user")]
     assert cli("best", sweep.id).code == 1
 
