@@ -5,6 +5,7 @@ Every backend fetches, mounts or finds inputs, so the weights need no road of th
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ from cloudtrain.launcher.store.registry import Registry
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["INPUT", "resolved"]
+__all__ = ["INPUT", "compared", "resolved"]
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 
@@ -43,6 +45,36 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
         _require_whole(base / place.removeprefix("file://"), wanted.checkpoint)
     inputs = {**config.inputs, INPUT: place}
     return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]
+
+
+def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
+    """Return a line about the comparison of the parent's names and shapes with the model's, by a separate process.
+
+    Without a cheap comparison the node compares, before step 1. `asks_stores`: headers in a store are read, too.
+    Raises ConfigError with the differences.
+    """
+    from cloudtrain.launcher.planning import memory
+
+    config = prepared.config
+    is_test = config.evaluate is not None and config.evaluate.only  # its model is the parent's
+    if config.init_from is None or config.task is None or config.sweep is not None or is_test:
+        return []
+    place = config.inputs[INPUT].removeprefix("file://")
+    if "://" in place and not asks_stores:
+        return ["init_from: names and shapes are compared at the submit"]
+    if "://" not in place and not traits(config.backend).runs_here:
+        why = f"{place} is a path on a host"
+    elif find_spec("torch") is None:
+        why = "torch is not installed here"
+    else:
+        whole = place if "://" in place else str(prepared.config_file.parent.resolve() / place)
+        lines, _ = memory.run(prepared, "fitting", memory.asked(prepared), whole)
+        if "fault" in lines[0]:
+            raise ConfigError([Fault(lines[0]["fault"], key="init_from")])
+        if "fits" in lines[0]:
+            return [f"init_from: names and shapes of {lines[0]['fits']} weights fit the model"]
+        why = lines[0]["why"]
+    return [f"init_from: names and shapes are compared on the node, before step 1: {why}"]
 
 
 def _job(name: str) -> Job:
