@@ -184,6 +184,9 @@ class SageMakerBackend:
     def endpoint_state(self, ref: dict[str, Any]) -> str | None:
         return models_endpoint.state(self.clients, ref)
 
+    def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
+        models_endpoint.extend(self.clients, ref, ends_s)
+
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         models_endpoint.delete(self.clients, ref)
 

@@ -25,13 +25,14 @@ from cloudtrain.launcher.prices import catalog
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["delete", "discard", "plan", "prepare", "start", "state"]
+__all__ = ["delete", "discard", "extend", "plan", "prepare", "start", "state"]
 
 DELETE = "arn:aws:scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 RETRIES, RETRY_S = 3, 1800
 # AWS may refuse a deletion during the start, so a start must end long before the shortest lifetime.
 DOWNLOAD_S, STARTUP_S = 1200, 600
 DISK_GB = 30  # SageMaker's own volume for an instance of an endpoint, if the request names no size; an assumption
+_OWN = ("Name", "Description", "ScheduleExpressionTimezone", "FlexibleTimeWindow", "ActionAfterCompletion", "Target")
 _GONE = ("Could not find", "does not exist", "not found")
 
 
@@ -110,6 +111,20 @@ def state(clients: AwsClients, ref: dict[str, Any]) -> str | None:
     return str(found["EndpointStatus"])
 
 
+def extend(clients: AwsClients, ref: dict[str, Any], ends_s: float) -> None:
+    """Move the schedule's time; AWS replaces a schedule as a whole."""
+    handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
+    with api.answers(f"move the end of the endpoint {handle.name}"):
+        client = api.client(access, "scheduler", patient=True)
+        kept = {key: value for key, value in client.get_schedule(Name=handle.name).items() if key in _OWN}
+        try:
+            client.update_schedule(**kept, ScheduleExpression=_at(ends_s))
+        except Exception as error:
+            if api.is_refusal(error):
+                raise
+            raise UnreachableError(f"AWS has not confirmed the end of {handle.name}: {error}") from error
+
+
 def delete(clients: AwsClients, ref: dict[str, Any]) -> None:
     """Delete the endpoint, if present."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
@@ -160,11 +175,10 @@ def _price(own_micro: int | None, machine: Machine, region: str) -> tuple[float 
 
 
 def _schedule(wish: EndpointWish, role: str) -> dict[str, Any]:
-    at = time.strftime("at(%Y-%m-%dT%H:%M:%S)", time.gmtime(wish.ends_s))
     return {
         "Name": wish.name,
         "Description": f"The end of the endpoint {wish.name}, by cloudtrain deploy",
-        "ScheduleExpression": at,
+        "ScheduleExpression": _at(wish.ends_s),
         "ScheduleExpressionTimezone": "UTC",
         "FlexibleTimeWindow": {"Mode": "OFF"},
         "ActionAfterCompletion": "DELETE",
@@ -175,6 +189,10 @@ def _schedule(wish: EndpointWish, role: str) -> dict[str, Any]:
             "RetryPolicy": {"MaximumRetryAttempts": RETRIES, "MaximumEventAgeInSeconds": RETRY_S},
         },
     }
+
+
+def _at(time_s: float) -> str:
+    return time.strftime("at(%Y-%m-%dT%H:%M:%S)", time.gmtime(time_s))
 
 
 def _access(clients: AwsClients, ref: dict[str, Any]) -> AwsAccess:
