@@ -27,7 +27,7 @@ _EPILOG = examples(
     "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model]")
-@click.option("--form", "forms", help="Forms: safetensors, pt2, onnx.  [default: safetensors,pt2]")
+@click.option("--form", "forms", help="Forms: safetensors, pt2, onnx, huggingface.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
 @click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
 @click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")

@@ -29,7 +29,7 @@ from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
 
-_FORMS = ("safetensors", "pt2", "onnx")
+_FORMS = ("safetensors", "pt2", "onnx", "huggingface")
 _NO_METRICS = ("accuracy_low", "accuracy_high")
 _END_S = 5.0
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
