@@ -68,6 +68,7 @@ def export_job(
     place: Path,
     choice: str | None,
     *,
+    name: str | None = None,
     forms: Sequence[str],
     inputs: Mapping[str, str],
     key: Path | None,
@@ -92,7 +93,7 @@ def export_job(
         order = ExportOrder(
             checkpoint=str(found),
             place=str(place),
-            name=job.name,
+            name=name or job.name,
             archive=str(archive),
             archive_sha256=job.bundle["sha256"],
             task=job.asked.task,
@@ -109,7 +110,7 @@ def export_job(
 
 
 def export_path(
-    registry: Registry, checkpoint: Path, place: Path, *, key: Path | None, is_unchecked: bool
+    registry: Registry, checkpoint: Path, place: Path, *, name: str | None = None, key: Path | None, is_unchecked: bool
 ) -> dict[str, Any]:
     """Write the weights of a checkpoint without its job, unchecked. Raises CloudtrainError."""
     if not (checkpoint / folders.MANIFEST).exists() and (steps := _steps(checkpoint)):
@@ -120,7 +121,7 @@ def export_path(
     order = ExportOrder(
         checkpoint=str(checkpoint.absolute()),
         place=str(place),
-        name=place.name,
+        name=name or place.name,
         forms=("safetensors",),
         key=None if key is None else str(key.absolute()),
         is_unchecked=is_unchecked,
