@@ -19,7 +19,6 @@ from cloudtrain.backends.sagemaker.models import container
 from cloudtrain.backends.sagemaker.records import SageMakerEndpoint
 from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
-from cloudtrain.launcher.metering.rate import DERIVED, Machine
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -67,7 +66,10 @@ def plan(wish: EndpointWish, config: JobConfig) -> EndpointPlan:
     )
     ref = SageMakerEndpoint(place.region, block.profile, dict(block.endpoints), name)
     delete = f"aws sagemaker delete-endpoint --region {place.region} --endpoint-name {name}"
-    price = _price(block.price_per_hour, machine, place.region)
+    disk, usd = disk_usd(machine.instance_type, DISK_GB), machine.hourly_usd
+    source = f"{machine.price_source}{f', with a disk of {DISK_GB} GB' if disk else ''}"
+    listed = (None if usd is None else usd + disk, source, machine.uncertainty)
+    price = catalog.serving("sagemaker", block.price_per_hour, listed, machine.instance_type, place.region)
     return EndpointPlan(name, uri, calls, machine.instance_type, *price, delete, ref.dump())
 
 
@@ -160,18 +162,6 @@ def _require(config: JobConfig, model: CheckedModel) -> str:
     if faults or role is None:
         raise ConfigError(faults)
     return role
-
-
-def _price(own_micro: int | None, machine: Machine, region: str) -> tuple[float | None, str, float]:
-    """Return an instance's price for an hour, its source and its uncertainty."""
-    if own_micro is not None:
-        return own_micro / 1e6, "sagemaker.price_per_hour", 1.0
-    if machine.hourly_usd is None:
-        return None, catalog.unpriced("sagemaker", machine.instance_type, region), 1.0
-    # The table has the prices of training, so those of hosting count as derived.
-    disk = disk_usd(machine.instance_type, DISK_GB)
-    source = f"{machine.price_source} for training{f', with a disk of {DISK_GB} GB' if disk else ''}"
-    return machine.hourly_usd + disk, source, machine.uncertainty * DERIVED
 
 
 def _schedule(wish: EndpointWish, role: str) -> dict[str, Any]:

@@ -59,10 +59,8 @@ def command(
     if name is not None:
         require_model_name(name)
     wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
-    if key is not None and not key.expanduser().is_file():
-        raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
-    key = None if key is None else key.expanduser()
     if key is not None:
+        key = key.expanduser()
         exporting.require_key(key)
     registry = Registry()
     _end_on_signals()

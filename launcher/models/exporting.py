@@ -53,6 +53,8 @@ def require_torch(use: str) -> None:
 
 def require_key(key: Path) -> None:
     """Raise UsageError if the key cannot sign: tried on a file, as the export signs after minutes of work."""
+    if not key.is_file():
+        raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / models.SUMS).write_text("")
         try:

@@ -110,6 +110,7 @@ SDKS = {
     "botocore",
     "google",
     "onnxruntime",
+    "transformers",
 }  # third-party modules that entrypoints may use, imported on first use
 
 
