@@ -78,5 +78,5 @@ def require_allowed(
     books = budget_preview.books_of(prepared.config)
     budget_preview.require_known_project(books)
     submit.require_room(registry, prepared, is_first=True)
-    found = parents.compared(prepared, asks_stores=True)
+    found = [] if force else parents.compared(prepared, asks_stores=True)
     return [*found, *books.lines(prepared.plan.worst_case_micro)]

@@ -70,7 +70,8 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
         whole = place if "://" in place else str(prepared.config_file.parent.resolve() / place)
         lines, _ = memory.run(prepared, "fitting", memory.asked(prepared), whole)
         if "fault" in lines[0]:
-            raise ConfigError([Fault(lines[0]["fault"], key="init_from")])
+            hint = "if the job's packages make another model than this machine's: submit --force leaves it to the node"
+            raise ConfigError([Fault(lines[0]["fault"], key="init_from", hint=hint)])
         if "fits" in lines[0]:
             return [f"init_from: names and shapes of {lines[0]['fits']} weights fit the model"]
         why = lines[0]["why"]

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save
 
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.jobs.approval import require_allowed
 from cloudtrain.launcher.planning import parents
 from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
 
 CONFIG = f"""\
@@ -57,6 +59,9 @@ def test_difference_is_found_before_the_send(cli: Any, project: Path) -> None:
     assert "the shape of 1.bias differs: 3 in the parent, 5 here" in " ".join(told.stderr.split())
     assert cli("list", "--all", "--json").json["jobs"] == []
     assert cli("budget", "show", "--json").json["reservations"] == []
+    file = project / "cloudtrain.yaml"
+    prepared = prepare(configs.load(file, overrides=["params.classes=5"]), file, Path(), dry=True)
+    assert require_allowed(Registry(), prepared, force=True) == []  # other packages there may make another model
 
 
 @pytest.mark.parametrize(
