@@ -26,6 +26,7 @@ FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
     "models.folder",
     "models.order",
+    "models.saved",
     "models.scratch",
     "rank.tracebacks",
     "rank.variables",
