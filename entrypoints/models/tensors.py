@@ -31,9 +31,6 @@ __all__ = ["HEADER_BYTES", "TensorBox", "StoredTensor", "files", "find", "load",
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
-_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"}
-_TORCH |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
-_TORCH |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _PIECE_BYTES = 1 << 22
 HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -120,13 +117,15 @@ def load(tensor: StoredTensor) -> torch.Tensor:
     """Return the values, in the type of the exported file. Raises OSError, ValueError."""
     import torch
 
+    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+
     found, at = bytearray(tensor.nbytes), 0
     for piece in _pieces(tensor):
         found[at : at + len(piece)] = piece
         at += len(piece)
     if not found:
-        return torch.empty(tensor.shape, dtype=getattr(torch, _TORCH[tensor.target]))
-    return torch.frombuffer(found, dtype=getattr(torch, _TORCH[tensor.target])).view(tensor.shape)
+        return torch.empty(tensor.shape, dtype=DTYPES[tensor.target])
+    return torch.frombuffer(found, dtype=DTYPES[tensor.target]).view(tensor.shape)
 
 
 def _joined(pairs: Iterable[tuple[str, StoredTensor]]) -> dict[str, StoredTensor]:
@@ -210,8 +209,10 @@ def _written(piece: memoryview, tensor: StoredTensor) -> memoryview:
         return piece
     import torch
 
-    values = torch.frombuffer(piece, dtype=getattr(torch, _TORCH[tensor.dtype]))
-    changed = values.to(getattr(torch, _TORCH[tensor.target]))
+    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+
+    values = torch.frombuffer(piece, dtype=DTYPES[tensor.dtype])
+    changed = values.to(DTYPES[tensor.target])
     return memoryview(ctypes.string_at(changed.data_ptr(), changed.nbytes))
 
 
