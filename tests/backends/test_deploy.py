@@ -33,6 +33,8 @@ from cloudtrain.launcher.errors import (
 from cloudtrain.launcher.models import deploying
 from cloudtrain.launcher.models.checked import checked_model
 from cloudtrain.launcher.money import endpoints as costs
+from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
+from cloudtrain.launcher.money.conditional import located
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store import endpoints, ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
@@ -313,6 +315,30 @@ def test_refused_extension_changes_nothing(
         deploying.extend(registry, found)
     assert deploying.undeploy(registry, before.name).state == "gone"
     assert ledger.held(registry.database) == []
+
+
+def test_extension_counts_in_the_teams_ledger(
+    folder: Path, payer: Aws, model: Path, registry: Registry, tmp_path: Path
+) -> None:
+    """A team's ledger holds both worst cases, refuses an extension without room, and is free after the end."""
+    (tmp_path / "team").mkdir()
+    place = located(str(tmp_path / "team"))
+    endpoint = planned(folder, model)
+    assert endpoint.worst_micro is not None
+    limit = LedgerBudget("", "all", 2 * endpoint.worst_micro)
+    shared_ledger_sync.set_budget(registry.database, limit, place, may_make=True)
+    deploying.send(registry, endpoint)
+    name, cell = endpoint.plan.name, shared_ledger_sync.open_cell(place)
+    deploying.extend(registry, deploying.extension(registry, name, 7200))
+    with pytest.raises(BudgetError):
+        deploying.extend(
+            registry, deploying.Extension(endpoints.find(registry.database, name), 1e10, limit.limit_micro)
+        )
+    (row,) = endpoints.rows(registry.database)
+    held = shared_ledger.read(cell).held
+    assert sum(each.amount_micro or 0 for each in held.values()) == row.worst_micro < limit.limit_micro
+    deploying.undeploy(registry, name)
+    assert shared_ledger.read(cell).held == {}
 
 
 def test_full_budget_refuses_the_endpoint(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
