@@ -172,13 +172,15 @@ class InitSettings(Message, names={"what": "load"}):
 class EvaluateSettings(Message):
     """Section `evaluate`: the test after the last step, or with `only` in place of training.
 
-    `checkpoint`: best or last; None: the best if recorded. `batch_size`: samples of a forward pass.
+    `checkpoint`: best or last; None: the best if recorded. `batch_size`: samples of a forward pass. `predictions`: the
+    number of samples whose predictions are written to a file.
     """
 
     split: str = "test"
     checkpoint: str | None = None
     batch_size: int | None = None
     only: bool = False
+    predictions: int = 0
 
 
 @dataclass(frozen=True)

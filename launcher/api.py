@@ -167,8 +167,8 @@ def submit(
     """Send a job and return its status at once; with `dry_run` return the request and send no job.
 
     A second call with the same `idempotency_key` returns the first call's job. `force` allows spot machines without a
-    rehearsal. Raises ConfigError, UsageError (a `name` that is taken), BudgetError, CredentialError, CapacityError,
-    UnreachableError (the job may have been sent: use `idempotency_key` to retry).
+    rehearsal, and a parent that seems not to fit. Raises ConfigError, UsageError (a `name` that is taken), BudgetError,
+    CredentialError, CapacityError, UnreachableError (the job may have been sent: use `idempotency_key` to retry).
     """
     from cloudtrain.launcher.config import placing
     from cloudtrain.launcher.jobs import submit as sending

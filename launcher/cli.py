@@ -63,6 +63,7 @@ COMMANDS = {
     "serve": "Answer requests with an exported model.",
     "register": "Register a model folder in a registry of models.",
     "deploy": "Start an endpoint that ends by itself.",
+    "extend": "Let an endpoint live longer.",
     "undeploy": "Delete an endpoint before its end.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
@@ -90,7 +91,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
-    "After the training": ("evaluate", "export", "serve", "push", "register", "deploy", "undeploy"),
+    "After the training": ("evaluate", "export", "serve", "push", "register", "deploy", "extend", "undeploy"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

@@ -183,6 +183,12 @@ class AzureMLBackend:
         uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
         return files.download(self._access(handle.workspace), uri, folder)
 
+    def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the job's saved weights, by the headers alone."""
+
+        handle = AzureMLRef.load(ref)
+        return files.saved_shapes(self._access(handle.workspace), str(handle.checkpoint_uri), averaged=averaged)
+
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""
         return AzureMLRef.load(ref).checkpoint_uri

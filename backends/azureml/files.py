@@ -11,12 +11,13 @@ from urllib.parse import unquote, urlsplit
 from cloudtrain.backends.azureml import api
 from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.job_folder import JobFolder
+from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
-__all__ = ["datastore_of", "download", "has_checkpoint", "put_model"]
+__all__ = ["datastore_of", "download", "has_checkpoint", "put_model", "saved_shapes"]
 
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
@@ -37,6 +38,11 @@ def has_checkpoint(access: AzureAccess, uri: str) -> bool:
 def download(access: AzureAccess, uri: str, folder: Path) -> list[Path]:
     """Copy all files below the URI to the folder; return the files. Raises as JobFolder.download."""
     return _with_folder(access, uri, lambda found: found.download(uri, folder, workers=WORKERS))
+
+
+def saved_shapes(access: AzureAccess, uri: str, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights in the checkpoint folder. Raises as `download`, and ValueError."""
+    return _with_folder(access, uri, lambda folder: saved.shapes(folder.open_at(uri), averaged=averaged))
 
 
 def put_model(access: AzureAccess, uri: str, source: Path, names: Iterable[str], sums: str) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.launcher.backend.models import EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.metering.rate import DERIVED
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -57,10 +56,7 @@ def plan(wish: EndpointWish, config: JobConfig) -> EndpointPlan:
     )
     place = f"-g {workspace.resource_group} -w {workspace.name}"
     delete = f"az ml online-endpoint delete -n {wish.name} {place} --yes"
-    own = block.price_per_hour
-    usd = machine.hourly_usd if own is None else own / 1e6
-    source = machine.price_source if own is None else "azureml.price_per_hour"
-    source = catalog.unpriced("azureml", machine.instance_type, block.region) if usd is None else source
-    doubt = 1.0 if own is not None else machine.uncertainty * DERIVED
+    listed, name = (machine.hourly_usd, machine.price_source, machine.uncertainty), machine.instance_type
+    price = catalog.serving("azureml", block.price_per_hour, listed, name, block.region)
     uri = f"azureml:{model.name}:{model.version}"
-    return EndpointPlan(wish.name, uri, calls, machine.instance_type, usd, source, doubt, delete, unenforced=UNENFORCED)
+    return EndpointPlan(wish.name, uri, calls, name, *price, delete, unenforced=UNENFORCED)

@@ -153,6 +153,14 @@ class SageMakerBackend:
         found = files.of(self._access(handle))
         return found.download(f"{handle.checkpoint_uri}/{inner}".rstrip("/"), folder, may_be_empty=True)
 
+    def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the job's saved weights, by the headers alone."""
+        from cloudtrain.entrypoints.models import saved
+
+        handle = SageMakerRef.load(ref)
+        with api.answers("read the checkpoints"):
+            return saved.shapes(files.of(self._access(handle)).open_at(handle.checkpoint_uri), averaged=averaged)
+
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""
         return SageMakerRef.load(ref).checkpoint_uri
@@ -183,6 +191,9 @@ class SageMakerBackend:
 
     def endpoint_state(self, ref: dict[str, Any]) -> str | None:
         return models_endpoint.state(self.clients, ref)
+
+    def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
+        models_endpoint.extend(self.clients, ref, ends_s)
 
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         models_endpoint.delete(self.clients, ref)

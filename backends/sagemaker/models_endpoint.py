@@ -19,19 +19,19 @@ from cloudtrain.backends.sagemaker.models import container
 from cloudtrain.backends.sagemaker.records import SageMakerEndpoint
 from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
-from cloudtrain.launcher.metering.rate import DERIVED, Machine
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["delete", "discard", "plan", "prepare", "start", "state"]
+__all__ = ["delete", "discard", "extend", "plan", "prepare", "start", "state"]
 
 DELETE = "arn:aws:scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 RETRIES, RETRY_S = 3, 1800
 # AWS may refuse a deletion during the start, so a start must end long before the shortest lifetime.
 DOWNLOAD_S, STARTUP_S = 1200, 600
 DISK_GB = 30  # SageMaker's own volume for an instance of an endpoint, if the request names no size; an assumption
+_OWN = ("Name", "Description", "ScheduleExpressionTimezone", "FlexibleTimeWindow", "ActionAfterCompletion", "Target")
 _GONE = ("Could not find", "does not exist", "not found")
 
 
@@ -66,7 +66,10 @@ def plan(wish: EndpointWish, config: JobConfig) -> EndpointPlan:
     )
     ref = SageMakerEndpoint(place.region, block.profile, dict(block.endpoints), name)
     delete = f"aws sagemaker delete-endpoint --region {place.region} --endpoint-name {name}"
-    price = _price(block.price_per_hour, machine, place.region)
+    disk, usd = disk_usd(machine.instance_type, DISK_GB), machine.hourly_usd
+    source = f"{machine.price_source}{f', with a disk of {DISK_GB} GB' if disk else ''}"
+    listed = (None if usd is None else usd + disk, source, machine.uncertainty)
+    price = catalog.serving("sagemaker", block.price_per_hour, listed, machine.instance_type, place.region)
     return EndpointPlan(name, uri, calls, machine.instance_type, *price, delete, ref.dump())
 
 
@@ -110,6 +113,20 @@ def state(clients: AwsClients, ref: dict[str, Any]) -> str | None:
     return str(found["EndpointStatus"])
 
 
+def extend(clients: AwsClients, ref: dict[str, Any], ends_s: float) -> None:
+    """Move the schedule's time; AWS replaces a schedule as a whole."""
+    handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
+    with api.answers(f"move the end of the endpoint {handle.name}"):
+        client = api.client(access, "scheduler", patient=True)
+        kept = {key: value for key, value in client.get_schedule(Name=handle.name).items() if key in _OWN}
+        try:
+            client.update_schedule(**kept, ScheduleExpression=_at(ends_s))
+        except Exception as error:
+            if api.is_refusal(error):
+                raise
+            raise UnreachableError(f"AWS has not confirmed the end of {handle.name}: {error}") from error
+
+
 def delete(clients: AwsClients, ref: dict[str, Any]) -> None:
     """Delete the endpoint, if present."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
@@ -147,24 +164,11 @@ def _require(config: JobConfig, model: CheckedModel) -> str:
     return role
 
 
-def _price(own_micro: int | None, machine: Machine, region: str) -> tuple[float | None, str, float]:
-    """Return an instance's price for an hour, its source and its uncertainty."""
-    if own_micro is not None:
-        return own_micro / 1e6, "sagemaker.price_per_hour", 1.0
-    if machine.hourly_usd is None:
-        return None, catalog.unpriced("sagemaker", machine.instance_type, region), 1.0
-    # The table has the prices of training, so those of hosting count as derived.
-    disk = disk_usd(machine.instance_type, DISK_GB)
-    source = f"{machine.price_source} for training{f', with a disk of {DISK_GB} GB' if disk else ''}"
-    return machine.hourly_usd + disk, source, machine.uncertainty * DERIVED
-
-
 def _schedule(wish: EndpointWish, role: str) -> dict[str, Any]:
-    at = time.strftime("at(%Y-%m-%dT%H:%M:%S)", time.gmtime(wish.ends_s))
     return {
         "Name": wish.name,
         "Description": f"The end of the endpoint {wish.name}, by cloudtrain deploy",
-        "ScheduleExpression": at,
+        "ScheduleExpression": _at(wish.ends_s),
         "ScheduleExpressionTimezone": "UTC",
         "FlexibleTimeWindow": {"Mode": "OFF"},
         "ActionAfterCompletion": "DELETE",
@@ -175,6 +179,10 @@ def _schedule(wish: EndpointWish, role: str) -> dict[str, Any]:
             "RetryPolicy": {"MaximumRetryAttempts": RETRIES, "MaximumEventAgeInSeconds": RETRY_S},
         },
     }
+
+
+def _at(time_s: float) -> str:
+    return time.strftime("at(%Y-%m-%dT%H:%M:%S)", time.gmtime(time_s))
 
 
 def _access(clients: AwsClients, ref: dict[str, Any]) -> AwsAccess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk
+from cloudtrain.entrypoints.bundle_file import sha256_of
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import JobRef, LogPage
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -133,7 +133,7 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
         sums = fleet.call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in reply["files"]:
             path = _inside(folder, name)
-            if name in sums and sums[name] == _sha256(path):
+            if name in sums and sums[name] == sha256_of(path):
                 continue  # from a disk that the hosts share, or equal on each host
             if here[name] is not None:
                 path = _inside(folder / f"node-{number}", name)
@@ -211,14 +211,6 @@ def _inside(folder: Path, name: str) -> Path:
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise ConfigError(f"a host names a file outside the folder: {name!r}", where=str(folder))
     return path
-
-
-def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found.update(block)
-    return found.hexdigest()
 
 
 def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> None:

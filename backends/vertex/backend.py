@@ -180,6 +180,14 @@ class VertexBackend:
             uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
             return files.of(self._access(handle)).download(uri, folder)
 
+    def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the job's saved weights, by the headers alone."""
+        from cloudtrain.entrypoints.models import saved
+
+        handle = VertexRef.load(ref)
+        with api.answers("read the checkpoints", needs=files.ROLE):
+            return saved.shapes(files.of(self._access(handle)).open_at(str(handle.checkpoint_uri)), averaged=averaged)
+
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""
         return VertexRef.load(ref).checkpoint_uri

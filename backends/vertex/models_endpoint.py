@@ -8,7 +8,6 @@ from cloudtrain.backends.vertex import prices
 from cloudtrain.backends.vertex.machine import block_of, choose, place_of
 from cloudtrain.backends.vertex.models import VertexRegistry
 from cloudtrain.launcher.backend.models import EndpointPlan, EndpointWish, VendorCall
-from cloudtrain.launcher.metering.rate import DERIVED
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ def plan(wish: EndpointWish, config: JobConfig, google: Google) -> EndpointPlan:
     where = f"--project {place.project} --region {place.location}"
     undeploy = f"gcloud ai endpoints undeploy-model {name} {where} --deployed-model-id ID"
     delete = f"{undeploy} && gcloud ai endpoints delete {name} {where}"
-    offer, own = prices.hourly(choice.machine, "standard"), block.price_per_hour
-    usd = offer.usd if own is None else own / 1e6
-    source = offer.source if own is None else "vertex.price_per_hour"
-    source = catalog.unpriced("vertex", choice.label, place.location) if usd is None else source
-    doubt = 1.0 if own is not None else offer.uncertainty * DERIVED
-    return EndpointPlan(name, registry.uri, calls, choice.label, usd, source, doubt, delete, unenforced=UNENFORCED)
+    offer = prices.hourly(choice.machine, "standard")
+    listed = (offer.usd, offer.source, offer.uncertainty)
+    price = catalog.serving("vertex", block.price_per_hour, listed, choice.label, place.location)
+    return EndpointPlan(name, registry.uri, calls, choice.label, *price, delete, unenforced=UNENFORCED)

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 
 from cloudtrain.entrypoints.errors import TaskError
 
-__all__ = ["Paired", "Wishes", "pair"]
+__all__ = ["Paired", "Wishes", "pair", "saved_names"]
 
 _MOST_NAMED = 20  # names of one kind in the message
 _MOST_COMPARED = 50  # saved names for a missing name
@@ -40,6 +40,14 @@ class Paired:
     sources: Mapping[str, str]
     kept: tuple[str, ...]
     unused: tuple[str, ...]
+
+
+def saved_names(names: Collection[str], *, averaged: bool) -> dict[str, str]:
+    """Return a checkpoint's name of each weight, by the model's name; `averaged`: of the average, if kept."""
+    found = {name.removeprefix("model."): name for name in names if name.startswith("model.")}
+    if averaged:
+        found |= {name.removeprefix("ema."): name for name in names if name.startswith("ema.")}
+    return found
 
 
 def pair(

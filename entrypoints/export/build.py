@@ -30,6 +30,7 @@ from cloudtrain.entrypoints.models.order import ExportOrder
 __all__ = ["ExportError", "build"]
 
 _FILES = {"pt2": folders.PT2, "onnx": folders.ONNX}
+HUGGINGFACE = "huggingface"  # the form, and the folder of transformers' configuration files
 _SPARE_BYTES = 50_000_000  # for code and documents
 
 
@@ -105,7 +106,14 @@ def _filled(
                 hint = "export an older one: --checkpoint step-N"
                 raise ExportError(f"checkpoint {order.checkpoint} is damaged: {fault}", hint)
     config = _config(order, trainer, chosen, reference)
-    _write_json(partial / folders.CONFIG, config)
+    described, is_described = (
+        work / HUGGINGFACE,
+        HUGGINGFACE in order.forms and HUGGINGFACE not in reference["left_out"],
+    )
+    whole = {**read_json(described / folders.CONFIG), folders.OWN: config} if is_described else config
+    _write_json(partial / folders.CONFIG, whole)
+    for path in described.glob("generation_config.json"):
+        path.rename(partial / path.name)
     for name in _FILES.values():
         if (work / name).exists():
             (work / name).rename(partial / name)
@@ -120,7 +128,8 @@ def _filled(
 
 def _require_room(order: ExportOrder, partial: Path, stored: Mapping[str, tensors.StoredTensor]) -> None:
     weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
-    needed, free = weights * len(order.forms) + _SPARE_BYTES, shutil.disk_usage(partial).free
+    copies = len({*order.forms} - {HUGGINGFACE})
+    needed, free = weights * copies + _SPARE_BYTES, shutil.disk_usage(partial).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
 

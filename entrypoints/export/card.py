@@ -15,7 +15,8 @@ def text(config: Mapping[str, Any], check: Mapping[str, Any]) -> str:
 
 def _lines(config: Mapping[str, Any], check: Mapping[str, Any]) -> Iterator[str]:
     trainer, facts = config["checkpoint"]["trainer"], config["job"]
-    yield from ("---", "library_name: pytorch", "tags: [cloudtrain]", "---", "", f"# {config['name']}", "")
+    library = "transformers" if "huggingface" in check["forms"] else "pytorch"
+    yield from ("---", f"library_name: {library}", "tags: [cloudtrain]", "---", "", f"# {config['name']}", "")
     yield f"{config['tensors']:,} tensors, {config['bytes']:,} bytes, {', '.join(config['dtypes'])}."
     yield from ("", "## Results", "")
     yield from _metrics(trainer, facts)

@@ -2,9 +2,10 @@
 
     python -m cloudtrain.entrypoints.export.check FOLDER WORK
 
-Writes WORK/check-result.json. The weights and the results of safetensors and pt2 must have the same bits. ONNX runs
-other kernels: its results may differ by a share of the largest value. A relative error of each value would say nothing:
-at values near 0 it is 2 % for equal models. The task's code is imported last: pt2 and ONNX run without the code.
+Writes WORK/check-result.json. The weights and the results of safetensors and pt2 must have the same bits. ONNX and
+transformers may run other kernels: their results may differ by a share of the largest value. A relative error of each
+value would say nothing: at values near 0 it is 2 % for equal models. The task's code is imported last: the other forms
+run without the code.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 
 from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.atomic_json import read_json
 from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
 from cloudtrain.entrypoints.models import tensors
-from cloudtrain.entrypoints.models.folder import ONNX, PT2
+from cloudtrain.entrypoints.models.folder import CONFIG, ONNX, OWN, PT2
 
 __all__ = ["FOUND", "compare", "main"]
 
@@ -48,6 +50,8 @@ def main(argv: list[str]) -> int:
         found["pt2"] = _guarded(lambda: _compared(loading.pt2(folder), recorded))
     if (folder / ONNX).exists():
         found["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
+    if OWN in (read_json(folder / CONFIG) or {}):
+        found["huggingface"] = _guarded(lambda: _compared(loading.huggingface(folder), recorded, is_loose=True))
     found["safetensors"] = _guarded(lambda: _weights(folder, reference))
     if found["safetensors"]["passed"] and recorded:
         found["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))

@@ -12,10 +12,10 @@ import torch
 
 from cloudtrain.entrypoints.atomic_json import read_json
 from cloudtrain.entrypoints.models import calls, tensors
-from cloudtrain.entrypoints.models.folder import CODE, CONFIG, ONNX, PT2
+from cloudtrain.entrypoints.models.folder import CODE, CONFIG, ONNX, PT2, read_config
 from cloudtrain.entrypoints.trainer.task import load_task
 
-__all__ = ["Call", "onnx", "pt2", "task"]
+__all__ = ["Call", "huggingface", "onnx", "pt2", "task"]
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[Tensors], Tensors]
@@ -24,18 +24,27 @@ Call = Callable[[Tensors], Tensors]
 def pt2(folder: Path) -> Call:
     """Return the traced model, which needs no code of the task. Raises OSError, RuntimeError."""
     program = torch.export.load(folder / PT2)
-    return _call(program.module(), read_json(folder / CONFIG)["call"])
+    return _call(program.module(), read_config(folder)["call"])
 
 
 def task(folder: Path) -> Call:
     """Return the model that the task builds, with the folder's weights. Raises what the task's code raises."""
     sys.dont_write_bytecode = True  # a new file would not be in the checksums
     os.chdir(folder / CODE)
-    config = read_json(folder / CONFIG)
+    config = read_config(folder)
     model = load_task(folder / CODE / config["task"]).model(config["params"])
     found = tensors.find(tensors.files(folder))
     model.load_state_dict({name: tensors.load(each) for name, each in found.items()}, strict=True)
     return _call(model.eval(), config["call"])
+
+
+def huggingface(folder: Path) -> Call:
+    """Return the model as transformers opens the folder, without code of the task. Raises what transformers raises."""
+    import transformers
+
+    (architecture,) = read_json(folder / CONFIG)["architectures"]
+    model = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True)
+    return _call(model.eval(), read_config(folder)["call"])
 
 
 def onnx(folder: Path) -> Call:

@@ -48,9 +48,7 @@ def main(argv: list[str]) -> int:
     try:
         found = _reference(order, code.resolve(), work.resolve())
     except Exception as error:  # also any error of the task's code
-        found = {
-            "fault": f"{type(error).__name__}: {first_line(error)}" if not isinstance(error, TaskError) else str(error)
-        }
+        found = {"fault": _told(error)}
     (work / RESULT).write_text(json.dumps(found))
     return int("fault" in found)
 
@@ -89,6 +87,10 @@ def first_line(error: BaseException) -> str:
     return next((line for line in lines if line), type(error).__name__)[:300]
 
 
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {first_line(error)}"
+
+
 def bytes_sha256(tensor: torch.Tensor) -> str:
     """Return the hash of the tensor's values, in row-major order."""
     plain = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -113,7 +115,7 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         found |= {"split": split, "classes": _classes(samples)}
         form, arguments, results = _calls(task, model, samples, order.seed)
     except Exception as error:  # any error of the task's code
-        found["no_calls"] = f"{type(error).__name__}: {first_line(error)}"
+        found["no_calls"] = _told(error)
         why = f"the model could not be called: {found['no_calls']}"
         found["left_out"] = {kind: why for kind in order.forms if kind != "safetensors"}
         return found
@@ -124,7 +126,7 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         try:
             _trace(kind, work, model, form, arguments)
         except Exception as error:  # torch documents no type; a model that cannot be traced is no fault of the export
-            found["left_out"][kind] = f"{type(error).__name__}: {first_line(error)}"
+            found["left_out"][kind] = _told(error)
     return found
 
 
@@ -205,8 +207,23 @@ def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.TensorS
     return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
+def _configure(model: Any, folder: Path) -> None:
+    """Write the configuration files of transformers' `save_pretrained`; its weights are model.safetensors."""
+    kind = type(model)
+    if not kind.__module__.startswith("transformers.") or not hasattr(model, "save_pretrained"):
+        raise TaskError(f"the class {kind.__name__} is no architecture of transformers: safetensors and pt2 instead")
+    # As transformers 5.24 does in save_pretrained.
+    model.config.architectures, model.config.dtype = [kind.__name__], _dtype(next(model.parameters()))
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
 def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, arguments: Batches) -> None:
-    """Write the model in a form without code. Raises any error of torch."""
+    """Write the model in a form without code. Raises TaskError, and any error of torch."""
+    if kind == "huggingface":
+        _configure(model, work / kind)
+        return
     args, kwargs = calls.build(form, arguments[SIZES[0]])
     inputs = calls.slots(arguments)
     shapes = _shapes(model, form, inputs)

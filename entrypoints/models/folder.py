@@ -25,6 +25,7 @@ __all__ = [
     "CONFIG",
     "INDEX",
     "ONNX",
+    "OWN",
     "PT2",
     "SIGNATURE",
     "SUMS",
@@ -33,6 +34,7 @@ __all__ = [
     "ModelFolder",
     "ModelFolderError",
     "is_inside",
+    "read_config",
     "read_sums",
     "file_sha256",
     "sign",
@@ -43,6 +45,7 @@ __all__ = [
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 CHECK, CONFIG, CARD, CODE = "check.json", "config.json", "README.md", "code"
 WEIGHTS, INDEX, PT2, ONNX = "model.safetensors", "model.safetensors.index.json", "model.pt2", "model.onnx"
+OWN = "cloudtrain"  # where config.json is of the layout of Hugging Face's transformers, the key with our content
 FORMAT = 1
 NAMESPACE = "cloudtrain-model"  # of signatures: a signature for another purpose is not valid for a model
 
@@ -58,7 +61,7 @@ class ModelFolderError(Exception):
 class ModelFolder:
     """A verified folder. `digest`: the sha256 of SHA256SUMS, which identifies the model; `files`: sha256 by name.
 
-    `config` and `check` are the content of config.json and check.json.
+    `config` and `check` are our content of config.json, and the content of check.json.
     """
 
     path: Path
@@ -85,13 +88,20 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
         found = file_sha256(path / name)
         if found != files[name]:
             raise ModelFolderError(f"{path / name} is damaged: its sha256 is {found[:12]}, not {files[name][:12]}")
-    folder = ModelFolder(path, digest, files, _object(path / CONFIG), _object(path / CHECK))
+    folder = ModelFolder(path, digest, files, read_config(path), _object(path / CHECK))
     if folder.config.get("format") != FORMAT:
         raise ModelFolderError(f"{path} has format {folder.config.get('format')!r}; this cloudtrain reads {FORMAT}")
     if checked and not folder.is_checked:
         why = "its check failed" if folder.check.get("passed") is False else "the export was not checked"
         raise ModelFolderError(f"{path} is not proven to be the trained model: {why}")
     return folder
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return our content of the folder's config.json. Raises ModelFolderError, OSError."""
+    whole = _object(path / CONFIG)
+    own = whole.get(OWN, whole)
+    return own if isinstance(own, dict) else whole
 
 
 def write_sums(path: Path, known: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,16 +26,13 @@ from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorBox", "StoredTensor", "files", "find", "load", "write"]
+__all__ = ["HEADER_BYTES", "TensorBox", "StoredTensor", "files", "find", "load", "shapes", "write"]
 
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
-_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"}
-_TORCH |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
-_TORCH |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _PIECE_BYTES = 1 << 22
-_MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 Shape = tuple[int, ...]
 _Run = tuple[int, Path, int, int]  # position in the tensor, file, position in the file, bytes
@@ -85,14 +82,13 @@ class StoredTensor:
 
 def find(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """Return the tensors in safetensors files or a checkpoint's shards, by name. Raises OSError, ValueError."""
-    found: dict[str, StoredTensor] = {}
-    for file in files:
-        for name, tensor in _header(file):
-            known = found.get(name)
-            if known and (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
-                raise ValueError(f"the files contradict each other about {name}")
-            found[name] = replace(tensor, parts=(*known.parts, *tensor.parts)) if known else tensor
-    return found
+    return _joined(pair for file in files for pair in _header(file))
+
+
+def shapes(headers: Mapping[str, bytes]) -> dict[str, Shape]:
+    """Return each tensor's whole shape, by the headers of the files without their values. Raises ValueError."""
+    pairs = (pair for name, text in headers.items() for pair in _boxes(text, Path(name)))
+    return {name: tensor.shape for name, tensor in _joined(pairs).items()}
 
 
 def write(folder: Path, tensors: Mapping[str, StoredTensor], file_bytes: int = FILE_BYTES) -> dict[str, str]:
@@ -121,13 +117,26 @@ def load(tensor: StoredTensor) -> torch.Tensor:
     """Return the values, in the type of the exported file. Raises OSError, ValueError."""
     import torch
 
+    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+
     found, at = bytearray(tensor.nbytes), 0
     for piece in _pieces(tensor):
         found[at : at + len(piece)] = piece
         at += len(piece)
     if not found:
-        return torch.empty(tensor.shape, dtype=getattr(torch, _TORCH[tensor.target]))
-    return torch.frombuffer(found, dtype=getattr(torch, _TORCH[tensor.target])).view(tensor.shape)
+        return torch.empty(tensor.shape, dtype=DTYPES[tensor.target])
+    return torch.frombuffer(found, dtype=DTYPES[tensor.target]).view(tensor.shape)
+
+
+def _joined(pairs: Iterable[tuple[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Return the tensors by name, with the parts of all files. Raises ValueError."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in pairs:
+        known = found.get(name)
+        if known and (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+            raise ValueError(f"the files contradict each other about {name}")
+        found[name] = replace(tensor, parts=(*known.parts, *tensor.parts)) if known else tensor
+    return found
 
 
 def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -135,9 +144,14 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(8), "little")
-        if not 0 < length <= min(size - 8, _MOST_HEADER_BYTES):
+        if not 0 < length <= min(size - 8, HEADER_BYTES):
             raise ValueError(f"{file.name} has no header")
         text = opened.read(length)
+    yield from _boxes(text, file, size - 8 - length)
+
+
+def _boxes(text: bytes, file: Path, room: float = math.inf) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors of a header as `_header` does; `room`: the bytes of the file after the header."""
     try:
         header: dict[str, Any] = json.loads(text)
         boxes = json.loads((header.pop("__metadata__", None) or {}).get("boxes", "{}"))
@@ -146,12 +160,12 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
             box = boxes.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
             whole, offset = tuple(map(int, box["whole"])), tuple(map(int, box["offset"]))
             sides = list(zip(offset, shape, whole, strict=True))
-            is_inside = 0 <= begin <= end <= size - 8 - length and all(0 <= o <= o + s <= w for o, s, w in sides)
+            is_inside = 0 <= begin <= end <= room and all(0 <= o <= o + s <= w for o, s, w in sides)
             if not is_inside or end - begin != SIZES[entry["dtype"]] * math.prod(shape):
                 raise ValueError(f"{key} does not fit")
             yield (
                 box["name"],
-                StoredTensor(entry["dtype"], whole, (TensorBox(file, 8 + length + begin, offset, shape),)),
+                StoredTensor(entry["dtype"], whole, (TensorBox(file, 8 + len(text) + begin, offset, shape),)),
             )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file.name} has a header that contradicts itself: {error}") from error
@@ -195,8 +209,10 @@ def _written(piece: memoryview, tensor: StoredTensor) -> memoryview:
         return piece
     import torch
 
-    values = torch.frombuffer(piece, dtype=getattr(torch, _TORCH[tensor.dtype]))
-    changed = values.to(getattr(torch, _TORCH[tensor.target]))
+    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+
+    values = torch.frombuffer(piece, dtype=DTYPES[tensor.dtype])
+    changed = values.to(DTYPES[tensor.target])
     return memoryview(ctypes.string_at(changed.data_ptr(), changed.nbytes))
 
 

@@ -87,6 +87,13 @@ class AzureStore:
             return found.readall(), str(found.properties.etag)
         return None, ABSENT
 
+    def head(self, name: str, size: int) -> bytes:
+        """Return the first bytes of the blob."""
+        with self._asking(name) as client:
+            blob = client.get_blob_client(self._above + name)
+            data: bytes = _read(lambda: blob.download_blob(0, size, validate_content="md5").readall())
+            return data
+
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace the blob with that ETag."""
         from azure.core import MatchConditions

@@ -55,6 +55,11 @@ class FolderStore:
             return None, ABSENT
         return data, hashlib.sha256(data).hexdigest()
 
+    def head(self, name: str, size: int) -> bytes:
+        """Return the first bytes of the file."""
+        with (self._root / name).open("rb") as file:
+            return file.read(size)
+
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace `version` of the file, under a lock file in the same folder."""
         path = self._root / name

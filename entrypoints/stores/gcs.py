@@ -129,6 +129,12 @@ class GcsStore:
             return file.getvalue(), item.generation
         return None, ABSENT
 
+    def head(self, name: str, size: int) -> bytes:
+        """Return the first bytes of the object."""
+        with self._asking(name):
+            reply = self._service.ask("GET", f"{self._at(name)}?alt=media", {"Range": f"bytes=0-{size - 1}"})
+            return reply.body[:size]  # a compressed object comes whole
+
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace that generation of the object. If a write whose answer was lost had succeeded, return False."""
         query = {"uploadType": "media", "name": self.key(name), "ifGenerationMatch": version or "0"}

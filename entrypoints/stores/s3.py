@@ -111,6 +111,13 @@ class S3Store:
             return found["Body"].read(), str(found["ETag"])
         return None, ABSENT
 
+    def head(self, name: str, size: int) -> bytes:
+        """Return the first bytes of the object."""
+        with self._asking(name) as client:
+            found = client.get_object(Bucket=self._bucket, Key=self._above + name, Range=f"bytes=0-{size - 1}")
+            data: bytes = found["Body"].read()
+            return data
+
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace the object with that ETag."""
         from botocore.exceptions import ClientError

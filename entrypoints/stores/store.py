@@ -53,6 +53,9 @@ class Store(Protocol):
     def read(self, name: str) -> tuple[bytes | None, str]:
         """Return a small object's content and its version; None and ABSENT if the object is missing."""
 
+    def head(self, name: str, size: int) -> bytes:
+        """Return the first `size` bytes of the object, all bytes of a smaller object. Raises FileNotFoundError."""
+
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace the object if it still has `version`; return False at a different version, without a change.
 

@@ -28,7 +28,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.resume import hand_over_copies, load_optimizer
 from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 
-__all__ = ["PLACE", "fill", "initialize", "open_parent"]
+__all__ = ["PLACE", "fill", "initialize", "open_parent", "same_tensors"]
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 _FILES = ("model.safetensors.index.json", "model.safetensors", "model.pt")  # the first that exists
@@ -101,9 +101,7 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
     step, trainer, listed = exchange.share(found)
     whole = job.spec.training.strategy in WHOLE
     reader = loader.open_reader(folders.FoundCheckpoint(path, step, trainer, listed), whole=whole)
-    names = {name.removeprefix("model."): name for name in reader.shapes if name.startswith("model.")}
-    if averaged:
-        names |= {name.removeprefix("ema."): name for name in reader.shapes if name.startswith("ema.")}
+    names = matching.saved_names(reader.shapes, averaged=averaged)
     origin = {"job": trainer.get("job"), "step": step, "sha256": sha256, "path": str(path)}
     return Parent(reader, names, origin, trainer)
 
@@ -112,7 +110,7 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
     """Copy the parent's weights into the model; return notes for the report. Collective. Raises TaskError."""
     module, reader = job.strategy.module, parent.reader
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-    tied = _tied(live)
+    tied = same_tensors(live)
     shapes = {name: tuple(value.shape) for name, value in live.items()}
     if job.place.pipeline > 1:
         shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
@@ -178,12 +176,14 @@ def _require_sums(folder: Path, files: list[Path]) -> None:
             raise TaskError(f"init_from: {file} {why} {SUMS}: fetch the folder again")
 
 
-def _tied(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
+def same_tensors(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
     """Return, for each name of a tensor with several names, all its names."""
-    by_memory: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    by_memory: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
     for name, value in live.items():
-        if local_part(value).numel():
-            by_memory.setdefault((local_part(value).data_ptr(), tuple(value.shape)), []).append(name)
+        part = local_part(value)
+        if part.numel():  # tensors without data have no address, but a storage
+            place = (part.untyped_storage()._cdata, int(part.storage_offset()), tuple(value.shape))
+            by_memory.setdefault(place, []).append(name)
     groups = [frozenset(names) for names in by_memory.values() if len(names) > 1]
     return {name: group for group in groups for name in group}
 

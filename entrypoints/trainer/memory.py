@@ -63,7 +63,7 @@ from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
-__all__ = ["Estimate", "StorageCounter", "estimate", "main"]
+__all__ = ["Estimate", "StorageCounter", "estimate", "main", "reason", "without_data"]
 
 Changes = dict[str, Any]  # keys of `training` with their values
 
@@ -101,7 +101,7 @@ def main(spec_file: str, usable_bytes: int) -> None:
             for changes, found in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
                 print(json.dumps({"changes": changes, **dataclasses.asdict(found)}), file=out, flush=True)
         except Exception as error:
-            print(json.dumps({"why": _reason(error)}), file=out, flush=True)
+            print(json.dumps({"why": reason(error)}), file=out, flush=True)
 
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
@@ -194,7 +194,7 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
         return _of_rank(spec, task, ranks, 0, batch_of)
     if parallel.cut == "timed":
         spec = replace(spec, training=replace(spec.training, parallel=replace(parallel, cut="even")))
-    module = _without_data(task, spec.params, FakeTensorMode(allow_non_fake_inputs=True))
+    module = without_data(task, spec.params, FakeTensorMode(allow_non_fake_inputs=True))
     blocks = strategies.default_blocks(module) if task.blocks is None else task.blocks(module)
     is_equal = len({tuple(p.shape for p in block.parameters()) for block in blocks}) == 1
     is_even = is_equal and not isinstance(parallel.cut, list)
@@ -225,7 +225,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     is_sparse = wanted.compression in SPARSE and ranks > 1
     is_averaged = is_averaged and not is_async and not is_sparse and (not is_local or local.sync_steps > 0)
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
-    module = _without_data(task, spec.params, mode)
+    module = without_data(task, spec.params, mode)
     parameters = sum(p.numel() for p in module.parameters())
     for held in (*module.parameters(), *module.buffers()):
         counter.count(held)
@@ -263,7 +263,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     try:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     except Exception as error:
-        return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
+        return Estimate(static_bytes, static_bytes, parameters, is_assumed, reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
 
@@ -363,7 +363,7 @@ class _Unconnected(Links):
         """Send nothing."""
 
 
-def _without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn.Module:
+def without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn.Module:
     """Return the model on tensors without data; a model whose construction needs values takes its memory once."""
     try:
         with mode:
@@ -429,7 +429,7 @@ def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, b
         spread.walk(feed)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Return the error in one line."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return _DATA

@@ -176,7 +176,9 @@ def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | 
     )
 
 
-def write_outcome(job: TrainingJob, progress: TrainState, outcome: str, reason: str | None = None) -> None:
+def write_outcome(
+    job: TrainingJob, progress: TrainState, outcome: str, reason: str | None = None, *, together: bool = True
+) -> None:
     """Write the outcome for the supervisor, beyond torchrun's exit code. Ranks leave together, to cut off no rank."""
     if job.board is not None:
         job.board.close()
@@ -185,4 +187,5 @@ def write_outcome(job: TrainingJob, progress: TrainState, outcome: str, reason: 
         found: dict[str, Any] = {"outcome": outcome, "reason": reason, "step": progress.step}
         found |= {"checkpoint": str(progress.path), "metrics": progress.metrics}
         atomic_json.write_json(Path(folder) / "outcome.json", found)
-    dist.barrier()
+    if together:
+        dist.barrier()

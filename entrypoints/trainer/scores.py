@@ -16,7 +16,17 @@ import torch
 
 from cloudtrain.entrypoints.errors import TaskError
 
-__all__ = ["ClassCounts", "Residuals", "as_json", "class_figures", "counted", "residual_figures", "summed", "wilson"]
+__all__ = [
+    "ClassCounts",
+    "Residuals",
+    "as_json",
+    "class_figures",
+    "counted",
+    "predictions",
+    "residual_figures",
+    "summed",
+]
+__all__ += ["wilson"]
 
 BINS = 10  # of the calibration, by the probability of the predicted class
 WORST = 50  # samples
@@ -26,6 +36,7 @@ _EPS = 2.0**-52  # the least probability in a logarithm, as in scikit-learn's lo
 _SUM_ERROR = 1e-4  # of a row that already holds probabilities
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
+_NAMES = ("loss", "index", "target", "predicted", "probability")
 Worst = list[list[int | float]]  # loss, index, target, predicted class, its probability
 
 
@@ -37,6 +48,7 @@ class ClassCounts:
     bins: list[list[int]] = field(default_factory=lambda: [[0, 0, 0] for _ in range(BINS)])  # count, right, probability
     loss: int = 0
     worst: Worst = field(default_factory=list)
+    kept: Worst = field(default_factory=list)  # of the first samples, for a file
 
 
 @dataclass
@@ -46,8 +58,13 @@ class Residuals:
     rows: list[list[float]] = field(default_factory=list)  # index, target, value
 
 
-def counted(found: Any, indices: Sequence[int], before: ClassCounts | Residuals | None) -> ClassCounts | Residuals:
-    """Return the counts with a further batch, the task's `outputs` for samples of these indices. Raises TaskError."""
+def counted(
+    found: Any, indices: Sequence[int], before: ClassCounts | Residuals | None, keep: int = 0
+) -> ClassCounts | Residuals:
+    """Return the counts with a further batch, the task's `outputs` for samples of these indices. Raises TaskError.
+
+    `keep`: the number of samples whose predictions are kept, by their indices.
+    """
     names = sorted(found) if isinstance(found, dict) else []
     wanted = 'outputs(model, batch) must return {"target", "score"} or {"target", "value"}'
     if names not in (["score", "target"], ["target", "value"]):
@@ -75,11 +92,13 @@ def counted(found: Any, indices: Sequence[int], before: ClassCounts | Residuals 
     counts = before if isinstance(before, ClassCounts) else ClassCounts([[0] * classes for _ in range(classes)])
     if len(counts.confusion) != classes:
         raise TaskError(f"outputs: score has {classes} classes, in an earlier batch {len(counts.confusion)}")
-    _add_classes(counts, target, score, indices)
+    _add_classes(counts, target, score, indices, keep)
     return counts
 
 
-def _add_classes(counts: ClassCounts, target: torch.Tensor, score: torch.Tensor, indices: Sequence[int]) -> None:
+def _add_classes(
+    counts: ClassCounts, target: torch.Tensor, score: torch.Tensor, indices: Sequence[int], keep: int
+) -> None:
     is_done = (score >= 0).all(1) & ((score.sum(1) - 1).abs() <= _SUM_ERROR)  # rows of probabilities stay
     probability = torch.where(is_done[:, None], score, score.softmax(1))
     predicted = probability.argmax(1)
@@ -94,6 +113,7 @@ def _add_classes(counts: ClassCounts, target: torch.Tensor, score: torch.Tensor,
         entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + (wanted == chosen), entry[2] + sure_parts
         counts.loss += loss_parts
         counts.worst.append([loss_parts / _ONE, index, wanted, chosen, sure_parts / _ONE])
+        counts.kept += counts.worst[-1:] if index < keep else []
     counts.worst = _worst(counts.worst)
 
 
@@ -127,7 +147,16 @@ def summed(parts: Sequence[dict[str, Any] | None]) -> ClassCounts | Residuals | 
                 row[:] = [first + second for first, second in zip(row, more, strict=True)]
         total.loss += part["loss"]
         total.worst = _worst([*total.worst, *part["worst"]])
+        total.kept = sorted([*total.kept, *part["kept"]], key=lambda row: row[1])
     return total
+
+
+def predictions(counts: ClassCounts | Residuals, keep: int) -> list[dict[str, Any]]:
+    """Return the predictions of the first samples by index, `keep` at most."""
+    if isinstance(counts, ClassCounts):
+        return [dict(zip(_NAMES, row, strict=True)) for row in counts.kept]
+    first = [row for row in counts.rows if row[0] < keep]
+    return [{"index": int(index), "target": target, "value": value} for index, target, value in first]
 
 
 def as_json(counts: ClassCounts | Residuals | None) -> dict[str, Any] | None:
@@ -162,7 +191,6 @@ def class_figures(counts: ClassCounts) -> dict[str, Any]:
         for place, (count, hits, sure) in enumerate(counts.bins)
     ]
     gaps = math.fsum(abs(hits * _ONE - sure) / _ONE for _, hits, sure in counts.bins)
-    names = ("loss", "index", "target", "predicted", "probability")
     return {
         "kind": "classification",
         "n": number,
@@ -175,7 +203,7 @@ def class_figures(counts: ClassCounts) -> dict[str, Any]:
         "classes": classes,
         "confusion": table,
         "calibration": calibration,
-        "worst": [dict(zip(names, row, strict=True)) for row in counts.worst],
+        "worst": [dict(zip(_NAMES, row, strict=True)) for row in counts.worst],
     }
 
 

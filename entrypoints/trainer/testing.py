@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -36,6 +41,9 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
 _PLAIN = matching.Wishes({}, ())
 _ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
+_FAULT, _GONE = "cloudtrain/test/fault", "cloudtrain/test/gone"  # in the ranks' store
+_LOOK_S, _LEAVE_S = 0.5, 20.0
+_leaving = threading.Lock()
 _HEAD = ("job", "split", "same_as_eval", "checkpoint", "step", "weights", "kind", "n")  # figures that always fit
 _STRATEGIES = {"local": "ddp", "async": "ddp"}  # ranks that train apart: in a test all ranks have the same model
 
@@ -58,6 +66,8 @@ def require_split(job: TrainingJob) -> Any | None:
     if job.spec.evaluate is None:
         return None
     name, seed = job.spec.evaluate.split, job.spec.training.seed
+    if job.spec.evaluate.predictions and job.task.outputs is None:
+        raise TaskError("evaluate.predictions needs the task's `outputs(model, batch)`: docs/evaluate.md")
     try:
         found = job.task.make_dataset(job.spec.params, name)
     except TaskError:
@@ -74,10 +84,11 @@ def require_split(job: TrainingJob) -> Any | None:
     return found
 
 
-def at_end(job: TrainingJob, progress: TrainState, split: Any) -> None:
+def at_end(job: TrainingJob, progress: TrainState, split: Any, finish: Callable[[], None]) -> None:
     """Test the last weights, the average, and the best checkpoint after the last step. Collective.
 
-    The model has other weights afterwards. A failed test is reported: the training is done, and stays so.
+    The model has other weights afterwards. A failed test is reported: the training is done, and stays so. After the
+    fault of a single rank all ranks call `finish`, and leave: the others may wait for that rank for ever.
     """
     last = f"step-{progress.step}"
     candidates = [Weights("last", progress.step, "average" if job.ema else "trained", job.averaged)]
@@ -87,15 +98,59 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any) -> None:
         folders.best_step(job.folder) if job.place.is_head and job.spec.checkpoint.keep_best else None
     )
     if best is not None and f"step-{best}" != last:
-        candidates.append(_saved(job, job.folder, "best", best))
+        candidates.append(_saved(job, job.folder, "best", best, candidates[0].kind))
     elif best is not None:
         candidates[0] = dataclasses.replace(candidates[0], checkpoint="best")
+    assert job.spec.evaluate is not None
+    prefers = "last" if job.spec.evaluate.checkpoint == "last" else "best"
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(job, finish, ended), name="test", daemon=True)
+    watcher.start()
     try:
-        _test(job, progress, split, candidates, progress.parent)
+        _test(job, progress, split, candidates, progress.parent, prefers)
     except (TaskError, folders.CheckpointError) as error:  # on all ranks alike, or on rank 0 after the last exchange
-        assert job.spec.evaluate is not None
-        text = f"the test on {job.spec.evaluate.split} failed: {error}; the training is done, its weights are exported"
-        report.say(job, "test", text, failed=str(error)[:500])
+        _say_failed(job, str(error))
+    except Exception as error:
+        _leave(job, finish, f"{type(error).__name__}: {error}")
+    finally:
+        ended.set()
+        watcher.join(_LEAVE_S)
+
+
+def _say_failed(job: TrainingJob, fault: str) -> None:
+    assert job.spec.evaluate is not None
+    text = f"the test on {job.spec.evaluate.split} failed: {fault}; the training is done, its weights are exported"
+    report.say(job, "test", text, failed=fault[:500])
+
+
+def _watch(job: TrainingJob, finish: Callable[[], None], ended: threading.Event) -> None:
+    """Leave if another rank has left the test, until the test has ended here."""
+    with contextlib.suppress(Exception):  # the store ends with rank 0's process, or with its node's
+        while not ended.wait(_LOOK_S):
+            if _store().check([_FAULT]):
+                _leave(job, finish, "")
+
+
+def _leave(job: TrainingJob, finish: Callable[[], None], fault: str) -> NoReturn:
+    """End this rank's process as done. Rank 0 reports the first rank's fault, and leaves last."""
+    _leaving.acquire()  # by the thread that comes first; the process ends with the lock
+    store = _store()
+    if not store.check([_FAULT]):  # a rank that loses its connection to a leaving rank comes later
+        store.set(_FAULT, fault[:500])
+    if job.place.is_head:
+        _say_failed(job, store.get(_FAULT).decode())
+        finish()
+    gone, end_s = store.add(_GONE, 1), time.monotonic() + _LEAVE_S
+    while job.place.is_head and gone < job.place.ranks and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+        gone = store.add(_GONE, 0)
+    sys.stdout.flush()
+    os._exit(EXIT_DONE)
+
+
+def _store() -> Any:
+    """Return the store by which the ranks have met; a wait in a collective does not hold it up."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> int:
@@ -130,16 +185,24 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     if kind == "average":
         raw = initial.open_parent(job, folder, settings, averaged=False)
         candidates.append(Weights(name, step, "trained", lambda: _filled(job, raw)))
-    if not _test(job, progress, split, candidates, parent.origin):
+    further = _further(folder, step) if job.place.is_head else []
+    candidates += [_saved(job, folder, which, number, kind) for which, number in exchange.share(further)]
+    if not _test(job, progress, split, candidates, parent.origin, name):
         return EXIT_SAVED
     report.write_outcome(job, progress, "done")
     return EXIT_DONE
 
 
-def _saved(job: TrainingJob, folder: Path, name: str, step: int) -> Weights:
-    """Return a saved checkpoint of the job as weights to test."""
+def _further(folder: Path, step: int | None) -> list[tuple[str, int]]:
+    """Return the best and the last checkpoint of a folder of checkpoints, without this step; none for other places."""
+    steps = [each for each, _ in folders.list_steps(folder)] if step is not None and folder.is_dir() else []
+    known = {"best": folders.best_step(folder), "last": max(steps, default=None)}
+    return [(name, found) for name, found in known.items() if found in steps and found not in (None, step)]
+
+
+def _saved(job: TrainingJob, folder: Path, name: str, step: int, kind: str) -> Weights:
+    """Return a saved checkpoint in the folder as weights to test."""
     path = folder / folders.step_name(step)
-    kind = "average" if job.ema is not None else "trained"
     return Weights(name, step, kind, lambda: _filled(job, initial.open_parent(job, path, InitSettings())))
 
 
@@ -154,9 +217,14 @@ def _batch_size(wanted: EvaluateSettings, spec: Spec) -> int:
 
 
 def _test(
-    job: TrainingJob, progress: TrainState, split: Any, candidates: list[Weights], origin: dict[str, Any] | None
+    job: TrainingJob,
+    progress: TrainState,
+    split: Any,
+    candidates: list[Weights],
+    origin: dict[str, Any] | None,
+    prefers: str,
 ) -> bool:
-    """Test all weights in their order, and report; return False after a stop request."""
+    """Test all weights in their order, and report those of the checkpoint `prefers`; return False after a stop."""
     wanted = job.spec.evaluate
     assert wanted is not None
     size, tested = _batch_size(wanted, job.spec), []
@@ -169,9 +237,9 @@ def _test(
         tested.append({"checkpoint": each.checkpoint, "step": each.step, "weights": each.kind, **found})
     if not job.place.is_head:
         return True
-    prefers = "last" if wanted.checkpoint == "last" else "best"
     tested.sort(key=lambda each: each["checkpoint"] != prefers)  # stable: the average, which was evaluated, comes first
     chosen, compared = tested[0], [{k: v for k, v in each.items() if k not in _LONG} for each in tested]
+    rows = chosen.pop("predictions", [])
     about = {"job": job.spec.job, "split": wanted.split, "batch_size": size, "parent": origin}
     eval_split = job.eval_data
     is_eval = eval_split is not None and data.fingerprint(eval_split, job.spec.training.seed) == data.fingerprint(
@@ -181,6 +249,9 @@ def _test(
     if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
+            if rows:
+                lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+                (Path(folder) / f"predictions-{wanted.split}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
             atomic_json.write_json(Path(folder) / f"metrics-{wanted.split}.json", result)
         except OSError as error:
             raise TaskError(f"evaluate: the figures cannot be written: {error}") from error
@@ -188,13 +259,13 @@ def _test(
     return True
 
 
-_LONG = ("classes", "confusion", "calibration", "worst", "quantiles")
+_LONG = ("classes", "confusion", "calibration", "worst", "quantiles", "predictions")
 
 
 @torch.no_grad()
 def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     """Return the figures of the present weights, on all ranks; None after a stop request. Collective."""
-    place, outputs = job.place, job.task.outputs
+    place, outputs, kept = job.place, job.task.outputs, job.spec.evaluate.predictions if job.spec.evaluate else 0
     plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks)
     batches = job.batches(split, iter([keys for keys, _ in plan]))
     counts: scores.ClassCounts | scores.Residuals | None = None
@@ -214,7 +285,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
                 if outputs is None:
                     means.append(found or {})
                 elif weight and place.counts and fault is None:
-                    counts = scores.counted(found, [index for _, index in keys], counts)
+                    counts = scores.counted(found, [index for _, index in keys], counts, kept)
             except Exception as error:  # a TaskError on all ranks, after the last batch
                 if not isinstance(error, TaskError) and not is_lone:
                     raise  # the other ranks wait in the forward pass
@@ -230,10 +301,11 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     if outputs is None:
         return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
     total = scores.summed(exchange.gather(scores.as_json(counts)))
-    if isinstance(total, scores.ClassCounts):
-        return scores.class_figures(total)
     assert total is not None
-    return scores.residual_figures(total)
+    rows = {"predictions": scores.predictions(total, kept)}
+    if isinstance(total, scores.ClassCounts):
+        return scores.class_figures(total) | rows
+    return scores.residual_figures(total) | rows
 
 
 def _measured(job: TrainingJob, batch: Any) -> Any:

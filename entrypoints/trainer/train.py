@@ -90,10 +90,14 @@ def main() -> int:
         return EXIT_SAVED
     saving.export(job)
     saving.publish(job, progress)
+
+    def finish(*, together: bool = True) -> None:
+        report.say_done(job, progress, time.perf_counter() - begin_s, stop)
+        report.write_outcome(job, progress, "done", stop, together=together)
+
     if split is not None:
-        testing.at_end(job, progress, split)
-    report.say_done(job, progress, time.perf_counter() - begin_s, stop)
-    report.write_outcome(job, progress, "done", stop)
+        testing.at_end(job, progress, split, lambda: finish(together=False))
+    finish()
     return EXIT_DONE
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "HasCheckpoints",
     "Invoiced",
     "KeepsPlaces",
+    "KnowsShapes",
     "Lists",
     "Machines",
     "Priced",
@@ -129,6 +130,14 @@ class HasCheckpoints(Protocol):
 
     def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the job's checkpoint folder, or the folder `inner` in it, below `folder`; return the files there."""
+
+
+@runtime_checkable
+class KnowsShapes(Protocol):
+    """A backend that reads the headers of a job's saved weights, and no weights."""
+
+    def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes by name, of the average if wanted and kept. Raises CloudtrainError, OSError, ValueError."""
 
 
 @runtime_checkable
@@ -233,6 +242,9 @@ class EndsEndpoints(Protocol):
 
     def endpoint_state(self, ref: dict[str, Any]) -> str | None:
         """Return the platform's word for the state, None if there is no endpoint. Raises UnreachableError."""
+
+    def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
+        """Move the scheduled deletion to this time. Raises as `start_endpoint`, and like there."""
 
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         """Ask the platform to delete the endpoint. The scheduled deletion stays until `discard_endpoint`."""

@@ -49,9 +49,9 @@ def command(
 ) -> int:
     """Test the weights of an ended job, and print the figures. The test is a job of its own, in the ledger.
 
-    The time limit is an hour, or the job's limit if shorter; the code is the job's. The test is of one checkpoint:
-    only the test at the end of a training compares the best with the last. Each test is counted: a split on which
-    models were chosen gives too good figures.
+    The time limit is an hour, or the job's limit if shorter; the code is the job's. Of a job that keeps its best
+    checkpoint, the last is tested beside the best. Each test is counted: a split on which models were chosen gives too
+    good figures.
     """
     from cloudtrain.launcher.jobs import evaluations, submit
     from cloudtrain.launcher.jobs.approval import approved, require_allowed

@@ -27,7 +27,8 @@ _EPILOG = examples(
     "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model]")
-@click.option("--form", "forms", help="Forms: safetensors, pt2, onnx.  [default: safetensors,pt2]")
+@click.option("--name", metavar="NAME", help="The model's name.  [default: the job's name, or the folder's]")
+@click.option("--form", "forms", help="Forms: safetensors, pt2, onnx, huggingface.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
 @click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
 @click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
@@ -36,6 +37,7 @@ def command(
     job: str,
     choice: str | None,
     output: Path | None,
+    name: str | None,
     forms: str | None,
     inputs: tuple[str, ...],
     key: Path | None,
@@ -50,21 +52,22 @@ def command(
     """
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.models import exporting, source
+    from cloudtrain.launcher.models.checked import require_model_name
     from cloudtrain.launcher.store.registry import Registry
 
     source.require_choice(choice)
+    if name is not None:
+        require_model_name(name)
     wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
-    if key is not None and not key.expanduser().is_file():
-        raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
-    key = None if key is None else key.expanduser()
     if key is not None:
+        key = key.expanduser()
         exporting.require_key(key)
     registry = Registry()
     _end_on_signals()
     if "/" in job:
         _require_job(choice, inputs, forms)
         place = (output or Path(f"{Path(job).name}-model")).absolute()
-        found = exporting.export_path(registry, Path(job), place, key=key, is_unchecked=unchecked)
+        found = exporting.export_path(registry, Path(job), place, name=name, key=key, is_unchecked=unchecked)
     else:
         exporting.require_torch("an export")
         one = refresh(registry, registry.find(job))
@@ -75,6 +78,7 @@ def command(
             one,
             place,
             choice,
+            name=name,
             forms=wanted,
             inputs=given,
             key=key,

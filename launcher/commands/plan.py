@@ -38,10 +38,12 @@ def command(overrides: Overrides, as_json: bool) -> int:
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
     from cloudtrain.launcher.money.budget_preview import books_of
-    from cloudtrain.launcher.planning import memory, methods
+    from cloudtrain.launcher.planning import memory, methods, parents
     from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
+    with overrides.placing():
+        parent = parents.compared(prepared)
     needed = memory.of_plan(prepared)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
@@ -49,7 +51,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         return 0
     largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
-    lines += [memory.line(needed)] if needed else []
+    lines += [*parent, *([memory.line(needed)] if needed else [])]
     if config.sweep is not None:
         from cloudtrain.launcher.sweeps.overview import plan_lines
 

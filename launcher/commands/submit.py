@@ -68,7 +68,9 @@ class _Submit(click.Command):
     "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
 )
 @click.option("--queue", is_flag=True, help="Wait in line for machines that are in use (docs/queue.md).")
-@click.option("--force", is_flag=True, help="Send it to spot machines though no rehearsal has proven its resume.")
+@click.option(
+    "--force", is_flag=True, help="Send it though no rehearsal has proven its resume, or the parent does not fit."
+)
 @yes_option
 @json_option
 def command(

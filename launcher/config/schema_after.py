@@ -89,6 +89,13 @@ class Evaluate(Section):
         description="Samples of a forward pass, on any number of ranks. Default: micro_batch_size, else 32.",
         examples=[64],
     )
+    predictions: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Write the predictions of so many samples, the first by index, to predictions-SPLIT.jsonl.gz.",
+        examples=[1000],
+    )
     only: bool = Field(
         False,
         description="Test the weights of `init_from`, and train nothing; `cloudtrain evaluate` sets it.",

@@ -58,17 +58,18 @@ def _agrees(question: str, yes: bool) -> bool:
 def require_allowed(
     registry: Registry, prepared: Prepared, *, key: str | None = None, force: bool = False
 ) -> list[str]:
-    """Return lines about the budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
+    """Return lines about parent and budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
 
-    A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a typo in the
-    project's name, and for a job that needs a proven resume (`planning.proofs`), unless `force`.
+    A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a parent whose
+    weights do not fit, for a typo in the project's name, and for a job without a proven resume (`planning.proofs`),
+    unless `force`.
     """
     from cloudtrain.launcher.jobs import submit
     from cloudtrain.launcher.money import budget_preview
 
     if key is not None and registry.with_key(key) is not None:
         return []
-    from cloudtrain.launcher.planning import proofs
+    from cloudtrain.launcher.planning import parents, proofs
 
     if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)
@@ -77,4 +78,5 @@ def require_allowed(
     books = budget_preview.books_of(prepared.config)
     budget_preview.require_known_project(books)
     submit.require_room(registry, prepared, is_first=True)
-    return books.lines(prepared.plan.worst_case_micro)
+    found = [] if force else parents.compared(prepared, asks_stores=True)
+    return [*found, *books.lines(prepared.plan.worst_case_micro)]

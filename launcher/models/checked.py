@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.launcher.backend.models import CheckedModel
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["checked_folder", "checked_model"]
+__all__ = ["checked_folder", "checked_model", "require_model_name"]
 
 # The letters that each registry and each kind of endpoint allows, with room for a suffix.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -26,6 +26,13 @@ def checked_folder(path: Path) -> folders.ModelFolder:
         raise ConfigError(f"{error}", hint="cloudtrain export writes and checks a model folder") from error
 
 
+def require_model_name(name: str) -> None:
+    """Raise UsageError for a name that a registry or a kind of endpoint refuses."""
+    if not _NAME.fullmatch(name):
+        hint = "--name with small letters, digits and `-`, at most 40, a letter first"
+        raise UsageError(f"`{name}` cannot name a model in every registry", hint=hint)
+
+
 def checked_model(path: Path, name: str | None, image: str | None) -> CheckedModel:
     """Return the folder's model; without a name, under the name of its job.
 
@@ -34,9 +41,7 @@ def checked_model(path: Path, name: str | None, image: str | None) -> CheckedMod
     found = checked_folder(path)
     job, checkpoint = _mapping(found.config.get("job")), _mapping(found.config.get("checkpoint"))
     name = str(found.config.get("name") or path.resolve().name) if name is None else name
-    if not _NAME.fullmatch(name):
-        hint = "--name with small letters, digits and `-`, at most 40, a letter first"
-        raise UsageError(f"`{name}` cannot name a model in every registry", hint=hint)
+    require_model_name(name)
     split, metrics, file = _metrics(job, checkpoint)
     facts = {"job": job.get("job"), "step": checkpoint.get("step"), "commit": job.get("commit")}
     plain = {key: str(value) for key, value in facts.items() if value is not None}

@@ -30,10 +30,21 @@ from cloudtrain.launcher.store import budgets, endpoints, ledger
 from cloudtrain.launcher.store.endpoints import EndpointRecord
 from cloudtrain.launcher.store.registry import Registry, this_process
 
-__all__ = ["LEAST_TTL_S", "PlannedEndpoint", "check_room", "planned", "send", "undeploy"]
+__all__ = [
+    "LEAST_TTL_S",
+    "Extension",
+    "PlannedEndpoint",
+    "check_room",
+    "extend",
+    "extension",
+    "planned",
+    "send",
+    "undeploy",
+]
 
 # A platform may refuse to delete an endpoint during the start, and a start may take most of an hour.
 LEAST_TTL_S, START_S = 3600, 2400
+SOON_S = 120  # before its end, an endpoint may be in deletion already
 MOST_NAME = 26  # letters of the model's name in an endpoint's: Azure ML allows 32 in all
 WAIT_S, PAUSE_S = 120.0, 2.0  # for the end of an endpoint after `undeploy`
 
@@ -70,8 +81,8 @@ class PlannedEndpoint:
             most = f", at up to {plan.uncertainty:.2f} times this price" if plan.uncertainty > 1 else ""
             times = f"{span(wish.ttl_s)}, and {span(costs.SLACK_S)} for the deletion"
             yield f"worst case: {dollars(up(self.worst_micro))}: {times}{most}"
-        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wish.ends_s))
-        yield plan.unenforced or f"the platform deletes the endpoint at {when}, with this machine on or off"
+        end = f"the platform deletes the endpoint at {_utc(wish.ends_s)}, with this machine on or off"
+        yield plan.unenforced or end
         yield f"by hand: {plan.delete}"
 
 
@@ -155,6 +166,63 @@ def send(registry: Registry, found: PlannedEndpoint) -> list[str]:
     return list(reserve.words(record.worst_micro, [*own, *shared]))
 
 
+@dataclass(frozen=True)
+class Extension:
+    """A later end of a live endpoint, and the worst case that comes on top."""
+
+    record: EndpointRecord
+    ends_s: float
+    more_micro: int
+
+    def lines(self) -> Iterator[str]:
+        """Yield the new end and the costs for people."""
+        record = self.record
+        yield f"{record.name}: the platform deletes the endpoint at {_utc(self.ends_s)}, not {_utc(record.ends_s)}"
+        whole = dollars(up(record.worst_micro + self.more_micro))
+        yield f"worst case: {dollars(up(self.more_micro))} on top, so {whole} in all"
+
+
+def extension(registry: Registry, name: str, more_s: int) -> Extension:
+    """Return the longer lifetime of the endpoint, by its price at the deploy. Raises UsageError, BudgetError."""
+    record = costs.refresh_one(registry.database, endpoints.find(registry.database, name))
+    if record.state != "live" or record.word == "Deleting" or record.ends_s - time.time() < SOON_S:
+        state = "its end is too near" if record.state == "live" else f"it is {record.state}"
+        raise UsageError(f"{name} cannot live longer: {state}", hint="cloudtrain deploy starts another endpoint")
+    # The share of the first worst case has the price's uncertainty.
+    whole_s = int(record.ends_s - record.created_s) + costs.SLACK_S
+    found = Extension(record, record.ends_s + more_s, -(-record.worst_micro * more_s // whole_s))
+    if (error := _refused(registry, record.project, found.more_micro)) is not None:
+        raise error
+    return found
+
+
+def extend(registry: Registry, found: Extension) -> list[str]:
+    """Reserve the additional worst case, then move the platform's end; return lines about the budgets.
+
+    Raises BudgetError and the backend's errors. After UnreachableError the end may have moved: the money stays held.
+    """
+    database, record, now_s = registry.database, found.record, time.time()
+    backend = backends.load(record.backend)
+    assert isinstance(backend, backends.EndsEndpoints), "only such a backend has sent an endpoint"
+    number = endpoints.extend(database, record, found.ends_s, found.more_micro, now_s)
+    try:
+        shared = shared_ledger_sync.hold(database, record.key, number, now_s)
+    except CloudtrainError:
+        endpoints.restore(database, record, number, now_s)
+        raise
+    try:
+        backend.extend_endpoint(dict(record.ref), found.ends_s)
+    except CloudtrainError as error:
+        if isinstance(error, UnreachableError):
+            error.message += "; the worst case stays reserved until the endpoint is gone"
+            raise
+        endpoints.restore(database, record, number, now_s)
+        shared_ledger_sync.push(database)
+        error.message += f"; {NOTHING}"
+        raise
+    return list(reserve.words(found.more_micro, [*ledger.standings(database, now_s, record.project), *shared]))
+
+
 def undeploy(registry: Registry, name: str) -> EndpointRecord:
     """Delete the endpoint, and wait until the platform denies the endpoint; return the record."""
     database = registry.database
@@ -169,6 +237,10 @@ def undeploy(registry: Registry, name: str) -> EndpointRecord:
         time.sleep(PAUSE_S)
     shared_ledger_sync.push(database)
     return record
+
+
+def _utc(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_s))
 
 
 def _record(found: PlannedEndpoint) -> EndpointRecord:

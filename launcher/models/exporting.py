@@ -29,7 +29,7 @@ from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
 
-_FORMS = ("safetensors", "pt2", "onnx")
+_FORMS = ("safetensors", "pt2", "onnx", "huggingface")
 _NO_METRICS = ("accuracy_low", "accuracy_high")
 _END_S = 5.0
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -53,6 +53,8 @@ def require_torch(use: str) -> None:
 
 def require_key(key: Path) -> None:
     """Raise UsageError if the key cannot sign: tried on a file, as the export signs after minutes of work."""
+    if not key.is_file():
+        raise UsageError(f"there is no key {key}", hint="--sign takes a private key, as ssh-keygen makes it")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / models.SUMS).write_text("")
         try:
@@ -68,6 +70,7 @@ def export_job(
     place: Path,
     choice: str | None,
     *,
+    name: str | None = None,
     forms: Sequence[str],
     inputs: Mapping[str, str],
     key: Path | None,
@@ -92,7 +95,7 @@ def export_job(
         order = ExportOrder(
             checkpoint=str(found),
             place=str(place),
-            name=job.name,
+            name=name or job.name,
             archive=str(archive),
             archive_sha256=job.bundle["sha256"],
             task=job.asked.task,
@@ -109,7 +112,7 @@ def export_job(
 
 
 def export_path(
-    registry: Registry, checkpoint: Path, place: Path, *, key: Path | None, is_unchecked: bool
+    registry: Registry, checkpoint: Path, place: Path, *, name: str | None = None, key: Path | None, is_unchecked: bool
 ) -> dict[str, Any]:
     """Write the weights of a checkpoint without its job, unchecked. Raises CloudtrainError."""
     if not (checkpoint / folders.MANIFEST).exists() and (steps := _steps(checkpoint)):
@@ -120,7 +123,7 @@ def export_path(
     order = ExportOrder(
         checkpoint=str(checkpoint.absolute()),
         place=str(place),
-        name=place.name,
+        name=name or place.name,
         forms=("safetensors",),
         key=None if key is None else str(key.absolute()),
         is_unchecked=is_unchecked,

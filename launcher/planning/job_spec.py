@@ -98,7 +98,7 @@ def _evaluate_settings(config: JobConfig) -> EvaluateSettings | None:
     wanted = config.evaluate
     if wanted is None or not config.task or not (wanted.at_end or wanted.only):
         return None
-    return EvaluateSettings(wanted.split, wanted.checkpoint, wanted.batch_size, wanted.only)
+    return EvaluateSettings(wanted.split, wanted.checkpoint, wanted.batch_size, wanted.only, wanted.predictions)
 
 
 def container_order(plan: Plan, config: JobConfig, job: JobSpec, bundle_sha256: str, **own: Any) -> ContainerOrder:

@@ -28,7 +28,7 @@ from cloudtrain.launcher.text.units import size
 if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["gpu_bytes", "line", "of_plan"]
+__all__ = ["asked", "gpu_bytes", "line", "of_plan", "run"]
 
 Lines = list[dict[str, Any]]
 
@@ -49,13 +49,13 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
     found: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
     found["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
     if prepared.config.task and find_spec("torch") is not None:
-        ask = _ask(prepared)
+        ask = asked(prepared)
         key = hashlib.sha256(json.dumps([ask, capacity, prepared.bundle.code_sha256]).encode()).hexdigest()
         kept = _kept()
         if key not in kept and not measures:
             return None
         lines, found["is_cut"] = (
-            (kept[key], False) if key in kept else _measured(prepared, ask, int(FITS * (capacity or 0)))
+            (kept[key], False) if key in kept else run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
         )
         found["layouts"] = [each for each in lines if "bytes" in each]
         found["why"] = next((each["why"] for each in lines if each["why"]), None)
@@ -123,7 +123,7 @@ def _left_out(other: dict[str, Any], found: dict[str, Any]) -> str:
     return f"{key} {size(other['bytes'])}: leave it out, it costs {cost}"
 
 
-def _ask(prepared: Prepared) -> dict[str, Any]:
+def asked(prepared: Prepared) -> dict[str, Any]:
     """Return the parts of the job's spec that decide on memory; for a packed sweep, those of a trial."""
     spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
     trial = {
@@ -135,8 +135,8 @@ def _ask(prepared: Prepared) -> dict[str, Any]:
     return {**spec, **(trial if spec.get("sweep") else {}), "notices": None, "checkpoint": {}}
 
 
-def _measured(prepared: Prepared, ask: dict[str, Any], usable_bytes: int) -> tuple[Lines, bool]:
-    """Return the lines of entrypoints/trainer/memory.py, or a line with the reason; and whether time ran out."""
+def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tuple[Lines, bool]:
+    """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in job_surroundings(config)["inputs"].items()}
     environment = {
@@ -151,7 +151,7 @@ def _measured(prepared: Prepared, ask: dict[str, Any], usable_bytes: int) -> tup
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
         spec = Path(scratch) / "spec.json"
         spec.write_text(json.dumps(ask))
-        words = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.memory", str(spec), str(usable_bytes)]
+        words = [sys.executable, "-m", f"cloudtrain.entrypoints.trainer.{module}", str(spec), word]
         child = subprocess.Popen(
             words,
             cwd=base / config.code.dir,

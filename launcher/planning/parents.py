@@ -5,21 +5,25 @@ Every backend fetches, mounts or finds inputs, so the weights need no road of th
 
 from __future__ import annotations
 
+import json
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import ConfigError, Fault, NoSuchJobError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, NoSuchJobError
 from cloudtrain.launcher.store import home
 from cloudtrain.launcher.store.registry import Registry
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["INPUT", "resolved"]
+__all__ = ["INPUT", "compared", "resolved"]
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 
@@ -43,6 +47,60 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
         _require_whole(base / place.removeprefix("file://"), wanted.checkpoint)
     inputs = {**config.inputs, INPUT: place}
     return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]
+
+
+def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
+    """Return a line about the comparison of the parent's names and shapes with the model's, by a separate process.
+
+    Without a cheap comparison the node compares, before step 1. `asks_stores`: headers in a store are read, too.
+    Raises ConfigError with the differences.
+    """
+    config = prepared.config
+    is_test = config.evaluate is not None and config.evaluate.only  # its model is the parent's
+    if config.init_from is None or config.task is None or config.sweep is not None or is_test:
+        return []
+    place = config.inputs[INPUT].removeprefix("file://")
+    if "://" in place and not asks_stores:
+        return ["init_from: names and shapes are compared at the submit"]
+    if "://" not in place and not traits(config.backend).runs_here:
+        found = {"why": f"{place} is a path on a host"}
+    elif find_spec("torch") is None:
+        found = {"why": "torch is not installed here"}
+    else:
+        found = _compared(prepared, place)
+    if "fault" in found:
+        hint = "if the job's packages make another model than this machine's: submit --force leaves it to the node"
+        raise ConfigError([Fault(found["fault"], key="init_from", hint=hint)])
+    if "fits" in found:
+        return [f"init_from: names and shapes of {found['fits']} weights fit the model"]
+    return [f"init_from: names and shapes are compared on the node, before step 1: {found['why']}"]
+
+
+def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
+    """Return the answer of entrypoints/trainer/fitting.py, or the reason why the parent cannot be read from here."""
+    from cloudtrain.entrypoints.models import saved
+    from cloudtrain.entrypoints.stores.store import plain
+    from cloudtrain.launcher.planning import memory
+
+    config, backend = prepared.config, prepared.backend
+    assert config.init_from is not None, "checked by the caller"
+    is_averaged = config.init_from.load == "weights"
+    try:
+        ref = None if config.init_from.job is None else _job(config.init_from.job).attempt.ref
+        if ref is not None and isinstance(backend, backends.KnowsShapes):
+            shapes = backend.saved_shapes(ref, averaged=is_averaged)
+        else:
+            whole = place if "://" in place else str(prepared.config_file.parent.resolve() / place)
+            shapes = saved.at(whole, averaged=is_averaged)
+    except (OSError, ValueError) as error:
+        return {"why": plain(error)}
+    except CloudtrainError as error:
+        return {"why": error.message}
+    with tempfile.NamedTemporaryFile("w", prefix="cloudtrain-", suffix=".json") as file:
+        json.dump(shapes, file)
+        file.flush()
+        (found, *_), _ = memory.run(prepared, "fitting", memory.asked(prepared), file.name)
+    return found
 
 
 def _job(name: str) -> Job:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cloudtrain.launcher.errors import NoSuchJobError
+from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.database import Database
 
-__all__ = ["EndpointRecord", "EndpointState", "add", "change", "end", "find", "rows"]
+__all__ = ["EndpointRecord", "EndpointState", "add", "change", "end", "extend", "find", "restore", "rows"]
 
 # preparing: the start's request has not begun. starting: the endpoint may exist. live: the platform has
 # confirmed the endpoint.
@@ -90,6 +90,43 @@ def end(database: Database, record: EndpointRecord, ended_s: float) -> None:
         else:
             spent_micro = record.spent_micro(ended_s)
             ledger.settle(database, record.key, 1, spent_micro, ended_s, started_s=record.created_s)
+            for number in _reserved(database, record)[1:]:  # of extensions; the first has the whole cost
+                ledger.settle(database, record.key, number, 0, ended_s)
+
+
+def extend(database: Database, record: EndpointRecord, ends_s: float, more_micro: int, now_s: float) -> int:
+    """Store a later end and reserve its cost, both or neither; return the reservation's number. Raises BudgetError.
+
+    The ledgers are those of the endpoint. Raises UsageError if the end has changed since the record was read.
+    """
+    with database.transaction():
+        present = find(database, record.name)
+        if (present.state, present.ends_s) != ("live", record.ends_s):
+            raise UsageError(
+                f"another command has changed {record.name}", hint="look at cloudtrain list, and try again"
+            )
+        number = _reserved(database, record)[-1] + 1
+        places = ledger.ledgers_of_attempt(database, record.key, 1)
+        ledger.reserve(database, record.key, number, record.project, more_micro, now_s, ledgers=places)
+        _set_end(database, record.name, ends_s, record.worst_micro + more_micro)
+    return number
+
+
+def restore(database: Database, record: EndpointRecord, number: int, now_s: float) -> None:
+    """Store the record's end again, and release the reservation of an extension that the platform has refused."""
+    with database.transaction():
+        _set_end(database, record.name, record.ends_s, record.worst_micro)
+        ledger.release(database, record.key, number, now_s)
+
+
+def _set_end(database: Database, name: str, ends_s: float, worst_micro: int) -> None:
+    database.execute("UPDATE endpoints SET ends_s = ?, worst_micro = ? WHERE name = ?", (ends_s, worst_micro, name))
+
+
+def _reserved(database: Database, record: EndpointRecord) -> list[int]:
+    """Return the numbers of the endpoint's reservations: 1 of the deploy, further numbers of extensions."""
+    rows = database.execute("SELECT attempt FROM reservations WHERE job_id = ? ORDER BY attempt", (record.key,))
+    return [row["attempt"] for row in rows]
 
 
 def find(database: Database, name: str) -> EndpointRecord:

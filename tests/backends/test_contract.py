@@ -360,6 +360,8 @@ def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path:
     assert first.code == 0, first.stdout + first.stderr
     child = cli("submit", "-y", "--name", "child", "--set", "init_from=parent@last", cwd=folder)
     assert child.code == 0, child.stdout + child.stderr
+    is_paid = backend in ("sagemaker", "azureml", "vertex")
+    assert ("weights fit the model" in child.stderr) == is_paid, child.stderr
     at_end, at_start = (
         events(cli("logs", job, "--json", "--raw").stdout, "eval")[place]["metrics"]["loss"]
         for job, place in (("parent", -1), ("child", 0))

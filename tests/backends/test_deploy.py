@@ -28,10 +28,13 @@ from cloudtrain.launcher.errors import (
     ConfigError,
     CredentialError,
     UnreachableError,
+    UsageError,
 )
 from cloudtrain.launcher.models import deploying
 from cloudtrain.launcher.models.checked import checked_model
 from cloudtrain.launcher.money import endpoints as costs
+from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
+from cloudtrain.launcher.money.conditional import located
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store import endpoints, ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
@@ -260,6 +263,82 @@ def test_undeploy_ends_the_endpoint_and_its_reservation(cli: Any, folder: Path, 
     assert cli("undeploy", name, "--json").json["state"] == "gone"
     assert len(payer.journal("DeleteEndpoint")) == 1
     assert cli("undeploy", "digits-none").code == 8
+
+
+def test_extended_endpoint_ends_later_and_is_paid_for(cli: Any, folder: Path, payer: Aws, model: Path) -> None:
+    """The platform's own end moves, the added hours are a second reservation, and the end settles both."""
+    assert cli("budget", "set", "20USD").code == 0
+    deployed = cli(*DEPLOY, "-y", "--json", cwd=folder).json
+    name, worst = deployed["endpoint"], deployed["worst_case_usd"]
+    refused = cli("extend", name, "1000h", "-y")
+    assert (refused.code, payer.journal("UpdateSchedule")) == (6, []), refused.stderr
+    done = cli("extend", name, "2h", "-y", "--json")
+    assert done.code == 0, done.stderr
+    more = done.json["worst_case_usd"] - worst
+    assert (more, sum(held(cli))) == pytest.approx((worst * 2 / 8.5, done.json["worst_case_usd"]), rel=1e-3)
+    (shown,) = cli("list", "--json").json["endpoints"]
+    assert shown["ends_s"] == done.json["ends_s"] == deployed["ends_s"] + 7200
+    payer.settings(clock_s=8 * 3600 + 60)
+    assert there(payer)["endpoints"] == [name]
+    payer.settings(clock_s=10 * 3600 + 60)
+    assert "endpoints" not in cli("list", "--json").json
+    assert (there(payer), held(cli)) == ({}, [])
+    late = cli("extend", name, "2h", "-y")
+    assert (late.code, "it is gone" in late.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("kind", "is_held"), [("error", False), ("lost", True)])
+def test_refused_extension_changes_nothing(
+    folder: Path,
+    payer: Aws,
+    model: Path,
+    registry: Registry,
+    kind: str,
+    is_held: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a refusal end and reservation are as before; after a lost answer the later end is held and paid for."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)  # between the SDK's tries
+    deploying.send(registry, planned(folder, model))
+    (before,) = endpoints.rows(registry.database)
+    found = deploying.extension(registry, before.name, 7200)
+    payer.fault("UpdateSchedule", kind, code="AccessDeniedException", message="no")
+    with pytest.raises(UnreachableError if is_held else CredentialError):
+        deploying.extend(registry, found)
+    (after,) = endpoints.rows(registry.database)
+    assert (after.ends_s, after.worst_micro) == (
+        before.ends_s + 7200 * is_held,
+        before.worst_micro + found.more_micro * is_held,
+    )
+    assert sum(each.amount_micro or 0 for each in ledger.held(registry.database)) == after.worst_micro
+    with pytest.raises(UsageError if is_held else CredentialError):
+        deploying.extend(registry, found)
+    assert deploying.undeploy(registry, before.name).state == "gone"
+    assert ledger.held(registry.database) == []
+
+
+def test_extension_counts_in_the_teams_ledger(
+    folder: Path, payer: Aws, model: Path, registry: Registry, tmp_path: Path
+) -> None:
+    """A team's ledger holds both worst cases, refuses an extension without room, and is free after the end."""
+    (tmp_path / "team").mkdir()
+    place = located(str(tmp_path / "team"))
+    endpoint = planned(folder, model)
+    assert endpoint.worst_micro is not None
+    limit = LedgerBudget("", "all", 2 * endpoint.worst_micro)
+    shared_ledger_sync.set_budget(registry.database, limit, place, may_make=True)
+    deploying.send(registry, endpoint)
+    name, cell = endpoint.plan.name, shared_ledger_sync.open_cell(place)
+    deploying.extend(registry, deploying.extension(registry, name, 7200))
+    with pytest.raises(BudgetError):
+        deploying.extend(
+            registry, deploying.Extension(endpoints.find(registry.database, name), 1e10, limit.limit_micro)
+        )
+    (row,) = endpoints.rows(registry.database)
+    held = shared_ledger.read(cell).held
+    assert sum(each.amount_micro or 0 for each in held.values()) == row.worst_micro < limit.limit_micro
+    deploying.undeploy(registry, name)
+    assert shared_ledger.read(cell).held == {}
 
 
 def test_full_budget_refuses_the_endpoint(cli: Any, folder: Path, payer: Aws, model: Path) -> None:

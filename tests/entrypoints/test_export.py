@@ -449,3 +449,48 @@ def test_onnx_gives_the_results_within_the_tolerance(trained: Callable[[str], Ex
     found = build.build(order)["check"]
     assert found["left_out"] == {}
     assert 0 <= found["forms"]["onnx"]["difference"] <= 1e-5
+
+
+GPT = """
+import torch
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+def model(params):
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 31, "n_positions": 16}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False))
+
+def dataset(params, split):
+    return [{"input_ids": torch.arange(6).add(i).remainder(31)} for i in range(12)]
+
+def loss(model, batch):
+    return F.cross_entropy(model(**batch).logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+"""
+
+
+def test_transformers_opens_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from_pretrained` gives the bits of the averaged weights, tied names included; other programs read our part."""
+    order = train(tmp_path, 1, {"ema_decay": 0.9}, {}, GPT)
+    order = replace(order, place=str(tmp_path / "model"), forms=("safetensors", "huggingface"))
+    found = build.build(order)
+    assert found["check"]["left_out"] == {}
+    assert found["check"]["forms"]["huggingface"]["passed"] is True
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= set(found["files"])
+    assert folders.verify(tmp_path / "model", checked=True).config["name"] == "words"
+    assert "library_name: transformers" in (tmp_path / "model/README.md").read_text()
+    from transformers import AutoModelForCausalLM
+
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    averages = weights.read(Path(order.checkpoint), "ema")
+    assert {name for name, value in opened.named_parameters() if torch.equal(value, averages[name])} == set(averages)
+    engine = open_engine(tmp_path / "model", most_rows=8)
+    assert engine.run({"input_ids": torch.arange(6)[None]})["output.logits"].shape == (1, 6, 31)
+
+
+def test_class_without_an_architecture_is_refused(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+    """The layout needs a class of transformers; without a need the other forms stand."""
+    order = replace(trained("ddp"), place=str(tmp_path / "model"), forms=("safetensors", "huggingface"))
+    with pytest.raises(build.ExportError, match="Net is no architecture of transformers: safetensors and pt2"):
+        build.build(replace(order, needed="huggingface"))
+    assert list(build.build(order)["check"]["forms"]) == ["safetensors"]
+    assert folders.read_config(tmp_path / "model")["name"] == "words"

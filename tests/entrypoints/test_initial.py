@@ -14,6 +14,8 @@ from trainerruns import Run, run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import shards, weights
+from cloudtrain.entrypoints.models import saved
+from cloudtrain.entrypoints.trainer import fitting
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +27,12 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     assert made.code == 0, made.errors
     folders.mark_best(made.folder / "checkpoints", 5, "loss", 1.0)
     return made
+
+
+def fit(child: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the comparison before the submit of this child, with the shapes alone."""
+    monkeypatch.chdir(child.folder)
+    return fitting.compare("spec.json", saved.at(str(place)))
 
 
 def begin(folder: Path, place: Path, ranks: int = 1, init: dict[str, Any] | None = None, **settings: Any) -> Run:
@@ -120,7 +128,9 @@ def test_optimizer_state_comes_on_request(parent: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt", "model.safetensors.index.json"])
-def test_plain_weights_of_other_programs(parent: Run, name: str, tmp_path: Path) -> None:
+def test_plain_weights_of_other_programs(
+    parent: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder of plain weights gives the same first evaluation; a changed byte under SHA256SUMS is refused."""
     place = tmp_path / "export"
     place.mkdir()
@@ -136,6 +146,11 @@ def test_plain_weights_of_other_programs(parent: Run, name: str, tmp_path: Path)
         weights.write(place / name, found)
     child = begin(tmp_path / "child", place, 2 if name == "model.pt" else 1)
     assert child.code == 0, child.errors
+    if name == "model.pt":  # a pickle has no header with shapes
+        with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+            fit(child, place, monkeypatch)
+    else:
+        assert fit(child, place, monkeypatch) == {"fits": len(found)}
     assert child.values("eval", "loss")[0].hex() == parent.values("eval", "loss")[10].hex()
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(place.iterdir())]
     (place / "SHA256SUMS").write_text("".join(sums))
@@ -147,8 +162,13 @@ def test_plain_weights_of_other_programs(parent: Run, name: str, tmp_path: Path)
     assert (refused.code, "differs from SHA256SUMS" in refused.errors) == (1, True)
 
 
-def test_damaged_checkpoint_and_other_shapes_are_refused(parent: Run, tmp_path: Path) -> None:
-    """One flipped byte of a shard, and a model of another width, end the job before step 1 with the reason."""
+def test_damaged_checkpoint_and_other_shapes_are_refused(
+    parent: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flipped byte of a shard, and a model of another width, end the job before step 1 with the reason.
+
+    The comparison before the submit says the same of the width, for a checkpoint and for a folder of checkpoints.
+    """
     place = tmp_path / "step-00000010"
     shutil.copytree(parent.folder / "checkpoints/step-00000010", place)
     (shard,) = place.glob("shard-00000*")
@@ -160,9 +180,13 @@ def test_damaged_checkpoint_and_other_shapes_are_refused(parent: Run, tmp_path: 
     wide = begin(tmp_path / "wide", parent.folder / "checkpoints/step-00000010", params={"width": 8})
     assert (damaged.code, wide.code, wide.values("step", "loss")) == (1, 1, {})
     assert "the shape of first.weight differs: 16x6 in the parent, 8x6 here" in wide.errors
+    for whole in (parent.folder / "checkpoints", parent.folder / "checkpoints/step-00000005"):
+        assert fit(wide, whole, monkeypatch)["fault"] in wide.errors
+    whole = weights.from_checkpoint(parent.folder / "checkpoints")
+    assert fit(damaged, place, monkeypatch) == {"fits": len(whole)}  # the damage is in no header
 
 
-def test_untied_values_are_not_tied_silently(tmp_path: Path) -> None:
+def test_untied_values_are_not_tied_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Different saved values for the names of one tensor are refused; equal values load."""
     text = """
 import torch
@@ -187,3 +211,6 @@ def loss(model, batch): return model(batch).pow(2).mean()
         child = begin(tmp_path / name, place, text=text)
         assert fault in child.errors
         assert child.code == int(bool(fault)), child.errors
+        assert fit(child, place, monkeypatch) == {"fits": 3}
+    weights.write(place, {"b.weight": torch.eye(4)})
+    assert fit(child, place, monkeypatch) == {"fits": 1}

@@ -234,7 +234,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-CALLS = pytest.mark.parametrize("call", ["put", "get", "read", "put_if", "names", "delete"])
+CALLS = pytest.mark.parametrize("call", ["put", "get", "read", "head", "put_if", "names", "delete"])
 
 
 def calls(store: Store, path: Path) -> dict[str, Callable[[], object]]:
@@ -243,6 +243,7 @@ def calls(store: Store, path: Path) -> dict[str, Callable[[], object]]:
         "put": lambda: store.put(path, "name"),
         "get": lambda: store.get("name", path.with_name("got")),
         "read": lambda: store.read("name"),
+        "head": lambda: store.head("name", 4),
         "put_if": lambda: store.put_if(b"data", "name", ABSENT),
         "names": lambda: store.names("n"),
         "delete": lambda: store.delete("name"),
@@ -261,11 +262,13 @@ def test_object_round_trips(prefix: str, place: str, tmp_path: Path) -> None:
     store.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
     assert store.read("latest.json")[0] == b"more bytes"
+    assert [store.head("latest.json", size) for size in (4, 100)] == [b"more", b"more bytes"]
     store.delete("latest.json")
     store.delete("latest.json")
     assert (store.names("l"), store.read("latest.json")) == ([], (None, ABSENT))
-    with pytest.raises(FileNotFoundError, match=r"latest\.json"):
-        store.get("latest.json", tmp_path / "latest")
+    for fetch in (lambda: store.get("latest.json", tmp_path / "latest"), lambda: store.head("latest.json", 4)):
+        with pytest.raises(FileNotFoundError, match=r"latest\.json"):
+            fetch()
     assert {path.name for path in tmp_path.iterdir()} - {"kept"} == {"file", "new"}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from trainerruns import Run, run
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.trainer import testing
 
@@ -150,6 +153,66 @@ def test_failed_test_leaves_the_training_done(outputs: str, words: str, tmp_path
     assert words in done.output
     assert (tmp_path / "output/model.pt").exists()
     assert done.events[-1]["e"] == "done"
+
+
+SHARDED = """
+def outputs(model, batch):
+    global calls
+    calls += 1
+    if RANK == 1 and calls == 3 and "before" == %r: raise KeyError("no label")
+    if RANK == 1 and calls == 3: model[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    return {"target": batch[1], "score": model(batch[0])}
+"""
+
+
+@pytest.mark.parametrize(("where", "fault"), [("before", "KeyError: 'no label'"), ("inside", "ZeroDivisionError")])
+def test_fault_of_one_rank_of_a_sharded_model_leaves_the_training_done(where: str, fault: str, tmp_path: Path) -> None:
+    """The other ranks wait for the rank's part of the weights; all ranks leave, and the job ends as done."""
+    text = "import os\nRANK, calls = int(os.environ['RANK']), 0\n" + (TASK % "").partition("def outputs")[0]
+    settings = {**SETTINGS, "text": text + SHARDED % where, "strategy": "fsdp"}
+    done = run(tmp_path, 2, evaluate={"batch_size": 4}, **settings)
+    assert done.code == 0, done.errors
+    assert done.only("test")["failed"].startswith(fault)
+    assert [each["e"] for each in done.events][-2:] == ["test", "done"]
+    assert done.outcome()["outcome"] == "done"
+    assert (tmp_path / "output/model.pt").exists()
+
+
+def test_later_test_compares_the_best_with_the_last(parent: Run, tmp_path: Path) -> None:
+    """Of a folder of checkpoints the best is tested, its average and its trained weights, and beside them the last."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(parent.folder / "checkpoints", folder)
+    folders.mark_best(folder, 5, "loss", 1.0)
+    spec: dict[str, Any] = {"evaluate": {"only": True}, "init_from": {}, **SETTINGS}
+    found = figures(run(tmp_path / "later", 2, env={"CLOUDTRAIN_INPUT_INIT_FROM": str(folder)}, **spec))
+    rows = [(each["checkpoint"], each["step"], each["weights"]) for each in found["compared"]]
+    assert rows == [("best", 5, "average"), ("best", 5, "trained"), ("last", 10, "average")]
+    assert (found["checkpoint"], found["step"], found["weights"]) == rows[0]
+    assert found["compared"][2]["loss"] == figures(parent)["loss"]
+
+
+def test_predictions_of_the_first_samples_are_a_file(parent: Run, tmp_path: Path) -> None:
+    """The rows are those of the figures, in order, the same bytes on any number of ranks, as many as asked for."""
+    place = {"CLOUDTRAIN_INPUT_INIT_FROM": str(parent.folder / "checkpoints")}
+    files = []
+    for ranks in (1, 2):
+        evaluate = {"only": True, "predictions": 40}
+        done = run(
+            tmp_path / str(ranks), ranks, env=place, evaluate=evaluate, init_from={"checkpoint": "last"}, **SETTINGS
+        )
+        files.append((done.folder / "output/predictions-test.jsonl.gz").read_bytes())
+        worst = [each for each in figures(done)["worst"] if each["index"] < 40]
+    assert files[0] == files[1]
+    rows = [json.loads(line) for line in gzip.decompress(files[0]).splitlines()]
+    assert [row["index"] for row in rows] == list(range(40))
+    assert worst == [rows[each["index"]] for each in worst] != []
+    means = run(
+        tmp_path / "means",
+        1,
+        evaluate={"predictions": 1},
+        **{**SETTINGS, "text": (TASK % "").partition("def outputs")[0]},
+    )
+    assert "evaluate.predictions needs the task's `outputs(model, batch)`" in means.errors
 
 
 def test_any_number_of_metrics_fits_into_the_event() -> None:

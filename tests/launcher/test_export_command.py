@@ -78,6 +78,7 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
         (["export", "nothing", "--checkpoint", "newest"], 2, "`newest` names no checkpoint"),
         (["export", "nothing", "--form", "pickle"], 2, "`pickle` is no form of a model"),
         (["export", "nothing", "--input", "x"], 2, "expected NAME=PATH"),
+        (["export", "nothing", "--name", "Digits"], 2, "`Digits` cannot name a model"),
         (["export", "nothing", "--sign", "missing"], 2, "there is no key missing"),
         (["export", "./missing"], 1, "there is no checkpoint"),
         (["serve", "missing"], 2, "is no model folder"),
@@ -167,8 +168,9 @@ def test_checkpoints_come_from_the_backend(
     assert source.saved_checkpoints(registry, job, scratch) == scratch
     found = source.choose(scratch, None)
     place = tmp_path / "model"
-    exporting.export_path(registry, found, place, key=None, is_unchecked=True)
-    assert folders.verify(place).config["checkpoint"]["step"] == 20
+    exporting.export_path(registry, found, place, name="words", key=None, is_unchecked=True)
+    config = folders.verify(place).config
+    assert (config["checkpoint"]["step"], config["name"]) == (20, "words")
 
 
 def test_folder_of_checkpoints_is_no_checkpoint(cli: Any, tmp_path: Path) -> None:

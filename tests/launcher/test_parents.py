@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config import JobConfig
@@ -152,6 +154,53 @@ def test_parent_without_a_checkpoint_is_refused(
     if "task" in config and "evaluate" not in config:
         Registry().set_state(job.attempt, State(state), {"checkpoint_step": 5, "checkpoint": "step-00000005"})
         parents._require_weights(parents._job("digits"))
+
+
+TINY = """
+from torch import nn
+def model(params): return nn.Linear(2, params.get("classes", 3))
+def dataset(params, split): ...
+def loss(model, batch): ...
+"""
+OWN = "init_from: ./w.safetensors\ntraining: {max_steps: 1, global_batch_size: 1}\n"
+CLOUD = """backend: sagemaker
+sagemaker: {region: us-east-1, bucket: b, role: "arn:aws:iam::123456789012:role/x"}
+resources: {instance_type: ml.m5.xlarge}
+"""
+HOSTS = "backend: ssh\nssh: {hosts: [h1], workdir: /tmp/x}\n"
+
+
+def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
+    """A difference is an error in the file, in the node's words."""
+    (tmp_path / "task.py").write_text(TINY)
+    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    load(OWN + "params: {classes: 5}")
+    told = cli("plan", cwd=tmp_path)
+    assert told.code == 3
+    assert "the shape of bias differs: 3 in the parent, 5 here" in told.stderr
+    assert "at cloudtrain.yaml:3:12, init_from" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "backend", "change", "words"),
+    [
+        ("./w.safetensors", "", "", "names and shapes of 2 weights fit the model"),
+        ("./w.safetensors", "", "(missing,", "on the node, before step 1: NameError: name 'missing' is not defined"),
+        ("s3://bucket/export/", CLOUD, "", "names and shapes are compared at the submit"),
+        ("/srv/w.safetensors", HOSTS, "", "on the node, before step 1: /srv/w.safetensors is a path on a host"),
+    ],
+)
+def test_comparison_that_is_not_possible_here_is_told(
+    place: str, backend: str, change: str, words: str, load: Callable[..., JobConfig], tmp_path: Path, home: Path
+) -> None:
+    """The line says whether the weights fit, or where the names and shapes will be compared."""
+    (tmp_path / "task.py").write_text(TINY.replace("(2,", change or "(2,"))
+    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    prepared = prepare(
+        load(OWN.replace("./w.safetensors", place) + backend), tmp_path / "cloudtrain.yaml", Path(), dry=True
+    )
+    (line,) = parents.compared(prepared)
+    assert line.endswith(words)
 
 
 def test_lineage_is_the_nodes_report_else_the_config() -> None:

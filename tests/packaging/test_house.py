@@ -26,6 +26,7 @@ FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
     "models.folder",
     "models.order",
+    "models.saved",
     "models.scratch",
     "rank.tracebacks",
     "rank.variables",
@@ -110,6 +111,7 @@ SDKS = {
     "botocore",
     "google",
     "onnxruntime",
+    "transformers",
 }  # third-party modules that entrypoints may use, imported on first use
 
 

@@ -54,6 +54,9 @@ def scheduler(world: World, call: Call) -> Params:
             return {"ScheduleArn": arn}
         if name not in schedules:
             raise AwsError("ResourceNotFoundException", f"Schedule {name} does not exist.", 404)
+        if call.operation == "UpdateSchedule":
+            schedules[name] = _checked(call.params)
+            return {"ScheduleArn": arn}
         if call.operation == "DeleteSchedule":
             del schedules[name]
             return {}

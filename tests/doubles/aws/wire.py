@@ -123,7 +123,7 @@ def _body(environ: Environ) -> bytes:
 
 def _scheduler(environ: Environ) -> tuple[str, dict[str, Any]]:
     """Return the operation and its parameters: the name is in the path, the rest is in the body."""
-    names = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule", "GET": "GetSchedule"}
+    names = {"POST": "CreateSchedule", "PUT": "UpdateSchedule", "DELETE": "DeleteSchedule", "GET": "GetSchedule"}
     name = environ["PATH_INFO"].rpartition("/")[2]
     return names[environ["REQUEST_METHOD"]], {"Name": name, **json.loads(_body(environ) or b"{}")}
 
