@@ -57,12 +57,14 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
     """
     config = prepared.config
     is_test = config.evaluate is not None and config.evaluate.only  # its model is the parent's
-    if config.init_from is None or config.task is None or config.sweep is not None or is_test:
+    if config.init_from is None or config.task is None or is_test:
         return []
     place = config.inputs[INPUT].removeprefix("file://")
     if "://" in place and not asks_stores:
         return ["init_from: names and shapes are compared at the submit"]
-    if "://" not in place and not traits(config.backend).runs_here:
+    if config.sweep is not None:
+        found = {"why": "each trial of a sweep has its own model"}
+    elif "://" not in place and not traits(config.backend).runs_here:
         found = {"why": f"{place} is a path on a host"}
     elif find_spec("torch") is None:
         found = {"why": "torch is not installed here"}
