@@ -46,6 +46,7 @@ __all__ = [
 LEAST_TTL_S, START_S = 3600, 2400
 SOON_S = 120  # before its end, an endpoint may be in deletion already
 MOST_NAME = 26  # letters of the model's name in an endpoint's: Azure ML allows 32 in all
+HELD = "the worst case stays reserved until the endpoint is gone"
 WAIT_S, PAUSE_S = 120.0, 2.0  # for the end of an endpoint after `undeploy`
 
 
@@ -205,20 +206,18 @@ def extend(registry: Registry, found: Extension) -> list[str]:
     backend = backends.load(record.backend)
     assert isinstance(backend, backends.EndsEndpoints), "only such a backend has sent an endpoint"
     number = endpoints.extend(database, record, found.ends_s, found.more_micro, now_s)
+    is_sent = False
     try:
         shared = shared_ledger_sync.hold(database, record.key, number, now_s)
-    except CloudtrainError:
-        endpoints.restore(database, record, number, now_s)
-        raise
-    try:
+        is_sent = True
         backend.extend_endpoint(dict(record.ref), found.ends_s)
-    except CloudtrainError as error:
-        if isinstance(error, UnreachableError):
-            error.message += "; the worst case stays reserved until the endpoint is gone"
-            raise
-        endpoints.restore(database, record, number, now_s)
-        shared_ledger_sync.push(database)
-        error.message += f"; {NOTHING}"
+    except BaseException as error:
+        is_uncertain = is_sent and (not isinstance(error, CloudtrainError) or isinstance(error, UnreachableError))
+        is_free = not is_uncertain and endpoints.restore(database, record, found.ends_s, number, now_s)
+        if is_free:
+            shared_ledger_sync.push(database)
+        if isinstance(error, CloudtrainError):
+            error.message += f"; {NOTHING if is_free else HELD}"
         raise
     return list(reserve.words(found.more_micro, [*ledger.standings(database, now_s, record.project), *shared]))
 

@@ -112,11 +112,17 @@ def extend(database: Database, record: EndpointRecord, ends_s: float, more_micro
     return number
 
 
-def restore(database: Database, record: EndpointRecord, number: int, now_s: float) -> None:
-    """Store the record's end again, and release the reservation of an extension that the platform has refused."""
+def restore(database: Database, record: EndpointRecord, ends_s: float, number: int, now_s: float) -> bool:
+    """Take back an extension to `ends_s` that the platform has refused; return whether the reservation is free again.
+
+    If the row has another end by now, a later extension is built on this one: nothing changes, and the money stays held.
+    """
     with database.transaction():
-        _set_end(database, record.name, record.ends_s, record.worst_micro)
-        ledger.release(database, record.key, number, now_s)
+        is_last = find(database, record.name).ends_s == ends_s
+        if is_last:
+            _set_end(database, record.name, record.ends_s, record.worst_micro)
+            ledger.release(database, record.key, number, now_s)
+    return is_last
 
 
 def _set_end(database: Database, name: str, ends_s: float, worst_micro: int) -> None:

@@ -317,6 +317,51 @@ def test_refused_extension_changes_nothing(
     assert ledger.held(registry.database) == []
 
 
+def test_refused_extension_keeps_a_later_extension(
+    folder: Path, payer: Aws, model: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal takes back no end and no money of an extension that was accepted while the request was on its way."""
+    deploying.send(registry, planned(folder, model))
+    (before,) = endpoints.rows(registry.database)
+    first, backend = deploying.extension(registry, before.name, 7200), backends.load("sagemaker")
+    assert isinstance(backend, backends.EndsEndpoints)
+    extend_endpoint = backend.extend_endpoint
+
+    def accept_another_first(ref: dict[str, Any], ends_s: float) -> None:
+        monkeypatch.setattr(backend, "extend_endpoint", extend_endpoint)
+        deploying.extend(registry, deploying.extension(registry, before.name, 3600))
+        payer.fault("UpdateSchedule", "error", code="AccessDeniedException", message="no")
+        extend_endpoint(ref, ends_s)
+
+    monkeypatch.setattr(backend, "extend_endpoint", accept_another_first)
+    monkeypatch.setattr(backends, "load", lambda name: backend)
+    with pytest.raises(CredentialError, match="stays reserved until the endpoint is gone"):
+        deploying.extend(registry, first)
+    (after,) = endpoints.rows(registry.database)
+    assert after.ends_s == before.ends_s + 3 * 3600
+    assert sum(each.amount_micro or 0 for each in ledger.held(registry.database)) == after.worst_micro
+    assert deploying.undeploy(registry, before.name).state == "gone"
+    assert ledger.held(registry.database) == []
+
+
+def test_interrupt_before_the_request_changes_nothing(
+    folder: Path, payer: Aws, model: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at a shared ledger, before the platform's request, restores end and reservation."""
+    deploying.send(registry, planned(folder, model))
+    (sent,) = endpoints.rows(registry.database)
+    found = deploying.extension(registry, sent.name, 7200)
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shared_ledger_sync, "hold", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        deploying.extend(registry, found)
+    assert endpoints.rows(registry.database) == [found.record]
+    assert [each.amount_micro for each in ledger.held(registry.database)] == [sent.worst_micro]
+
+
 def test_extension_counts_in_the_teams_ledger(
     folder: Path, payer: Aws, model: Path, registry: Registry, tmp_path: Path
 ) -> None:
