@@ -33,6 +33,7 @@ __all__ = [
     "list_steps",
     "mark_best",
     "open_found",
+    "parse_manifest",
     "prepare",
     "read",
     "read_manifest",
@@ -155,8 +156,16 @@ def read(path: Path) -> bytes:
 
 
 def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the files that the checkpoint must have. Raises OSError, ValueError if the manifest is damaged."""
-    text, _, checksum = read(path / MANIFEST).decode().partition("\n")
+    """Return the files that the checkpoint must have. Raises OSError, and the errors of `parse_manifest`."""
+    return parse_manifest(read(path / MANIFEST), path)
+
+
+def parse_manifest(data: bytes, path: object) -> dict[str, dict[str, Any]]:
+    """Return the files that a manifest lists; `path` is for messages.
+
+    Raises ValueError if the manifest is damaged, Unreadable for another format.
+    """
+    text, _, checksum = data.decode().partition("\n")
     if checksum != f"{zlib.crc32(text.encode()):08x}\n":
         raise ValueError(f"{MANIFEST} is not readable: its checksum differs from the stored checksum")
     try:

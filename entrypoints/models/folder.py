@@ -30,6 +30,7 @@ __all__ = [
     "SIGNATURE",
     "SUMS",
     "WEIGHTS",
+    "WEIGHT_FILES",
     "FORMAT",
     "ModelFolder",
     "ModelFolderError",
@@ -45,6 +46,7 @@ __all__ = [
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 CHECK, CONFIG, CARD, CODE = "check.json", "config.json", "README.md", "code"
 WEIGHTS, INDEX, PT2, ONNX = "model.safetensors", "model.safetensors.index.json", "model.pt2", "model.onnx"
+WEIGHT_FILES = (INDEX, WEIGHTS, "model.pt")  # of a folder of plain weights, the first that exists
 OWN = "cloudtrain"  # where config.json is of the layout of Hugging Face's transformers, the key with our content
 FORMAT = 1
 NAMESPACE = "cloudtrain-model"  # of signatures: a signature for another purpose is not valid for a model

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import matching
 from cloudtrain.entrypoints.models import tensors
-from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
+from cloudtrain.entrypoints.models.folder import INDEX, WEIGHT_FILES, WEIGHTS
 from cloudtrain.entrypoints.stores.store import Store, in_threads, open_store
 
-__all__ = ["at", "shapes"]
+__all__ = ["NoShapesError", "at", "shapes"]
 
 THREADS = 16
 FIRST_BYTES = 1 << 16  # holds the header of most files
@@ -24,19 +25,25 @@ _MANIFEST_OF_STEP = re.compile(r"step-\d{8,}/" + re.escape(folders.MANIFEST))
 Shapes = dict[str, tuple[int, ...]]
 
 
+class NoShapesError(Exception):
+    """The weights may be whole, but no header has their shapes: a file of torch.save."""
+
+
 def at(place: str, *, averaged: bool = True) -> Shapes:
     """Return the shapes at a path or uri, of a folder or a file. Raises as `shapes`."""
-    folder, _, last = place.rstrip("/").rpartition("/")
-    if last.endswith((".safetensors", ".pt")):
-        return _of_files(open_store(folder), [last])
-    return shapes(open_store(place), averaged=averaged)
+    if "://" in place:
+        is_file, (folder, _, name) = place.endswith((".safetensors", ".pt")), place.rpartition("/")
+    else:
+        is_file, folder, name = Path(place).is_file(), str(Path(place).parent), Path(place).name
+    return _of_files(open_store(folder), [name]) if is_file else shapes(open_store(place), averaged=averaged)
 
 
 def shapes(store: Store, *, averaged: bool = True) -> Shapes:
     """Return the shapes of the weights by the model's names; of several checkpoints, of the newest.
 
     All checkpoints of a job have the same shapes. `averaged`: of the average, if kept. Raises the errors of the store,
-    OSError, and ValueError for files without headers.
+    FileNotFoundError without weights, ValueError for damaged files, CheckpointError for another version's manifest,
+    NoShapesError.
     """
     above = ""
     if (manifest := store.read(folders.MANIFEST)[0]) is None:
@@ -44,16 +51,42 @@ def shapes(store: Store, *, averaged: bool = True) -> Shapes:
         if steps:
             manifest, above = store.read(max(steps))[0], max(steps).partition("/")[0] + "/"
     if manifest is not None:
-        files = json.loads(manifest.partition(b"\n")[0])["files"]
+        files = folders.parse_manifest(manifest, "the checkpoint")
         found = _of_files(store, [above + name for name in files if name.startswith("shard-")])
         return {name: found[full] for name, full in matching.saved_names(found, averaged=averaged).items()}
-    index = store.read(INDEX)[0]
-    return _of_files(store, [WEIGHTS] if index is None else set(json.loads(index)["weight_map"].values()))
+    if (index := store.read(INDEX)[0]) is not None:
+        return _of_files(store, _listed(index))
+    try:
+        return _of_files(store, [WEIGHTS])
+    except FileNotFoundError:
+        return _of_files(store, [_other(store)])
+
+
+def _listed(index: bytes) -> set[str]:
+    """Return the files that an index names. Raises ValueError."""
+    try:
+        files = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{INDEX} is damaged: it is no list of files by weights") from error
+    if wrong := [name for name in files if not isinstance(name, str) or "/" in name or "\0" in name]:
+        raise ValueError(f"{INDEX} names {wrong[0]!r:.80}, which is no file of this folder")
+    if not files:
+        raise ValueError(f"{INDEX} names no file")
+    return files
+
+
+def _other(store: Store) -> str:
+    """Return the file of torch.save. Raises FileNotFoundError for a folder without weights."""
+    try:
+        store.head(WEIGHT_FILES[-1], 1)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is neither a checkpoint nor {', '.join(WEIGHT_FILES)}") from None
+    return WEIGHT_FILES[-1]
 
 
 def _of_files(store: Store, files: Collection[str]) -> Shapes:
     if other := [name for name in files if not name.endswith(".safetensors")]:
-        raise ValueError(f"{other[0]} has no header with shapes")
+        raise NoShapesError(f"{other[0]} has no header with shapes")
     headers: dict[str, bytes] = {}
 
     def fetch(name: str) -> None:

@@ -158,6 +158,8 @@ def _boxes(text: bytes, file: Path, room: float = math.inf) -> Iterator[tuple[st
         for key, entry in header.items():
             shape, (begin, end) = tuple(map(int, entry["shape"])), entry["data_offsets"]
             box = boxes.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
+            if not isinstance(box["name"], str):
+                raise ValueError(f"the name of {key} is no text")
             whole, offset = tuple(map(int, box["whole"])), tuple(map(int, box["offset"]))
             sides = list(zip(offset, shape, whole, strict=True))
             is_inside = 0 <= begin <= end <= room and all(0 <= o <= o + s <= w for o, s, w in sides)
@@ -167,7 +169,7 @@ def _boxes(text: bytes, file: Path, room: float = math.inf) -> Iterator[tuple[st
                 box["name"],
                 StoredTensor(entry["dtype"], whole, (TensorBox(file, 8 + len(text) + begin, offset, shape),)),
             )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{file.name} has a header that contradicts itself: {error}") from error
 
 

@@ -57,7 +57,9 @@ class FolderStore:
 
     def head(self, name: str, size: int) -> bytes:
         """Return the first bytes of the file."""
-        with (self._root / name).open("rb") as file:
+        if not (path := self._root / name).is_file():  # the read of a pipe would wait
+            raise FileNotFoundError(f"{path} is no file")
+        with path.open("rb") as file:
             return file.read(size)
 
     def put_if(self, data: bytes, name: str, version: str) -> bool:

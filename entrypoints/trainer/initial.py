@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, matching
 from cloudtrain.entrypoints.contract import InitSettings
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.models.folder import SUMS
+from cloudtrain.entrypoints.models.folder import SUMS, WEIGHT_FILES
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import report
@@ -31,7 +31,6 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 __all__ = ["PLACE", "fill", "initialize", "open_parent", "same_tensors"]
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
-_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pt")  # the first that exists
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,9 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
     if folders.list_steps(place):
         path = folders.choose(place, wanted)
         return [str(path), [], sha256_of(path / folders.MANIFEST)]
-    name = next((each for each in _FILES if (place / each).is_file()), None)
+    name = next((each for each in WEIGHT_FILES if (place / each).is_file()), None)
     if name is None:
-        raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(_FILES)}")
+        raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(WEIGHT_FILES)}")
     files = [place / name]
     if name.endswith(".json"):
         index = json.loads((place / name).read_text())

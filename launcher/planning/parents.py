@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.models import saved
+from cloudtrain.entrypoints.models.folder import WEIGHT_FILES
+from cloudtrain.entrypoints.stores.store import plain
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, NoSuchJobError
@@ -32,7 +35,7 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
     """Return the config with the parent's place as an input, and notes. `base`: the config file's folder.
 
     A config that has the input already, as a stored config has, stays as it is: the parent may be gone by then.
-    Raises ConfigError for a missing, running or unsaved parent, and for a damaged checkpoint on this machine.
+    Raises ConfigError for a missing, running or unsaved parent, and for weights on this machine that no job can read.
     """
     wanted = config.init_from
     if wanted is None or INPUT in config.inputs:
@@ -44,7 +47,7 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
         wanted = wanted.model_copy(update={"job": parent.id, "checkpoint": checkpoint})
         note = f"{parent.id}, {(checkpoint or 'its best checkpoint, else its last').replace('step-', 'step ')}"
     if traits(config.backend).runs_here and "://" not in place.removeprefix("file://"):
-        _require_whole(base / place.removeprefix("file://"), wanted.checkpoint)
+        _require_whole(base / place.removeprefix("file://"), wanted.checkpoint, is_task=config.task is not None)
     inputs = {**config.inputs, INPUT: place}
     return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]
 
@@ -80,8 +83,6 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
 
 def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
     """Return the answer of entrypoints/trainer/fitting.py, or the reason why the parent cannot be read from here."""
-    from cloudtrain.entrypoints.models import saved
-    from cloudtrain.entrypoints.stores.store import plain
     from cloudtrain.launcher.planning import memory
 
     config, backend = prepared.config, prepared.backend
@@ -92,9 +93,10 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
         if ref is not None and isinstance(backend, backends.KnowsShapes):
             shapes = backend.saved_shapes(ref, averaged=is_averaged)
         else:
-            whole = place if "://" in place else str(prepared.config_file.parent.resolve() / place)
+            here = prepared.config_file.parent.resolve() / place
+            whole = place if "://" in place else str(_chosen(here, config.init_from.checkpoint))
             shapes = saved.at(whole, averaged=is_averaged)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, folders.CheckpointError, saved.NoShapesError) as error:
         return {"why": plain(error)}
     except CloudtrainError as error:
         return {"why": error.message}
@@ -155,20 +157,40 @@ def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str,
     return f"{folder.rstrip('/')}/{folders.step_name(int(checkpoint[5:]))}{end}", checkpoint
 
 
-def _require_whole(place: Path, checkpoint: str | None) -> None:
-    """Raise ConfigError if a place on this machine has no such checkpoint, or one whose files are not whole."""
-    if not place.exists():
-        there = [f"step-{step}" for step, _ in folders.list_steps(place.parent)] if place.parent.is_dir() else []
-        hint = f"there: {', '.join(there)}" if there else "a relative path begins at the config file's folder"
-        raise _fault(f"{place} does not exist", hint, "checkpoint" if there else "path")
-    chosen = place
+def _chosen(place: Path, checkpoint: str | None) -> Path:
+    """Return the checkpoint in a folder of checkpoints, else the place. Raises CheckpointError, OSError."""
+    if place.is_dir() and not (place / folders.MANIFEST).exists() and folders.list_steps(place):
+        return folders.choose(place, checkpoint)
+    return place
+
+
+def _require_whole(place: Path, checkpoint: str | None, *, is_task: bool) -> None:
+    """Raise ConfigError if a place on this machine has no such checkpoint, or no weights that a task can read.
+
+    Without access here, or if the files have no headers, the node finds out.
+    """
     try:
-        if place.is_dir() and folders.list_steps(place):
-            chosen = folders.choose(place, checkpoint)
+        if not place.exists():
+            there = [f"step-{step}" for step, _ in folders.list_steps(place.parent)] if place.parent.is_dir() else []
+            hint = f"there: {', '.join(there)}" if there else "a relative path begins at the config file's folder"
+            raise _fault(f"{place} does not exist", hint, "checkpoint" if there else "path")
+        chosen = _chosen(place, checkpoint)
+        if (chosen / folders.MANIFEST).exists() and (wrong := folders.verify(chosen, only=())):
+            hint = "name an older one, as in step-200"
+            raise _fault(f"the checkpoint {chosen} is damaged: {wrong}", hint, "checkpoint")
+        if not (place.is_file() or place.is_dir()):
+            raise _fault(f"{place} is neither a file nor a folder", "name a checkpoint, or a file of weights", "path")
+        if is_task:
+            saved.at(str(chosen))
+    except folders.Unreadable as error:
+        raise _fault(str(error), "name another checkpoint, as in step-200", "checkpoint") from error
     except folders.CheckpointError as error:
         raise _fault(str(error), "name one of these, as in step-200", "checkpoint") from error
-    if (chosen / folders.MANIFEST).exists() and (wrong := folders.verify(chosen, only=())):
-        raise _fault(f"the checkpoint {chosen} is damaged: {wrong}", "name an older one, as in step-200", "checkpoint")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
+        hint = f"name a checkpoint, a file, or a folder with {', '.join(WEIGHT_FILES)}"
+        raise _fault(f"the weights at {place} cannot be read: {plain(error)}", hint, "path") from error
+    except (OSError, saved.NoShapesError):
+        return
 
 
 def _fault(message: str, hint: str, key: str) -> ConfigError:

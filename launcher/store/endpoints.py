@@ -115,7 +115,7 @@ def extend(database: Database, record: EndpointRecord, ends_s: float, more_micro
 def restore(database: Database, record: EndpointRecord, ends_s: float, number: int, now_s: float) -> bool:
     """Take back an extension to `ends_s` that the platform has refused; return whether the reservation is free again.
 
-    If the row has another end by now, a later extension is built on this one: nothing changes, and the money stays held.
+    If the row has another end by now, a later extension is built on this one: then the end and the money stay.
     """
     with database.transaction():
         is_last = find(database, record.name).ends_s == ends_s

@@ -49,6 +49,9 @@ def project(folder: Path, account: Aws) -> Path:
         client.put_object(Bucket="cloudtrain-tests", Key=f"export/{file}", Body=data)
     index = json.dumps({"weight_map": placed})
     client.put_object(Bucket="cloudtrain-tests", Key="export/model.safetensors.index.json", Body=index)
+    client.put_object(Bucket="cloudtrain-tests", Key="damaged/model.safetensors.index.json", Body=b"[]")
+    manifest = b'{"format":1}\naf1ec339\n'
+    client.put_object(Bucket="cloudtrain-tests", Key="older/manifest.json", Body=manifest)
     return folder
 
 
@@ -70,7 +73,9 @@ def test_difference_is_found_before_the_send(cli: Any, project: Path) -> None:
         ("s3://cloudtrain-tests/export/", "names and shapes of 4 weights fit the model"),
         ("s3://cloudtrain-tests/export/a.safetensors", "the parent has no 1.weight 3x600, 1.bias 3"),
         ("s3://cloudtrain-tests/export/model.pt", "on the node, before step 1: model.pt has no header with shapes"),
-        ("s3://cloudtrain-tests/nothing/", "on the node, before step 1: s3://cloudtrain-tests/nothing has no"),
+        ("s3://cloudtrain-tests/nothing/", "on the node, before step 1: there is neither a checkpoint nor"),
+        ("s3://cloudtrain-tests/damaged/", "on the node, before step 1: model.safetensors.index.json is damaged"),
+        ("s3://cloudtrain-tests/older/", "on the node, before step 1: the checkpoint has format 1"),
         ("s3://not-ours/export/", "on the node, before step 1: "),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.models import saved
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
@@ -101,6 +104,7 @@ def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, 
     with pytest.raises(ConfigError, match=r"weights does not exist"):
         prepare(config, file, Path(), dry=True)
     (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/model.pt").write_bytes(b"pickled")
     prepared = prepare(config, file, Path(), dry=True)
     assert prepared.config.inputs == {"init_from": "./weights/"}
     spec = job_spec(prepared.plan, prepared.config, "child", 1).dump()["init_from"]
@@ -184,6 +188,8 @@ def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig]
 @pytest.mark.parametrize(
     ("place", "backend", "change", "words"),
     [
+        ("./torch", "", "", "on the node, before step 1: model.pt has no header with shapes"),
+        ("./torch/model.pt", "", "", "on the node, before step 1: model.pt has no header with shapes"),
         ("./w.safetensors", "", "", "names and shapes of 2 weights fit the model"),
         ("./w.safetensors", "", "(missing,", "on the node, before step 1: NameError: name 'missing' is not defined"),
         ("s3://bucket/export/", CLOUD, "", "names and shapes are compared at the submit"),
@@ -197,11 +203,65 @@ def test_comparison_that_is_not_possible_here_is_told(
     """The line says whether the weights fit, or where the names and shapes will be compared."""
     (tmp_path / "task.py").write_text(TINY.replace("(2,", change or "(2,"))
     save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/model.pt").write_bytes(b"pickled")
     prepared = prepare(
         load(OWN.replace("./w.safetensors", place) + backend), tmp_path / "cloudtrain.yaml", Path(), dry=True
     )
     (line,) = parents.compared(prepared)
     assert line.endswith(words)
+
+
+BOX = json.dumps({"boxes": json.dumps({"a": {"name": 3, "whole": [1], "offset": [0]}})})
+ONE = '{"__metadata__":%s,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+INDEX = "model.safetensors.index.json"
+
+
+def stored(header: str) -> bytes:
+    """Return a safetensors file with the header."""
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "words"),
+    [
+        ("", b"", "there is neither a checkpoint nor model.safetensors.index.json, model.safetensors, model.pt"),
+        ("model.safetensors", b"\xff" * 4000, "model.safetensors has no header"),
+        ("model.safetensors", stored("[]"), "has a header that contradicts itself"),
+        ("model.safetensors", stored(ONE % BOX), "the name of a is no text"),
+        ("model.safetensors", stored((ONE % "{}").replace("[1]", "[Infinity]")), "contradicts itself"),
+        (INDEX, b"{}", f"{INDEX} is damaged"),
+        (INDEX, b"[]", f"{INDEX} is damaged"),
+        (INDEX, b'{"weight_map": 5}', f"{INDEX} is damaged"),
+        (INDEX, b'{"weight_map": {"a": 3}}', "names 3, which is no file of this folder"),
+        (INDEX, b'{"weight_map": {"a": [3]}}', f"{INDEX} is damaged"),
+        (INDEX, b'{"weight_map": {"a": "../w.safetensors"}}', "names '../w.safetensors'"),
+        (INDEX, b'{"weight_map": {"a": "w.safetensors"}}', "w.safetensors is no file"),
+        ("manifest.json", b"{}", "is damaged: manifest.json is not readable: its checksum differs"),
+        ("manifest.json", b"null\n25cbfc4f\n", "is damaged: manifest.json is not readable"),
+        ("manifest.json", b'{"format":1}\naf1ec339\n', "another version wrote the checkpoint"),
+    ],
+)
+def test_parent_that_no_job_can_read_is_refused(
+    file: str, data: bytes, words: str, load: Callable[..., JobConfig], tmp_path: Path, home: Path
+) -> None:
+    """Damaged weights on this machine are a fault of the config; of a store they raise an error that is expected."""
+    (tmp_path / "export").mkdir()
+    if file:
+        (tmp_path / "export" / file).write_bytes(data)
+    config = load("init_from: ./export/")
+    with pytest.raises(ConfigError) as refusal:
+        parents.resolved(config, tmp_path)
+    assert words in refusal.value.faults[0].message
+    with pytest.raises((ValueError, FileNotFoundError, CheckpointError)):
+        saved.at(f"file://{tmp_path}/export")
+
+
+def test_pipe_is_no_parent(load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
+    """A named pipe, of which a read would wait, is refused at once."""
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"w\.safetensors is neither a file nor a folder"):
+        parents.resolved(load("init_from: ./w.safetensors"), tmp_path)
 
 
 def test_lineage_is_the_nodes_report_else_the_config() -> None:
