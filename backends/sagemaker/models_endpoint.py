@@ -116,9 +116,14 @@ def state(clients: AwsClients, ref: dict[str, Any]) -> str | None:
 def extend(clients: AwsClients, ref: dict[str, Any], ends_s: float) -> None:
     """Move the schedule's time; AWS replaces a schedule as a whole."""
     handle, access = SageMakerEndpoint.load(ref), _access(clients, ref)
-    with api.answers(f"move the end of the endpoint {handle.name}"):
-        client = api.client(access, "scheduler", patient=True)
-        kept = {key: value for key, value in client.get_schedule(Name=handle.name).items() if key in _OWN}
+    doing = f"move the end of the endpoint {handle.name}"
+    try:
+        with api.answers(doing):
+            client = api.client(access, "scheduler", patient=True)
+            kept = {key: value for key, value in client.get_schedule(Name=handle.name).items() if key in _OWN}
+    except UnreachableError as error:  # only a read: the end has not moved
+        raise CloudtrainError(error.message, hint=error.hint) from error
+    with api.answers(doing):
         try:
             client.update_schedule(**kept, ScheduleExpression=_at(ends_s))
         except Exception as error:

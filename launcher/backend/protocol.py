@@ -244,7 +244,10 @@ class EndsEndpoints(Protocol):
         """Return the platform's word for the state, None if there is no endpoint. Raises UnreachableError."""
 
     def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
-        """Move the scheduled deletion to this time. Raises as `start_endpoint`, and like there."""
+        """Move the scheduled deletion to this time.
+
+        Raises the errors of `start_endpoint`; after UnreachableError the end may have moved.
+        """
 
     def delete_endpoint(self, ref: dict[str, Any]) -> None:
         """Ask the platform to delete the endpoint. The scheduled deletion stays until `discard_endpoint`."""
