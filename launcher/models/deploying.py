@@ -44,7 +44,9 @@ __all__ = [
 
 # A platform may refuse to delete an endpoint during the start, and a start may take most of an hour.
 LEAST_TTL_S, START_S = 3600, 2400
+LEAST_MORE_S = 60
 SOON_S = 120  # before its end, an endpoint may be in deletion already
+ENDED = ("Deleting", "Failed")  # words of the platform
 MOST_NAME = 26  # letters of the model's name in an endpoint's: Azure ML allows 32 in all
 HELD = "the worst case stays reserved until the endpoint is gone"
 WAIT_S, PAUSE_S = 120.0, 2.0  # for the end of an endpoint after `undeploy`
@@ -116,13 +118,18 @@ def check_room(registry: Registry, found: PlannedEndpoint) -> None:
     if found.worst_micro is None:
         hint = f"write `price_per_hour` in the block {found.target} of the config"
         raise ConfigError(f"no price is known, so no worst case: {found.plan.price_source}", hint=hint)
-    if _refused(registry, found.project, found.worst_micro) is not None:
+    _require_room(registry, found.project, found.worst_micro, "a shorter --ttl, fewer or smaller machines")
+
+
+def _require_room(registry: Registry, project: str, amount_micro: int, smaller: str) -> None:
+    """Raise BudgetError if a budget of this installation has no room; `smaller`: how to need less, for the hint."""
+    if _refused(registry, project, amount_micro, smaller) is not None:
         reserve.reconcile(registry)  # ended jobs and endpoints may still hold their worst cases
-        if (error := _refused(registry, found.project, found.worst_micro)) is not None:
+        if (error := _refused(registry, project, amount_micro, smaller)) is not None:
             raise error
 
 
-def _refused(registry: Registry, project: str, amount_micro: int) -> BudgetError | None:
+def _refused(registry: Registry, project: str, amount_micro: int, smaller: str) -> BudgetError | None:
     """Return the error if a budget of this installation has no room."""
     standings = ledger.standings(registry.database, time.time(), project)
     try:
@@ -130,7 +137,7 @@ def _refused(registry: Registry, project: str, amount_micro: int) -> BudgetError
     except BudgetError as error:
         short = [each for each in standings if any(budgets.refusal(each, amount_micro))]
         raised = " && ".join(budgets.raising(each, amount_micro) for each in short)
-        error.hint = f"a shorter --ttl, fewer or smaller machines, or {raised}"
+        error.hint = f"{smaller}, or {raised}"
         return error
     return None
 
@@ -185,16 +192,30 @@ class Extension:
 
 def extension(registry: Registry, name: str, more_s: int) -> Extension:
     """Return the longer lifetime of the endpoint, by its price at the deploy. Raises UsageError, BudgetError."""
-    record = costs.refresh_one(registry.database, endpoints.find(registry.database, name))
-    if record.state != "live" or record.word == "Deleting" or record.ends_s - time.time() < SOON_S:
-        state = "its end is too near" if record.state == "live" else f"it is {record.state}"
-        raise UsageError(f"{name} cannot live longer: {state}", hint="cloudtrain deploy starts another endpoint")
+    if more_s < LEAST_MORE_S:
+        raise UsageError(f"{more_s} s more are too short", hint=f"add {span(LEAST_MORE_S)} or more")
+    record = endpoints.find(registry.database, name)
+    _require_time(record)
     # The share of the first worst case has the price's uncertainty.
     whole_s = int(record.ends_s - record.created_s) + costs.SLACK_S
-    found = Extension(record, record.ends_s + more_s, -(-record.worst_micro * more_s // whole_s))
-    if (error := _refused(registry, record.project, found.more_micro)) is not None:
-        raise error
-    return found
+    more_micro = -(-record.worst_micro * more_s // whole_s)
+    _require_room(registry, record.project, more_micro, "a shorter time")
+    record = costs.refresh_one(registry.database, record)
+    if record.state != "live" or record.word in ENDED:
+        raise _no_longer(record, f"it is {record.word if record.state == 'live' else record.state}")
+    return Extension(record, record.ends_s + more_s, more_micro)
+
+
+def _require_time(record: EndpointRecord) -> None:
+    """Raise UsageError if the endpoint is gone, or may be in deletion before its end moves."""
+    if record.state == "gone":
+        raise _no_longer(record, "it is gone")
+    if (left_s := record.ends_s - time.time()) < SOON_S:
+        raise _no_longer(record, "its end is too near" if left_s > 0 else "its end has passed")
+
+
+def _no_longer(record: EndpointRecord, why: str) -> UsageError:
+    return UsageError(f"{record.name} cannot live longer: {why}", hint="cloudtrain deploy starts another endpoint")
 
 
 def extend(registry: Registry, found: Extension) -> list[str]:
@@ -205,6 +226,7 @@ def extend(registry: Registry, found: Extension) -> list[str]:
     database, record, now_s = registry.database, found.record, time.time()
     backend = backends.load(record.backend)
     assert isinstance(backend, backends.EndsEndpoints), "only such a backend has sent an endpoint"
+    _require_time(record)  # again: a question may have waited for its answer
     number = endpoints.extend(database, record, found.ends_s, found.more_micro, now_s)
     is_sent = False
     try:
@@ -218,6 +240,9 @@ def extend(registry: Registry, found: Extension) -> list[str]:
             shared_ledger_sync.push(database)
         if isinstance(error, CloudtrainError):
             error.message += f"; {NOTHING if is_free else HELD}"
+            if is_uncertain:
+                # The same command again would add the whole time a second time.
+                error.hint = f"cloudtrain extend {record.name} 1m sends the new end again, a minute later"
         raise
     return list(reserve.words(found.more_micro, [*ledger.standings(database, now_s, record.project), *shared]))
 

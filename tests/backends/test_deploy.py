@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +273,14 @@ def test_extended_endpoint_ends_later_and_is_paid_for(cli: Any, folder: Path, pa
     name, worst = deployed["endpoint"], deployed["worst_case_usd"]
     refused = cli("extend", name, "1000h", "-y")
     assert (refused.code, payer.journal("UpdateSchedule")) == (6, []), refused.stderr
+    assert ("hint: a shorter time, or" in refused.stderr, cli("extend", name, "0s", "-y").code) == (True, 2)
     done = cli("extend", name, "2h", "-y", "--json")
     assert done.code == 0, done.stderr
     more = done.json["worst_case_usd"] - worst
     assert (more, sum(held(cli))) == pytest.approx((worst * 2 / 8.5, done.json["worst_case_usd"]), rel=1e-3)
     (shown,) = cli("list", "--json").json["endpoints"]
     assert shown["ends_s"] == done.json["ends_s"] == deployed["ends_s"] + 7200
+    assert cli("extend", name, "1000h", "-y").stderr.count(f"endpoint:{name}") == 1
     payer.settings(clock_s=8 * 3600 + 60)
     assert there(payer)["endpoints"] == [name]
     payer.settings(clock_s=10 * 3600 + 60)
@@ -287,14 +290,22 @@ def test_extended_endpoint_ends_later_and_is_paid_for(cli: Any, folder: Path, pa
     assert (late.code, "it is gone" in late.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(("kind", "is_held"), [("error", False), ("lost", True)])
+@pytest.mark.parametrize(
+    ("call", "kind", "expected"),
+    [
+        ("UpdateSchedule", "error", CredentialError),
+        ("GetSchedule", "lost", CloudtrainError),  # only a read
+        ("UpdateSchedule", "lost", UnreachableError),
+    ],
+)
 def test_refused_extension_changes_nothing(
     folder: Path,
     payer: Aws,
     model: Path,
     registry: Registry,
+    call: str,
     kind: str,
-    is_held: bool,
+    expected: type[CloudtrainError],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a refusal end and reservation are as before; after a lost answer the later end is held and paid for."""
@@ -302,16 +313,18 @@ def test_refused_extension_changes_nothing(
     deploying.send(registry, planned(folder, model))
     (before,) = endpoints.rows(registry.database)
     found = deploying.extension(registry, before.name, 7200)
-    payer.fault("UpdateSchedule", kind, code="AccessDeniedException", message="no")
-    with pytest.raises(UnreachableError if is_held else CredentialError):
+    is_held = expected is UnreachableError
+    payer.fault(call, kind, code="AccessDeniedException", message="no")
+    with pytest.raises(expected) as refusal:
         deploying.extend(registry, found)
+    assert (type(refusal.value), f"extend {before.name} 1m" in refusal.value.hint) == (expected, is_held)
     (after,) = endpoints.rows(registry.database)
     assert (after.ends_s, after.worst_micro) == (
         before.ends_s + 7200 * is_held,
         before.worst_micro + found.more_micro * is_held,
     )
     assert sum(each.amount_micro or 0 for each in ledger.held(registry.database)) == after.worst_micro
-    with pytest.raises(UsageError if is_held else CredentialError):
+    with pytest.raises(UsageError if is_held else expected):
         deploying.extend(registry, found)
     assert deploying.undeploy(registry, before.name).state == "gone"
     assert ledger.held(registry.database) == []
@@ -360,6 +373,33 @@ def test_interrupt_before_the_request_changes_nothing(
         deploying.extend(registry, found)
     assert endpoints.rows(registry.database) == [found.record]
     assert [each.amount_micro for each in ledger.held(registry.database)] == [sent.worst_micro]
+
+
+def test_endpoint_at_its_end_is_not_extended(
+    folder: Path, payer: Aws, model: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that came near during the question, and a failed start, are refused with the reason; nothing is held."""
+    deploying.send(registry, planned(folder, model))
+    (sent,) = endpoints.rows(registry.database)
+    found = deploying.extension(registry, sent.name, 7200)
+    near = replace(found, record=replace(found.record, ends_s=time.time() + 10))
+    with pytest.raises(UsageError, match="its end is too near"):
+        deploying.extend(registry, near)
+    monkeypatch.setattr(costs, "refresh_one", lambda database, record: replace(record, word="Failed"))
+    with pytest.raises(UsageError, match="it is Failed"):
+        deploying.extension(registry, sent.name, 7200)
+    assert [each.amount_micro for each in ledger.held(registry.database)] == [sent.worst_micro]
+
+
+def test_extension_counts_no_ended_endpoint(folder: Path, payer: Aws, model: Path, registry: Registry) -> None:
+    """In a full budget the worst case of an endpoint that has ended unseen is freed first, as for a deploy."""
+    ended, endpoint = planned(folder, model), planned(folder, model)
+    assert endpoint.worst_micro is not None
+    for each in (ended, endpoint):
+        deploying.send(registry, each)
+    ledger.set_budget(registry.database, LedgerBudget("", "all", 2 * endpoint.worst_micro))
+    payer.client("sagemaker").delete_endpoint(EndpointName=ended.plan.name)
+    assert deploying.extension(registry, endpoint.plan.name, 7200).more_micro > 0
 
 
 def test_extension_counts_in_the_teams_ledger(
