@@ -15,6 +15,8 @@ from cloudtrain.entrypoints.errors import TaskError
 __all__ = ["Paired", "Wishes", "pair", "saved_names"]
 
 _MOST_NAMED = 20  # names of one kind in the message
+_MOST_LETTERS = 200  # of a name in the message
+_MOST_MENDING = 4000  # letters of the lines that mend the differences
 _MOST_COMPARED = 50  # saved names for a missing name
 _ALIKE = 0.5  # the least similarity of two names for a suggestion; `fc.weight` and `head.weight` have 0.8
 
@@ -60,7 +62,7 @@ def pair(
     faults, renamed = _renamed(saved, wishes.rename)
     patterns = _compiled("skip", wishes.skip, faults)
     if faults:
-        raise TaskError(f"init_from: {'; '.join(faults)}")
+        raise _fault(faults)
     skipped = {name for name in (*model, *renamed) if any(pattern.search(name) for pattern in patterns)}
     for pattern in patterns:
         if not any(pattern.search(name) for name in skipped):
@@ -73,9 +75,14 @@ def pair(
     extra = [name for name in there if name not in here]
     if faults or wrong or not sources or (wishes.strict and (missing or extra)):
         found = [*faults, *_differences(here, there, wrong, missing, extra, wishes)]
-        raise TaskError(f"init_from: {'; '.join(found)}")
+        raise _fault(found)
     kept = tuple(name for name in model if name in skipped or name in missing)
     return Paired(sources, kept, tuple(old for name, old in renamed.items() if name in skipped or name in extra))
+
+
+def _fault(found: list[str]) -> TaskError:
+    """Return the error, in one line whatever the names hold."""
+    return TaskError(f"init_from: {_printable('; '.join(found))}")
 
 
 def _renamed(saved: Mapping[str, Shape], rename: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -94,7 +101,7 @@ def _renamed(saved: Mapping[str, Shape], rename: Mapping[str, str]) -> tuple[lis
     found: dict[str, str] = {}
     for old, new in names.items():
         if new in found:
-            faults.append(f"rename gives {found[new]} and {old} the same name {new}")
+            faults.append(f"rename gives {_cut(found[new])} and {_cut(old)} the same name {_cut(new)}")
         found[new] = old
     return faults, found
 
@@ -124,15 +131,20 @@ def _differences(
     near = _partners(here, there, missing, extra)
     if missing:
         text = [
-            f"{name} {_sides(here[name])}" + (f" (nearest: {near[name]})" if name in near else "") for name in missing
+            f"{_cut(name)} {_sides(here[name])}" + (f" (nearest: {_cut(near[name])})" if name in near else "")
+            for name in missing
         ]
         found.append(f"the parent has no {_listed(text)}")
     if extra:
-        found.append(f"this model has no {_listed([f'{name} {_sides(there[name])}' for name in extra])}")
-    for name, shape in wrong.items():
+        found.append(f"this model has no {_listed([f'{_cut(name)} {_sides(there[name])}' for name in extra])}")
+    for name, shape in list(wrong.items())[:_MOST_NAMED]:
         is_first = shape[1:] == here[name][1:] and len(shape) == len(here[name])
         why = ", only in the first dimension" if is_first else ""
-        found.append(f"the shape of {name} differs: {_sides(shape)} in the parent, {_sides(here[name])} here{why}")
+        found.append(
+            f"the shape of {_cut(name)} differs: {_sides(shape)} in the parent, {_sides(here[name])} here{why}"
+        )
+    if len(wrong) > _MOST_NAMED:
+        found.append(f"{len(wrong) - _MOST_NAMED} more shapes differ")
     rename = _rules(there, near)
     random = {*wrong, *(name for name in missing if name not in near)}
     left = {*wrong, *(name for name in extra if name not in near.values())}
@@ -142,8 +154,9 @@ def _differences(
         "skip": [*wishes.skip, *skip] if skip else [],
     }
     lines = [f"{key}: {_flow(value)}" for key, value in both.items() if value]
-    # First: a long message is cut at its end.
-    return [f"to go on, write {' and '.join(lines)}", *found] if lines else found
+    mending = f"to go on, write {' and '.join(lines)}"
+    # First: a long message is cut at its end. Hundreds of patterns are no help.
+    return [mending, *found] if lines and len(mending) <= _MOST_MENDING else found
 
 
 def _partners(
@@ -192,10 +205,10 @@ def _rules(there: Mapping[str, Shape], near: Mapping[str, str]) -> dict[str, str
         begin, to = (other[: len(other) - tail] + ".", name[: len(name) - tail] + ".") if tail else ("", "")
         moved = {old: to + old[len(begin) :] for old in there if begin and old.startswith(begin)}
         if moved and all(near.get(new) == old for old, new in moved.items()):
-            rules["^" + re.escape(begin)] = to.replace("\\", r"\\")
+            rules["^" + _escaped(begin)] = to.replace("\\", r"\\")
             done |= moved
         else:
-            rules[f"^{re.escape(other)}$"] = name.replace("\\", r"\\")
+            rules[f"^{_escaped(other)}$"] = name.replace("\\", r"\\")
             done[other] = name
     return rules
 
@@ -209,7 +222,7 @@ def _covering(names: Collection[str], known: Collection[str]) -> list[str]:
         start = next(
             (each for each in starts if all(other in names for other in known if other.startswith(each))), None
         )
-        found["^" + re.escape(start) if start else f"^{re.escape(name)}$"] = None
+        found["^" + _escaped(start) if start else f"^{_escaped(name)}$"] = None
     return list(found)
 
 
@@ -217,7 +230,7 @@ def _nearest(pattern: str, names: Collection[str]) -> str:
     """Return the name most like the pattern's letters, for the end of a message."""
     plain = re.sub(r"[\\^$]", "", pattern)
     best = max(names, key=lambda name: SequenceMatcher(None, plain, name, autojunk=False).ratio(), default="")
-    return f"; the nearest is {best}" if best else ""
+    return f"; the nearest is {_cut(best)}" if best else ""
 
 
 def _flow(value: Mapping[str, str] | list[str]) -> str:
@@ -229,6 +242,20 @@ def _flow(value: Mapping[str, str] | list[str]) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _escaped(text: str) -> str:
+    """Return a pattern of the text, in one line."""
+    return "".join(re.escape(letter) if letter.isprintable() else _printable(letter) for letter in text)
+
+
+def _printable(text: str) -> str:
+    """Return the text with an escape for each line break and control character."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MOST_LETTERS else f"{name[:_MOST_LETTERS]}..."
 
 
 def _listed(texts: list[str]) -> str:

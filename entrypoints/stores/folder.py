@@ -77,9 +77,12 @@ class FolderStore:
             return True
 
     def names(self, prefix: str) -> list[str]:
-        """Return the files' names below the root that begin with `prefix`."""
-        found = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
-        return sorted(name for name in found if name.startswith(prefix) and not name.endswith((".tmp", ".lock")))
+        """Return the files' names below the root that begin with `prefix`; other folders are not searched."""
+        above, _, start = prefix.rpartition("/")
+        entries = [each for each in (self._root / above).glob("*") if each.name.startswith(start)]
+        found = (path for entry in entries for path in (entry, *([] if entry.is_symlink() else entry.rglob("*"))))
+        names = (path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        return sorted(name for name in names if not name.endswith((".tmp", ".lock")))
 
     def delete(self, name: str) -> None:
         """Delete the file, if present."""

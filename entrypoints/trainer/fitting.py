@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.checkpoints import matching
 from cloudtrain.entrypoints.contract import InitSettings
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer.initial import same_tensors
-from cloudtrain.entrypoints.trainer.memory import reason, without_data
+from cloudtrain.entrypoints.trainer.memory import limit_memory, reason, without_data
 from cloudtrain.entrypoints.trainer.settings import read_spec
 from cloudtrain.entrypoints.trainer.task import load_task
 
@@ -35,6 +35,7 @@ def main(spec_file: str, saved_file: str) -> None:
     """Print the result of the comparison."""
     out = sys.stdout
     warnings.simplefilter("ignore")
+    limit_memory()
     with contextlib.redirect_stdout(sys.stderr):  # the task may print
         try:
             found = compare(spec_file, json.loads(Path(saved_file).read_text()))

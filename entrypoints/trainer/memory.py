@@ -63,7 +63,7 @@ from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
-__all__ = ["Estimate", "StorageCounter", "estimate", "main", "reason", "without_data"]
+__all__ = ["Estimate", "StorageCounter", "estimate", "limit_memory", "main", "reason", "without_data"]
 
 Changes = dict[str, Any]  # keys of `training` with their values
 
@@ -91,8 +91,7 @@ def main(spec_file: str, usable_bytes: int) -> None:
     """Print the layouts, a JSON line each; `usable_bytes` is 0 if unknown."""
     out = sys.stdout
     warnings.simplefilter("ignore")
-    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_DATA, (physical_bytes // 2,) * 2)  # a model that needs values has real weights
+    limit_memory()
     with contextlib.redirect_stdout(sys.stderr):  # the task may print
         try:
             spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
@@ -102,6 +101,12 @@ def main(spec_file: str, usable_bytes: int) -> None:
                 print(json.dumps({"changes": changes, **dataclasses.asdict(found)}), file=out, flush=True)
         except Exception as error:
             print(json.dumps({"why": reason(error)}), file=out, flush=True)
+
+
+def limit_memory() -> None:
+    """Limit this process to half of the main memory: a model that needs values has real weights."""
+    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_DATA, (physical_bytes // 2,) * 2)
 
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:

@@ -118,6 +118,21 @@ def test_thousands_of_names_are_compared_within_seconds() -> None:
     assert time.process_time() - begin_s < 5
 
 
+def test_message_is_one_line_of_limited_length() -> None:
+    """A line break in a name is escaped, also in the pattern that finds the name; long lists and names are cut."""
+    odd = "a\nb.weight\ud800"
+    with pytest.raises(TaskError) as refusal:
+        pair({"w": (1,), odd: (2,)}, {"w": (1,)}, PLAIN)
+    message = str(refusal.value)
+    assert (message.isprintable(), r"this model has no a\nb.weight\ud800 2" in message) == (True, True)
+    assert pair({"w": (1,), odd: (2,)}, {"w": (1,)}, suggested(message)).unused == (odd,)
+    model: dict[str, Shape] = {f"{n:04d}": (n,) for n in range(3000)}
+    saved: dict[str, Shape] = {f"{n:04d}": (n + n % 2,) for n in range(3000)} | {"x" * 200_000: (1,)}
+    with pytest.raises(TaskError, match="1480 more shapes differ") as refusal:
+        pair(saved, model, PLAIN)
+    assert len(str(refusal.value)) < 5000
+
+
 def test_tied_weight_needs_one_of_its_names() -> None:
     """A parent that has dropped one name of tied weights fits, and the reverse too."""
     one: dict[str, Shape] = {"e.weight": (5, 2)}

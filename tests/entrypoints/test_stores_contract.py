@@ -272,6 +272,18 @@ def test_object_round_trips(prefix: str, place: str, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} - {"kept"} == {"file", "new"}
 
 
+def test_names_of_a_folder_begin_with_the_prefix(tmp_path: Path) -> None:
+    """The names below a prefix are those of all names that begin with the prefix, with and without a slash."""
+    for name in ("step-1/m", "step-1/deep/n", "step-2", "other/step-3", ".hidden/x", "other/left.tmp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    store = open_store(str(tmp_path))
+    assert store.names("") == [".hidden/x", "other/step-3", "step-1/deep/n", "step-1/m", "step-2"]
+    for prefix in ("step-", "step-1/", "step-1/deep/", "step-2", "other/s", ".", "none/", "step-2/"):
+        assert store.names(prefix) == [name for name in store.names("") if name.startswith(prefix)]
+    assert open_store(str(tmp_path / "absent")).names("a") == []
+
+
 @pytest.mark.parametrize("size", [0, 1, MIB, MIB + 1, 2 * MIB, 11 * MIB + 7])
 def test_files_of_any_size_round_trip(size: int, brisk: None, place: str, tmp_path: Path) -> None:
     """Empty files, files at the edges of a part, and large files arrive whole; a second put replaces the object."""

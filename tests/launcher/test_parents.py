@@ -190,7 +190,13 @@ def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig]
     [
         ("./torch", "", "", "on the node, before step 1: model.pt has no header with shapes"),
         ("./torch/model.pt", "", "", "on the node, before step 1: model.pt has no header with shapes"),
-        ("./w.safetensors", "", "", "names and shapes of 2 weights fit the model"),
+        # The process has a limit of memory.
+        (
+            "./w.safetensors",
+            "",
+            "(2 if __import__('resource').getrlimit(2)[0] > 0 else missing,",
+            "names and shapes of 2 weights fit the model",
+        ),
         ("./w.safetensors", "", "(missing,", "on the node, before step 1: NameError: name 'missing' is not defined"),
         ("s3://bucket/export/", CLOUD, "", "names and shapes are compared at the submit"),
         ("./w.safetensors", "sweep: {space: {training.seed: [1, 2]}}\n", "", "each trial of a sweep has its own model"),
