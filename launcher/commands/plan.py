@@ -42,12 +42,18 @@ def command(overrides: Overrides, as_json: bool) -> int:
     from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
-    with overrides.placing():
-        parent = parents.compared(prepared)
+    parent, difference = list[str](), None
+    try:
+        with overrides.placing():
+            parent = parents.compared(prepared)
+    except ConfigError as error:
+        if as_json:
+            raise
+        difference = error  # for the end of the plan
     needed = memory.of_plan(prepared)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
-        print_json({**shown, "budgets": books.dump(worst_micro)})
+        print_json({**shown, "budgets": books.dump(worst_micro), "parent": parent[0] if parent else None})
         return 0
     largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
@@ -58,6 +64,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
         lines += plan_lines(config.model_dump(mode="json"))
     lines += [advice] if (advice := methods.advice(config, prepared.plan.ranks)) else []
     print_text([*lines, *books.lines(worst_micro)])
+    if difference is not None:
+        raise difference
     return 0
 
 

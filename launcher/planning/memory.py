@@ -28,12 +28,12 @@ from cloudtrain.launcher.text.units import size
 if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["asked", "gpu_bytes", "line", "of_plan", "run"]
+__all__ = ["asked", "gpu_bytes", "keep", "key_of", "kept", "line", "of_plan", "run"]
 
 Lines = list[dict[str, Any]]
 
 LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s
-KEPT, MOST_KEPT = "memory.json", 50  # in the home folder: the newest estimates
+KEPT, MOST_KEPT = "memory.json", 50  # in the home folder: the newest results
 FITS = 0.9  # of a GPU's memory: the rest is for its context, NCCL and the allocator's fragments, never measured here
 BYTES_A_PARAMETER = 16  # weights, gradients and the two states of AdamW in fp32
 
@@ -50,17 +50,17 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
     found["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
     if prepared.config.task and find_spec("torch") is not None:
         ask = asked(prepared)
-        key = hashlib.sha256(json.dumps([ask, capacity, prepared.bundle.code_sha256]).encode()).hexdigest()
-        kept = _kept()
-        if key not in kept and not measures:
+        key = key_of(prepared, ask, capacity)
+        known = kept(key)
+        if known is None and not measures:
             return None
         lines, found["is_cut"] = (
-            (kept[key], False) if key in kept else run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
+            (known, False) if known else run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
         )
         found["layouts"] = [each for each in lines if "bytes" in each]
         found["why"] = next((each["why"] for each in lines if each["why"]), None)
-        if found["why"] is None and not found["is_cut"] and key not in kept:
-            _keep({**kept, key: lines})
+        if found["why"] is None and not found["is_cut"] and known is None:
+            keep(key, lines)
     elif (parameters := _parameters(prepared.config.name)) is not None:
         found["layouts"] = [{"changes": {}, "bytes": BYTES_A_PARAMETER * parameters, "parameters": parameters}]
         found["why"] = "by the parameters of the last run, whole on each rank"
@@ -193,6 +193,16 @@ def _parameters(name: str) -> int | None:
     return None
 
 
+def key_of(prepared: Prepared, *about: Any) -> str:
+    """Return the key of a kept result: of the code folder, and of all else that decides on the result."""
+    return hashlib.sha256(json.dumps([*about, prepared.bundle.code_sha256]).encode()).hexdigest()
+
+
+def kept(key: str) -> Lines | None:
+    """Return the kept result, or None."""
+    return _kept().get(key)
+
+
 def _kept() -> dict[str, Lines]:
     with contextlib.suppress(CloudtrainError, OSError, RuntimeError):
         found = atomic_json.read_json(home.where() / KEPT)
@@ -200,6 +210,7 @@ def _kept() -> dict[str, Lines]:
     return {}
 
 
-def _keep(estimates: dict[str, Lines]) -> None:
+def keep(key: str, lines: Lines) -> None:
+    """Keep the result for later commands, if possible."""
     with contextlib.suppress(CloudtrainError, OSError):  # a plan works without it
-        atomic_json.write_json(home.home() / KEPT, dict(list(estimates.items())[-MOST_KEPT:]))
+        atomic_json.write_json(home.home() / KEPT, dict(list({**_kept(), key: lines}.items())[-MOST_KEPT:]))

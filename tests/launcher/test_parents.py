@@ -19,7 +19,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.planning import parents
+from cloudtrain.launcher.planning import memory, parents
 from cloudtrain.launcher.planning.job_spec import job_spec
 from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.store.progress import fold, lineage
@@ -175,14 +175,17 @@ HOSTS = "backend: ssh\nssh: {hosts: [h1], workdir: /tmp/x}\n"
 
 
 def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
-    """A difference is an error in the file, in the node's words."""
+    """A difference is an error in the file, in the node's words, below the plan; `--json` says that weights fit."""
     (tmp_path / "task.py").write_text(TINY)
     save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
     load(OWN + "params: {classes: 5}")
     told = cli("plan", cwd=tmp_path)
-    assert told.code == 3
+    assert (told.code, "init_from: ./w.safetensors" in told.stdout) == (3, True)
     assert "the shape of bias differs: 3 in the parent, 5 here" in told.stderr
     assert "at cloudtrain.yaml:3:12, init_from" in told.stderr
+    load(OWN)
+    fits = "init_from: names and shapes of 2 weights fit the model"
+    assert cli("plan", "--json", cwd=tmp_path).json["parent"] == fits
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,20 @@ def test_comparison_that_is_not_possible_here_is_told(
     )
     (line,) = parents.compared(prepared)
     assert line.endswith(words)
+
+
+def test_comparison_is_kept(
+    load: Callable[..., JobConfig], tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second comparison of the same code, spec and shapes starts no process; other shapes start a process."""
+    (tmp_path / "task.py").write_text(TINY)
+    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    prepared = prepare(load(OWN), tmp_path / "cloudtrain.yaml", Path(), dry=True)
+    first = parents.compared(prepared)
+    monkeypatch.setattr(memory, "run", lambda *asked: ([{"why": "a new process"}], False))
+    assert parents.compared(prepared) == first
+    save_file({"weight": torch.zeros(3, 3), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    assert parents.compared(prepared)[0].endswith("a new process")
 
 
 BOX = json.dumps({"boxes": json.dumps({"a": {"name": 3, "whole": [1], "offset": [0]}})})
