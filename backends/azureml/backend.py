@@ -185,7 +185,6 @@ class AzureMLBackend:
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the job's saved weights, by the headers alone."""
-
         handle = AzureMLRef.load(ref)
         return files.saved_shapes(self._access(handle.workspace), str(handle.checkpoint_uri), averaged=averaged)
 

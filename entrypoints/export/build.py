@@ -25,12 +25,11 @@ from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.export import card, otherstate
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import scratch, tensors
-from cloudtrain.entrypoints.models.order import ExportOrder
+from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
 
 __all__ = ["ExportError", "build"]
 
 _FILES = {"pt2": folders.PT2, "onnx": folders.ONNX}
-HUGGINGFACE = "huggingface"  # the form, and the folder of transformers' configuration files
 _SPARE_BYTES = 50_000_000  # for code and documents
 
 
@@ -106,10 +105,8 @@ def _filled(
                 hint = "export an older one: --checkpoint step-N"
                 raise ExportError(f"checkpoint {order.checkpoint} is damaged: {fault}", hint)
     config = _config(order, trainer, chosen, reference)
-    described, is_described = (
-        work / HUGGINGFACE,
-        HUGGINGFACE in order.forms and HUGGINGFACE not in reference["left_out"],
-    )
+    described = work / HUGGINGFACE
+    is_described = HUGGINGFACE in order.forms and HUGGINGFACE not in reference["left_out"]
     whole = {**read_json(described / folders.CONFIG), folders.OWN: config} if is_described else config
     _write_json(partial / folders.CONFIG, whole)
     for path in described.glob("generation_config.json"):
@@ -119,7 +116,7 @@ def _filled(
             (work / name).rename(partial / name)
     check = _checked(order, partial, work, reference)
     _write_json(partial / folders.CHECK, check)
-    (partial / folders.CARD).write_text(card.text(config, check), encoding="utf-8")
+    (partial / folders.CARD).write_text(card.text(whole, check), encoding="utf-8")
     folders.write_sums(partial, sums)
     if order.key is not None:
         folders.sign(partial, Path(order.key))

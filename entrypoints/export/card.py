@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cloudtrain.entrypoints.models.folder import OWN
+
 __all__ = ["text"]
 
 
 def text(config: Mapping[str, Any], check: Mapping[str, Any]) -> str:
-    """Return the card."""
-    return "\n".join(_lines(config, check)) + "\n"
+    """Return the card. `config`: the whole config.json, which is of transformers' layout if our content has a key."""
+    library = "transformers" if OWN in config else "pytorch"
+    return "\n".join(_lines(config.get(OWN, config), check, library)) + "\n"
 
 
-def _lines(config: Mapping[str, Any], check: Mapping[str, Any]) -> Iterator[str]:
+def _lines(config: Mapping[str, Any], check: Mapping[str, Any], library: str) -> Iterator[str]:
     trainer, facts = config["checkpoint"]["trainer"], config["job"]
-    library = "transformers" if "huggingface" in check["forms"] else "pytorch"
     yield from ("---", f"library_name: {library}", "tags: [cloudtrain]", "---", "", f"# {config['name']}", "")
     yield f"{config['tensors']:,} tensors, {config['bytes']:,} bytes, {', '.join(config['dtypes'])}."
     yield from ("", "## Results", "")

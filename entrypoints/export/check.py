@@ -24,6 +24,7 @@ from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.folder import CONFIG, ONNX, OWN, PT2
+from cloudtrain.entrypoints.models.order import HUGGINGFACE
 
 __all__ = ["FOUND", "compare", "main"]
 
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     if (folder / ONNX).exists():
         found["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
     if OWN in (read_json(folder / CONFIG) or {}):
-        found["huggingface"] = _guarded(lambda: _compared(loading.huggingface(folder), recorded, is_loose=True))
+        found[HUGGINGFACE] = _guarded(lambda: _compared(loading.huggingface(folder), recorded, is_loose=True))
     found["safetensors"] = _guarded(lambda: _weights(folder, reference))
     if found["safetensors"]["passed"] and recorded:
         found["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))

@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models.folder import ONNX, PT2
-from cloudtrain.entrypoints.models.order import ExportOrder
+from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
@@ -221,7 +221,7 @@ def _configure(model: Any, folder: Path) -> None:
 
 def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, arguments: Batches) -> None:
     """Write the model in a form without code. Raises TaskError, and any error of torch."""
-    if kind == "huggingface":
+    if kind == HUGGINGFACE:
         _configure(model, work / kind)
         return
     args, kwargs = calls.build(form, arguments[SIZES[0]])

@@ -8,7 +8,9 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import Message
 
-__all__ = ["ExportOrder"]
+__all__ = ["HUGGINGFACE", "ExportOrder"]
+
+HUGGINGFACE = "huggingface"  # the form, and the folder of transformers' configuration files
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ __all__ = [
     "predictions",
     "residual_figures",
     "summed",
+    "wilson",
 ]
-__all__ += ["wilson"]
 
 BINS = 10  # of the calibration, by the probability of the predicted class
 WORST = 50  # samples
@@ -113,7 +113,8 @@ def _add_classes(
         entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + (wanted == chosen), entry[2] + sure_parts
         counts.loss += loss_parts
         counts.worst.append([loss_parts / _ONE, index, wanted, chosen, sure_parts / _ONE])
-        counts.kept += counts.worst[-1:] if index < keep else []
+        if index < keep:
+            counts.kept.append(counts.worst[-1])
     counts.worst = _worst(counts.worst)
 
 

@@ -29,7 +29,7 @@ from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, 
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--to", "target", required=True, metavar="NAME", help="sagemaker; azureml and vertex with --dry-run.")
 @click.option("--ttl", metavar="DURATION", help="The endpoint's lifetime: `8h`, `2d`.  [required]")
-@click.option("--name", metavar="NAME", help="The model's name.  [default: the job's name]")
+@click.option("--name", metavar="NAME", help="The model's name.  [default: the folder's]")
 @click.option("--instances", type=WholeNumber(min=1, max=1000), default=1, show_default=True, help="How many machines.")
 @click.option("--instance-type", metavar="NAME", help="The machine.  [default: resources.instance_type]")
 @click.option("--image", metavar="IMAGE", help="The container image that serves the model.  [default: `image`]")

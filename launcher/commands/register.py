@@ -19,7 +19,7 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, say, writ
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--to", "target", required=True, metavar="NAME", help="sagemaker, azureml, vertex or mlflow.")
-@click.option("--name", metavar="NAME", help="The model's name in the registry.  [default: the job's name]")
+@click.option("--name", metavar="NAME", help="The model's name in the registry.  [default: the folder's]")
 @click.option("--image", metavar="IMAGE", help="The container image that serves the model.  [default: `image`]")
 @click.option("--store", metavar="URI", help="Where the files go; for mlflow only.")
 @click.option(

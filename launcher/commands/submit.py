@@ -69,7 +69,9 @@ class _Submit(click.Command):
 )
 @click.option("--queue", is_flag=True, help="Wait in line for machines that are in use (docs/queue.md).")
 @click.option(
-    "--force", is_flag=True, help="Send it though no rehearsal has proven its resume, or the parent does not fit."
+    "--force",
+    is_flag=True,
+    help="Send a job whose resume no rehearsal has proven, and a job whose parent's weights do not fit its model.",
 )
 @yes_option
 @json_option

@@ -23,8 +23,8 @@ def approved(
 ) -> bool:
     """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
 
-    `before`: the job that is resumed; the cost comes on top. A cost of 0 needs no answer, nor does a budget that ends
-    the job, unless an attempt ended with an error and its code and config are sent again.
+    `before`: the job that is resumed; the cost comes on top. A cost of 0 needs no answer, and a budget that ends the
+    job replaces the answer. A resume that sends the code and config of a failed attempt again still needs an answer.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
     from cloudtrain.launcher.planning import memory
@@ -60,9 +60,9 @@ def require_allowed(
 ) -> list[str]:
     """Return lines about parent and budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
 
-    A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a parent whose
-    weights do not fit, for a typo in the project's name, and for a job without a proven resume (`planning.proofs`),
-    unless `force`.
+    A known `key` sends no job. A cost of 0 needs no budget, and the node compares the parent. Raises BudgetError if a
+    budget has no room, ConfigError for a typo in the project's name. Without `force`, raises ConfigError also for a
+    parent whose weights do not fit, and for a job without a proven resume (`planning.proofs`).
     """
     from cloudtrain.launcher.jobs import submit
     from cloudtrain.launcher.money import budget_preview

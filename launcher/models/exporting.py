@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
-from cloudtrain.entrypoints.models.order import ExportOrder
+from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
 from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
@@ -29,7 +29,7 @@ from cloudtrain.launcher.text.extras import install
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
 
-_FORMS = ("safetensors", "pt2", "onnx", "huggingface")
+_FORMS = ("safetensors", "pt2", "onnx", HUGGINGFACE)
 _NO_METRICS = ("accuracy_low", "accuracy_high")
 _END_S = 5.0
 _ONNX = ("onnx", "onnxscript", "onnxruntime")

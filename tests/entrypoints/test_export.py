@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.export import build, check
+from cloudtrain.entrypoints.export import build, card, check
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.order import ExportOrder
@@ -478,6 +478,10 @@ def test_transformers_opens_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"config.json", "generation_config.json", "model.safetensors"} <= set(found["files"])
     assert folders.verify(tmp_path / "model", checked=True).config["name"] == "words"
     assert "library_name: transformers" in (tmp_path / "model/README.md").read_text()
+    unchecked = {**found["check"], "passed": None, "why": "asked for with --unchecked", "forms": {}}
+    assert "library_name: transformers" in card.text(
+        json.loads((tmp_path / "model/config.json").read_text()), unchecked
+    )
     from transformers import AutoModelForCausalLM
 
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
