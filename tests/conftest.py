@@ -38,6 +38,9 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
     ssh_server,
 )
 
+# A waiting thread of torch must not spin: with several tests on a core, a training took four times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 

@@ -121,8 +121,8 @@ def told(texts: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend",  # the clouds' containers run the same code
-    ["local", "ssh", "azureml", *(pytest.param(name, marks=pytest.mark.soak) for name in ("sagemaker", "vertex"))],
+    "backend",  # hosts run local's code, the clouds' containers that of Azure ML's
+    ["local", "azureml", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ssh", "sagemaker", "vertex"))],
     indirect=True,
 )
 def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any, backend: str) -> None:

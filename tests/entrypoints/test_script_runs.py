@@ -152,6 +152,7 @@ def test_ranks_that_meet_or_are_allowed_alone_succeed(job: Callable[[str], Job],
     assert job(text).start(allow_alone=allowed).end() == 0
 
 
+@pytest.mark.soak  # the test with a stop needs the group, too
 def test_lightning_meets_by_default(job: Callable[[str], Job]) -> None:
     """Without arguments Lightning's Trainer knows the ranks."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")

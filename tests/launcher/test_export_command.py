@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # the tutorial about serving exports, serves and pushes a trained job
 def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
     """Submit, export and serve, as a user types them: the best checkpoint is chosen, checked, and answers."""
     project = Path(shutil.copytree(ROOT / "examples/digits", tmp_path / "digits"))
