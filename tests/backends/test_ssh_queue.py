@@ -194,7 +194,7 @@ def test_stop_leaves_the_line(pair: Cluster, send: Any, until: Any, cli: Any, pr
     assert [each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]] == ["held", "held"]
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_waiting_agent_ends_its_gang_alone(
     pair: Cluster, send: Any, until: Any, cli: Any, wait_until: Any, node: int
 ) -> None:

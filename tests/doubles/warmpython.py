@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TRAINER", "Popen", "Process", "become", "run"]
+__all__ = ["TRAINER", "Popen", "Process", "become", "run", "write_stand_in"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
@@ -45,6 +45,24 @@ LEFT_S = 10.0  # for the processes started by a run to end after the run
 MESSAGE_BYTES = 200_000
 MOST_TRIES = 8  # to reach a template that other workers start and leave meanwhile
 UNUSED_S = 60.0  # until a template without a server ends
+# A small program in place of a command: the server runs the command with the program's folder, environment and output.
+STAND_IN = """\
+#!{python} -IS
+import array, json, os, signal, socket, sys
+command = [{command!r}, *sys.argv[1:]]
+if sys.argv[1:2] in {real!r}:
+    os.execv(command[0], command)
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect({server!r})
+environ = dict(os.environ, WARM_PYTHON={server!r})
+request = dict(args=command, env=environ, cwd=os.getcwd(), session=False)
+link.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
+pid = int(link.recv(99))
+for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(signum, lambda number, frame: os.kill(pid, number))
+code = int(link.recv(99) or -signal.SIGKILL)
+os._exit(code if code >= 0 else 128 - code)
+"""
 
 
 class Popen:
@@ -160,6 +178,14 @@ def run(
             process.wait(LEFT_S)
         texts = [(file.seek(0), io.StringIO(file.read().decode(), None).read())[1] for file in (out, err)]
     return subprocess.CompletedProcess(args, code, *texts)
+
+
+def write_stand_in(path: Path, command: Path, preloaded: tuple[str, ...], real: list[str]) -> None:
+    """Write a program that runs the command as a warm process; with a first word of `real`, the command itself."""
+    server = _server(preloaded, adopts=False)[1]
+    words = [[word] for word in real]
+    path.write_text(STAND_IN.format(python=sys.executable, command=str(command), server=server, real=words))
+    path.chmod(0o755)
 
 
 @functools.cache

@@ -159,6 +159,7 @@ def test_lightning_meets_by_default(job: Callable[[str], Job]) -> None:
     assert job(LIGHTNING.replace("steps = 500", "steps = 3")).start().end() == 0
 
 
+@pytest.mark.soak  # test_failure_has_the_reason_that_a_rank_has_left has the message
 def test_lightning_with_one_device_is_alone(job: Callable[[str], Job]) -> None:
     """Explicit numbers override the variables."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
