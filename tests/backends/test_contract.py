@@ -177,16 +177,24 @@ def test_every_built_in_backend_is_tested() -> None:
     assert set(SETTINGS) == {*BUILT_IN, "processes"}
 
 
-def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "is_real"),
+    [
+        *((name, name in REAL) for name in sorted(SETTINGS)),
+        *(pytest.param(name, True, marks=pytest.mark.soak) for name in sorted(SETTINGS.keys() - REAL)),
+    ],
+    indirect=["backend"],
+)
+def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path, is_real: bool) -> None:
     """Two instances are two nodes; arguments and variables arrive unchanged with any content.
 
     `PYTHONPATH` finds the user's modules and hides none of ours; a secret's value is in no file, log or registry.
-    On the backends of REAL, torchrun and the ranks are real interpreters, not forks of a warm process.
+    With `is_real` torchrun and the ranks are real interpreters, not forks of a warm process.
     """
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
     secret = "s3cr3t-value-of-the-token"
     filled = "$CLOUDTRAIN_ATTEMPT $$CLOUDTRAIN_JOB ${CLOUDTRAIN_NUM_NODES}$$"
-    cold = ", COLD_PYTHON: '1'" if backend in REAL else ""
+    cold = ", COLD_PYTHON: '1'" if is_real else ""
     variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}{cold}}}"
     folder = job(f"args: [{json.dumps(hostile)}, '', {json.dumps(filled)}]\nenv: {variables}\nsecrets: [API_TOKEN]\n")
     (folder / "lib").mkdir()
