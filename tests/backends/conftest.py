@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,13 @@ def plugin_package(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     done = subprocess.run([*pip, "--target", site, source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return SimpleNamespace(environ={"PYTHONPATH": str(site)})
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all workers of the session share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ CONFIG = wholejobs.config_of(
     f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}",
     "distributed: {nproc_per_node: 1}\nretry: {max_attempts: 3}\n",
 )
-_whole: list[wholejobs.Results] = []
 
 
 @pytest.fixture
@@ -29,11 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def whole(cli: Any, azure_account: Azure, folder: Path) -> wholejobs.Results:
-    """Return the result of the same job without disturbance; run once for all tests."""
-    if not _whole:
-        _whole.append(wholejobs.run_whole(cli, folder))
-    return _whole[0]
+def whole(cli: Any, azure_account: Azure, folder: Path, shared: Path) -> wholejobs.Results:
+    """Return the result of the same job on this machine without disturbance."""
+    return wholejobs.run_whole(cli, folder, shared)
 
 
 @pytest.mark.soak  # the tutorial's test trains a whole task on Azure ML
@@ -52,7 +49,8 @@ def test_preemption_that_restarts_changes_nothing(
     """Preempted in mid-run, the run restarts on new machines with new log files: the weights are the same."""
     azure_account.settings(restart_logs="replace")
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
-    wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
+    wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
+    cli.watch("step 30/100", "logs", "-f", "broken")
     azure_account.preempt("broken-1")
     shown = process.communicate(timeout=200)[0]
     assert process.returncode == 0, shown
@@ -72,7 +70,7 @@ def test_preemption_that_fails_is_retried(
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
     other = cli.start("wait", "broken")
-    wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
+    cli.watch("step 30/100", "logs", "-f", "broken")
     azure_account.preempt("broken-1", "fail")
     shown, said = process.communicate(timeout=200)
     waited = other.communicate(timeout=60)[1]
@@ -88,13 +86,13 @@ def test_preemption_that_fails_is_retried(
 
 
 def test_without_a_mount_checkpoints_go_to_blob_storage(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
+    cli: Any, azure_account: Azure, folder: Path, whole: wholejobs.Results
 ) -> None:
     """Each node has its own disk, which a preemption removes: the job resumes from the copy, bit for bit."""
     mirror = f"checkpoint.mirror=https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/mirror"
     given = ("--set", mirror, "--set", "azureml.identity=managed")
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", *given, cwd=folder).code == 0
-    wait_until(lambda: "step 40/100" in cli("logs", "broken").stdout, 100, 0.3)
+    cli.watch("step 40/100", "logs", "-f", "broken")
     azure_account.preempt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
     assert done.code == 0, done.stdout + done.stderr

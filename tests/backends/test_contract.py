@@ -55,6 +55,10 @@ STAND_INS = {
     "vertex": "google",
     "processes": "plugin_package",
 }  # fixtures whose `environ` leads the command to the stand-in
+REAL = {
+    "local",
+    "sagemaker",
+}  # real interpreters, outside and inside a container; the other backends start the same code
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
 # The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
 SHORTEST_S = {"azureml": 61, "vertex": 90}
@@ -173,16 +177,25 @@ def test_every_built_in_backend_is_tested() -> None:
     assert set(SETTINGS) == {*BUILT_IN, "processes"}
 
 
-def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "is_real"),
+    [
+        *((name, name in REAL) for name in sorted(SETTINGS)),
+        *(pytest.param(name, True, marks=pytest.mark.soak) for name in sorted(SETTINGS.keys() - REAL)),
+    ],
+    indirect=["backend"],
+)
+def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path, is_real: bool) -> None:
     """Two instances are two nodes; arguments and variables arrive unchanged with any content.
 
     `PYTHONPATH` finds the user's modules and hides none of ours; a secret's value is in no file, log or registry.
-    torchrun and the ranks are real interpreters, not forks of a warm process.
+    With `is_real` torchrun and the ranks are real interpreters, not forks of a warm process.
     """
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
     secret = "s3cr3t-value-of-the-token"
     filled = "$CLOUDTRAIN_ATTEMPT $$CLOUDTRAIN_JOB ${CLOUDTRAIN_NUM_NODES}$$"
-    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}, COLD_PYTHON: '1'}}"
+    cold = ", COLD_PYTHON: '1'" if is_real else ""
+    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}{cold}}}"
     folder = job(f"args: [{json.dumps(hostile)}, '', {json.dumps(filled)}]\nenv: {variables}\nsecrets: [API_TOKEN]\n")
     (folder / "lib").mkdir()
     (folder / "lib" / "mine.py").write_text("word = 'found it'")
@@ -216,7 +229,7 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
-@cases("local", "processes", "ssh", "sagemaker", soaked=("azureml", "vertex"))  # in the tutorials' tests, too
+@cases("local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex"))  # in the tutorials' tests, too
 def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
     """A stop lets the ranks save; a resume is the next attempt, whose ranks see all saved and kept files."""
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
@@ -258,7 +271,7 @@ def test_job_of_version_0_1_is_followed_stopped_and_resumed(cli: Any, job: Any, 
     assert cli("rm", "last", "-y").code == 0
 
 
-@cases("local", "processes", "ssh", "vertex", soaked=("azureml", "sagemaker"))
+@cases("local", "ssh", "vertex", soaked=("processes", "azureml", "sagemaker"))
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
     """`--now` kills if the platform can; the job is stopped by its user, without a save to resume from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
@@ -269,7 +282,7 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-@cases("local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex"))  # clouds differ by figures
+@cases("local", "sagemaker", soaked=("processes", "ssh", "azureml", "vertex"))  # ssh has local's agent
 def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 
@@ -294,6 +307,8 @@ def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, b
     cli("stop", "last", "--now", "-y")
 
 
+# The clouds' own test of a killed submit, `test_following_twice_shows_every_line_once`, adds faults of the platform.
+@cases("local", "processes", "ssh", soaked=("sagemaker", "azureml", "vertex"))
 def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any) -> None:
     """kill -9 of a following submit does not affect the job; `logs -f` then shows every line once, in order."""
     folder = job("args: [lines]\n")
@@ -313,7 +328,7 @@ def test_missing_secret_is_reported_before_the_submit(cli: Any, job: Any) -> Non
     assert cli("list", "--json").json["jobs"] == []
 
 
-@cases("local", "ssh", "sagemaker", "azureml", "vertex", soaked=())
+@cases("local", soaked=("ssh", "sagemaker", "azureml", "vertex"))  # agent and trainer are the same everywhere
 def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp_path: Path) -> None:
     """A pause is a good end: exit code 0, no retry; further pauses and the end equal a run without a pause."""
     folder = tmp_path / "project"
@@ -377,7 +392,7 @@ def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path:
     assert (refused.code, "no job `nobody`" in refused.stderr) == (3, True)
 
 
-@cases("local", "ssh", "sagemaker", "azureml", "vertex", soaked=())
+@cases("local", "vertex", soaked=("ssh", "sagemaker", "azureml"))  # agent and trainer are the same everywhere
 def test_packed_sweep_trains_its_trials_on_both_nodes(backend: str, cli: Any, tmp_path: Path) -> None:
     """The best trial's file, submitted as a job of its own, has the trial's loss bit for bit."""
     folder = tmp_path / "project"

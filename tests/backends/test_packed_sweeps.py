@@ -133,12 +133,12 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     assert cli("list", "--json").json["sweeps"] == []
 
 
-def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path, wait_until: Any) -> None:
+def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path) -> None:
     """Interrupted in mid-run, a new machine continues from the journal in S3, and the results are the same."""
     folder = write(tmp_path / "project", AWS)
     assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder, timeout_s=200).code == 0
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
-    wait_until(lambda: "] step 6/12" in cli("logs", "broken").stdout, 100, 0.3)
+    cli.watch("] step 6/12", "logs", "-f", "broken")
     account.interrupt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
     assert done.code == 0, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def options(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 
 
-@pytest.mark.parametrize("backend", MACHINES)
+@pytest.mark.parametrize("backend", ["local", pytest.param("sagemaker", marks=pytest.mark.soak)])  # the same agent
 def test_killed_job_resumes_on_another_layout(
     backend: str, cli: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -90,7 +90,17 @@ def project(folder: Path, backend: str, *, mode: str | None = "saves", more: str
 TRAINER = pytest.param("vertex", True, marks=pytest.mark.soak)
 
 
-@pytest.mark.parametrize(("backend", "is_task"), [*((backend, False) for backend in BUILT_IN), TRAINER])
+# The tutorials about this machine and SageMaker rehearse their job, too.
+SHOWN = {"local", "sagemaker"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_task"),
+    [
+        *(pytest.param(name, False, marks=[pytest.mark.soak] * (name in SHOWN)) for name in BUILT_IN),
+        TRAINER,
+    ],
+)
 def test_rehearsal_proves_that_an_interrupted_job_resumes(
     cli: Any, tmp_path: Path, backend: str, is_task: bool
 ) -> None:

@@ -30,11 +30,11 @@ def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: P
     wholejobs.train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
 
 
-def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
+def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, shared: Path) -> None:
     """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
-    whole = wholejobs.run_whole(cli, folder)
+    whole = wholejobs.run_whole(cli, folder, shared)
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
-    wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
+    cli.watch("step 30/100", "logs", "-f", "broken")
     account.interrupt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
     status = cli("status", "broken", "--json").json

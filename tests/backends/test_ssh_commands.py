@@ -75,7 +75,7 @@ def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any
         assert done.code == 0, done.stderr
         jobs.append(done.json["job"])
         if running:
-            wait_until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 0.3)
+            wait_until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 1.0)
         return jobs[-1]
 
     yield send

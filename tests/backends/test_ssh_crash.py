@@ -110,7 +110,7 @@ def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
     return "runs" if active else "never sent" if jobs and jobs[0]["state"] == "failed" else "nothing"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed, wait_until: Any, signum: int) -> None:
     """After `kill -9` or Ctrl-C the job is adopted and complete, or was never sent and holds no host."""
     seed, folder = random.Random(f"submit {signum}"), bed.project()
@@ -128,7 +128,7 @@ def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed,
         settle(cli, bed, wait_until)
 
 
-@pytest.mark.parametrize("how", ["power_off", "cut"])
+@pytest.mark.parametrize("how", ["power_off", pytest.param("cut", marks=pytest.mark.soak)])
 def test_host_that_vanishes_during_a_submit_leaves_nothing(cli: Any, bed: Bed, wait_until: Any, how: str) -> None:
     """Exit code 7, and no process remains on the second host; when the first is back, the next submit works."""
     seed, folder = random.Random(how), bed.project()

@@ -17,10 +17,11 @@ from doubles.faulttable.training import TRAIN
 from doubles.faulttable.trial import run
 from doubles.sshhosts.cluster import Cluster
 
-# A permanent cut of the network, a machine, the access.
-QUICK = ("link cut", "power off node 0, fewer", "sshd killed on all hosts")
-# One further fault of each kind: a process, an agent, a short cut of the network, a disk.
+# A permanent cut of the network, and the loss of the access.
+QUICK = ("link cut", "sshd killed on all hosts")
+# One further fault of each kind: a process, an agent, a short cut of the network, a machine, a disk.
 MORE = (
+    "power off node 0, fewer",
     "trainer kill -9",
     "agent kill -9, node 1",
     "agent SIGSTOP, node 1",

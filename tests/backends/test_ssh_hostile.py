@@ -338,7 +338,7 @@ VENV = ", environment: venv, requirements: requirements.txt, system_site_package
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["", VENV], ids=["none", "venv"])
+@pytest.mark.parametrize("more", [pytest.param("", id="none"), pytest.param(VENV, id="venv", marks=pytest.mark.soak)])
 def test_secret_is_in_no_list_of_processes_and_in_no_file(
     cli: Any, ssh_pair: Cluster, project: Callable[..., Path], home: Path, more: str
 ) -> None:

@@ -15,6 +15,8 @@ from doubles.sshhosts.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 
+EVERY_S = 1.0  # each question about a state is a command with its connections
+
 # Replaces torchrun: notes start and end, and runs until a file `go` appears.
 TRAIN = """\
 import os, time
@@ -80,7 +82,7 @@ def until(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[..., A
     """Return a function that waits for a job's state, and returns the job."""
 
     def wait(job: str, *states: str) -> dict[str, Any]:
-        wait_until(lambda: state_of(job)["state"] in states, 60, 0.3)
+        wait_until(lambda: state_of(job)["state"] in states, 60, EVERY_S)
         return state_of(job)
 
     return wait
@@ -91,7 +93,7 @@ def in_line(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[...,
     """Return a function that waits until a job has its place in line, and returns the place with the reason."""
 
     def wait(job: str) -> Any:
-        wait_until(lambda: (state_of(job)["queue"] or {}).get("start_s"), 60, 0.3)
+        wait_until(lambda: (state_of(job)["queue"] or {}).get("start_s"), 60, EVERY_S)
         return state_of(job)["queue"]
 
     return wait
@@ -192,7 +194,7 @@ def test_stop_leaves_the_line(pair: Cluster, send: Any, until: Any, cli: Any, pr
     assert [each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]] == ["held", "held"]
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_waiting_agent_ends_its_gang_alone(
     pair: Cluster, send: Any, until: Any, cli: Any, wait_until: Any, node: int
 ) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FEWER = ("--set", "training.max_steps=200")  # enough for weights that are worth a fine-tuning
 
 
 @pytest.mark.slow
 def test_examples_train_from_the_digits_weights(cli: Any, tmp_path: Path) -> None:
     """The head and the adapter train a small share of the parameters, and reach their accuracies."""
     digits, finetune = EXAMPLES / "digits" / "cloudtrain.yaml", EXAMPLES / "finetune"
-    parent = cli("submit", "-y", "-f", digits, "--name", "digits", "--instances", "1", timeout_s=120)
+    parent = cli("submit", "-y", "-f", digits, "--name", "digits", "--instances", "1", *FEWER, timeout_s=120)
     assert parent.code == 0, parent.stderr
     head = cli("submit", "-y", "-f", finetune / "cloudtrain.yaml", timeout_s=120)
     assert head.code == 0, head.stdout + head.stderr

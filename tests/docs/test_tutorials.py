@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import CLOUDS, COMMAND
 from docs.console import Session, Written, missing, steps
 
+from doubles import warmpython
 from doubles.aws.handle import Aws
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -32,15 +34,21 @@ def page(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str, str]:
-    """Return the variables of a reader with an account, or hosts, who has just installed cloudtrain."""
+def environment(page: str, cli: Any, request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Return the variables of a reader with an account, or hosts, who has just installed cloudtrain.
+
+    The commands begin with their imports, which cost more than most commands; `doctor` and `plan` are real processes.
+    """
+    (tmp_path / "bin").mkdir()
+    warmpython.write_stand_in(tmp_path / "bin/cloudtrain", COMMAND, CLOUDS, ["doctor", "plan"])
     name = STAND_INS[page]
     platform = request.getfixturevalue(name) if name else None
     if isinstance(platform, Aws):
         platform.bucket()
         platform.settings(stop_grace_s=30, interrupt_grace_s=20)
     found: dict[str, str] = cli.environment(platform.environ if platform else {})
-    own = {"PATH": f"{Path(sys.executable).parent}:{found['PATH']}", "SHELL": "/bin/bash", "CLONE": str(CLONE)}
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{found['PATH']}"
+    own = {"PATH": path, "SHELL": "/bin/bash", "CLONE": str(CLONE)}
     return {**found, **own}
 
 

@@ -24,7 +24,7 @@ __all__ = ["Served", "bind", "serve", "start", "stop"]
 PR_SET_PDEATHSIG = 1
 START_S = 60.0
 TESTS = Path(__file__).resolve().parents[1]
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH")
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH", "OMP_WAIT_POLICY")
 _REMOVER = 'cat >/dev/null; for i in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep 0.3; done'
 
 

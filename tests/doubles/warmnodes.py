@@ -1,9 +1,10 @@
 """Warm nodes: torchrun and the ranks of every job start with torch imported, on this machine and in all containers.
 
-Importing torch takes 1.2 s of processor time, for torchrun and again for each rank: most of the cost of a test's job. A
-server imports torch once. A node's interpreter (`warmproxy`) asks the server for a fork, which joins the interpreter's
-namespaces, user, folder, limits and files, and shows the interpreter's environment in /proc. The interpreter stays as a
-proxy. Without root, or in a container whose properties the fork cannot take over, the real interpreter goes on.
+Importing torch takes 1.2 s of processor time, for torchrun and again for each rank: most of the cost of a test's job.
+Exports, estimates of memory, and the workers of the strategy async start warm, too. A server imports torch once. A
+node's interpreter (`warmproxy`) asks the server for a fork, which joins the interpreter's namespaces, user, folder,
+limits and files, and shows the interpreter's environment in /proc. The interpreter stays as a proxy. Without root, or
+in a container whose properties the fork cannot take over, the real interpreter goes on.
 
 Two proofs stay with real interpreters: jobs with the variable COLD_PYTHON, and environments with a torch of their own.
 """
@@ -37,8 +38,10 @@ __all__ = ["server"]
 TORCH = ("numpy", "torch.distributed.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
 SITE = Path(sysconfig.get_path("purelib"))
 SOCKET, HOOK, PROXY = SITE / "warm.socket", SITE / "zzz_warm.pth", SITE / "warmproxy.py"
-# The modules of this version and of version 0.1.
-MODULES = {f"cloudtrain.entrypoints.{name}" for name in ("agent.elastic", "agent.worker", "elastic", "worker")}
+# The modules of this version and of version 0.1; then the further modules that import torch.
+NODES = ("agent.elastic", "agent.worker", "elastic", "worker")
+FURTHER = ("trainer.parameter_server.worker", "trainer.memory", "export", "export.reference", "export.check")
+MODULES = {f"cloudtrain.entrypoints.{name}" for name in (*NODES, *FURTHER)}
 HOOK_TEXT = f"import sys; {MODULES}.isdisjoint(sys.orig_argv[2:4]) or __import__('warmproxy').main()\n"
 POLL_S = 0.05
 MOST_FILES = 256
@@ -253,6 +256,7 @@ def _main() -> None:
         return
     request, folders = asked
     sys.executable, sys.orig_argv = request["executable"], [request["executable"], *request["args"]]
+    os.getppid = lambda: int(request["parent"])  # programs compare their parent, or send a signal to it
     # The node has its own copy of cloudtrain, and finds no installed copy in a container.
     for name in [name for name in sys.modules if name.partition(".")[0] in ("cloudtrain", "doubles")]:
         del sys.modules[name]

@@ -70,6 +70,7 @@ def _request(ignored: list[signal.Signals]) -> dict[str, Any]:
         "torch": torch.origin if torch else None,
         "env": dict(os.environ),
         "cwd": str(Path.cwd()),
+        "parent": os.getppid(),
         "ids": [os.getuid(), os.getgid(), os.getgroups()],
         "umask": umask,
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},

@@ -1,9 +1,10 @@
 """A stand-in for the interpreter: processes start with large modules already imported, as torch or a cloud's SDK.
 
 Importing torch and the trainer takes some four seconds of processor time, several times as long as most test runs of
-the trainer. A server of the test process imports the modules once, and then forks each process, `python -m MODULE` or
-`python SCRIPT`, with its own arguments, folder, environment and output, until the usual end. torchrun's ranks are
-forked, too. A warm process cannot show a missing import: some runs of each kind use the real interpreter.
+the trainer. A template, shared by all workers of a test session, imports the modules once and forks a server for each
+worker. The server forks each process, `python -m MODULE` or `python SCRIPT`, with its own arguments, folder,
+environment and output, until the usual end. torchrun's ranks are forked, too. A warm process cannot show a missing
+import: some runs of each kind use the real interpreter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import io
@@ -34,13 +36,33 @@ from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TRAINER", "Popen", "Process", "become", "run"]
+__all__ = ["TRAINER", "Popen", "Process", "become", "run", "write_stand_in"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
 POLL_S = 0.01
 LEFT_S = 10.0  # for the processes started by a run to end after the run
 MESSAGE_BYTES = 200_000
+MOST_TRIES = 8  # to reach a template that other workers start and leave meanwhile
+UNUSED_S = 60.0  # until a template without a server ends
+# A small program in place of a command: the server runs the command with the program's folder, environment and output.
+STAND_IN = """\
+#!{python} -IS
+import array, json, os, signal, socket, sys
+command = [{command!r}, *sys.argv[1:]]
+if sys.argv[1:2] in {real!r}:
+    os.execv(command[0], command)
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect({server!r})
+environ = dict(os.environ, WARM_PYTHON={server!r})
+request = dict(args=command, env=environ, cwd=os.getcwd(), session=False)
+link.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
+pid = int(link.recv(99))
+for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(signum, lambda number, frame: os.kill(pid, number))
+code = int(link.recv(99) or -signal.SIGKILL)
+os._exit(code if code >= 0 else 128 - code)
+"""
 
 
 class Popen:
@@ -145,11 +167,11 @@ def run(
         try:
             code = process.wait(timeout_s)
             end_s = time.monotonic() + LEFT_S
-            while not may_leave and (left := processes.descendants(server.pid)):
+            while not may_leave and (left := processes.descendants(server)):
                 assert time.monotonic() < end_s, f"left behind: {left}"
                 time.sleep(POLL_S)
         finally:
-            root = process.pid if may_leave else server.pid  # a server that adopts runs no other process
+            root = process.pid if may_leave else server  # a server that adopts runs no other process
             for pid in processes.descendants(root) if process.poll() is None or not may_leave else ():
                 processes.kill(pid, signal.SIGKILL)
             process.kill()
@@ -158,45 +180,105 @@ def run(
     return subprocess.CompletedProcess(args, code, *texts)
 
 
+def write_stand_in(path: Path, command: Path, preloaded: tuple[str, ...], real: list[str]) -> None:
+    """Write a program that runs the command as a warm process; with a first word of `real`, the command itself."""
+    server = _server(preloaded, adopts=False)[1]
+    words = [[word] for word in real]
+    path.write_text(STAND_IN.format(python=sys.executable, command=str(command), server=server, real=words))
+    path.chmod(0o755)
+
+
 @functools.cache
-def _server(preloaded: tuple[str, ...], *, adopts: bool) -> tuple[subprocess.Popen[bytes], str]:
-    """Return the server and its address; the server ends with this process.
+def _server(preloaded: tuple[str, ...], *, adopts: bool) -> tuple[int, str]:
+    """Return the pid and the address of a server that ends with this process.
 
     `adopts`: the server becomes the parent of the processes that its children leave.
     """
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     path = f"{folder.name}/socket"
-    # Each run has its own CLOUDTRAIN variables: tests search for the processes left by a run by these variables.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
-    server = subprocess.Popen(
-        [sys.executable, __file__, path, str(os.getpid()), "adopts" * adopts, *preloaded],
-        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # read when the libraries are loaded
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
+    link, pid = _fork_of_template(preloaded, json.dumps([path, adopts]))
 
     def end() -> None:
-        server.kill()
-        server.wait()
-        server.stdout.close()
+        processes.kill(pid, signal.SIGKILL)
+        with link:
+            link.recv(1)  # returns when the server has ended
         folder.cleanup()
 
     atexit.register(end)
-    assert server.stdout.readline() == b"ready\n", "the warm interpreter did not start"
-    return server, path
+    return pid, path
 
 
-def _serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork for every request and send each child's exit code; return the request in the child process."""
+def _fork_of_template(preloaded: tuple[str, ...], request: str) -> tuple[socket.socket, int]:
+    """Return the connection to a new server, and the server's pid; start the template if there is no template yet."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    address = f"warm-{session}-{hashlib.sha256(' '.join(preloaded).encode()).hexdigest()[:16]}"
+    for _ in range(MOST_TRIES):
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the template was ending
+            if link.connect_ex(f"\0{address}") != 0:
+                _start_template(address, preloaded)
+            elif link.send(request.encode()) and (told := link.recv(99)):
+                return link, int(told)
+        link.close()
+    raise AssertionError("the warm interpreter did not start")
+
+
+def _start_template(address: str, preloaded: tuple[str, ...]) -> None:
+    """Return when a template listens at the address: the started template, or the template of a different worker."""
+    # Each run has its own CLOUDTRAIN variables: tests search for the processes left by a run by these variables.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
+    template = subprocess.Popen(
+        [sys.executable, __file__, address, *preloaded],
+        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # read when the libraries are loaded
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert template.stdout is not None
+    with template.stdout:
+        assert template.stdout.readline() in (b"listens\n", b"taken\n"), "the warm interpreter did not start"
+    template.returncode = 0  # ends by itself after the last server
+
+
+def _template(listener: socket.socket) -> tuple[socket.socket, str, bool] | None:
+    """Fork a server for every request; return the request in the server, None after the end of the last server."""
+    running: set[int] = set()
+    is_asked = False
+    while True:
+        if select.select([listener], [], [], POLL_S * 10 if is_asked else UNUSED_S)[0]:
+            link, _ = listener.accept()
+            request = link.recv(MESSAGE_BYTES)
+            pid = os.fork() if request else 0
+            if request and pid == 0:
+                listener.close()
+                path, adopts = json.loads(request)
+                return link, path, adopts
+            if request:
+                running.add(pid)
+                is_asked = True
+            link.close()
+        while running and (pid := os.waitpid(-1, os.WNOHANG)[0]):
+            running.discard(pid)
+        if not running:
+            return None
+
+
+def _serve(listener: socket.socket, link: socket.socket) -> dict[str, Any]:
+    """Fork for every request and send each child's exit code; return the request in the child process.
+
+    The server ends when the worker at the other end of `link` ends.
+    """
     running: dict[int, socket.socket] = {}
     while True:
-        if select.select([listener], [], [], POLL_S if running else None)[0]:
+        ready = select.select([listener, link], [], [], POLL_S if running else None)[0]
+        if link in ready:
+            os._exit(0)
+        if ready:
             connection, _ = listener.accept()
             data, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
             pid = os.fork()
             if pid == 0:
-                for each in (listener, connection, *running.values()):
+                for each in (listener, link, connection, *running.values()):
                     each.close()
                 for number, file in zip((1, 2), files, strict=True):
                     os.dup2(file, number)
@@ -291,12 +373,16 @@ def _import(name: str) -> None:
 
 
 def _main() -> None:
-    path, parent, adopts, preloaded = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    processes.die_with_parent()
-    if os.getppid() != parent:
-        sys.exit("the parent is gone")
-    if adopts:
-        processes.become_subreaper()
+    address, *preloaded = sys.argv[1:]
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{address}")
+    except OSError:
+        print("taken", flush=True)
+        return
+    listener.listen(64)
+    print("listens", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     folders = sys.path[1:]
     sys.path[:] = folders  # this file's folder has a module `azure`, too
     for name in preloaded:
@@ -304,11 +390,17 @@ def _main() -> None:
     inspect.stack()  # some SDKs ask for the stack: the first time costs 0.3 s
     gc.collect()
     gc.freeze()  # objects that are never collected are never copied
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(64)
-    print("ready", flush=True)
-    become(_serve(listener), folders)
+    asked = _template(listener)
+    if asked is None:
+        return
+    link, path, adopts = asked
+    if adopts:
+        processes.become_subreaper()
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.bind(path)
+    own.listen(64)
+    link.send(str(os.getpid()).encode())
+    become(_serve(own, link), folders)
 
 
 if __name__ == "__main__":

