@@ -94,7 +94,8 @@ class HostChannel:
 
     async def _open(self) -> None:
         for pause_s in (*PAUSES_S, None):
-            socket = await self.masters.connected(self.host)  # `connected` has retries of its own
+            # `connected` has retries of its own.
+            socket = None if self.host.is_here else await self.masters.connected(self.host)
             try:
                 await self._open_once(socket)
             except UnreachableError as error:  # a master may lose its connection while it opens a session
@@ -104,11 +105,12 @@ class HostChannel:
             else:
                 return
 
-    async def _open_once(self, socket: Path) -> None:
+    async def _open_once(self, socket: Path | None) -> None:
         await self._closed()  # a process that has ended since the last call
         self._words.clear()
         try:
-            self._process = await channel_mux.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
+            session = await channel_mux.opened(socket, COMMAND, MAX_LINE) if socket else None
+            self._process = session or await self._own_process(socket)
         except asyncio.TimeoutError as error:  # the next try starts a new master, if the host is reachable
             self.masters.forget(self.host)
             raise UnreachableError(f"{self.host.name}: {BROKEN}: its line is cut, or it went down") from error
@@ -131,9 +133,11 @@ class HostChannel:
             await self._closed()
             raise
 
-    async def _own_ssh(self, socket: Path) -> asyncio.subprocess.Process:
-        """Return an ssh process; it makes a connection of its own if the master opens no more sessions."""
-        command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
+    async def _own_process(self, socket: Path | None) -> asyncio.subprocess.Process:
+        """Return a shell's process here, or an ssh process: with a new connection if the master is out of sessions."""
+        command = ["sh", "-c", COMMAND]
+        if socket is not None:
+            command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
         try:
             return await asyncio.create_subprocess_exec(
                 *command,

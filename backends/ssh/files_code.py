@@ -161,7 +161,7 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
 
 def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
     """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
-    if shutil.which("rsync") is None:
+    if host.is_here or shutil.which("rsync") is None:
         return ""
     path = str(fleet.call(host, "basis", _asked(bundle))["path"])
     over = [*channel_master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]

@@ -13,7 +13,9 @@ from cloudtrain.launcher.backend import StoredRecord
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["Host", "of_config"]
+__all__ = ["HERE", "Host", "of_config"]
+
+HERE = "this machine"  # as a host's name: calls go to a process here, without ssh
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Host(StoredRecord):
     accepts_new_keys: bool = False
 
     @property
+    def is_here(self) -> bool:
+        """Whether the host is this machine, reached without ssh."""
+        return self.name == HERE
+
+    @property
     def config(self) -> tuple[str, ...]:
         """Return ssh's arguments for the configuration file."""
         return ("-F", os.path.expanduser(self.ssh_config)) if self.ssh_config else ()  # noqa: PTH111 - "none" is one
@@ -45,6 +52,8 @@ class Host(StoredRecord):
     @property
     def by_hand(self) -> str:
         """Return the command that a user types to log in."""
+        if self.is_here:
+            return "sh -c"
         return shlex.join(["ssh", *(word for word in self.target if word != "--")])
 
     @property
