@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from cloudtrain.entrypoints.agent import slurm_step; "
+    "sys.exit(slurm_step.main(sys.argv[2:]))"
+)
+
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
@@ -36,6 +41,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         container=block.container,
         image=config.image,
         python=block.python,
+        start=_START,
+        interface=block.interface,
         gpus=plan.gpus_per_instance,
         can_shrink=can_shrink,
         step_options=per_node,  # since Slurm 22.05, srun does not inherit --cpus-per-task

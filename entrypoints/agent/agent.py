@@ -88,6 +88,8 @@ class Agent:
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
         self.ended: ExitReport | None = None
+        # Whether the agents start again after this verdict: then the job has not ended, and has no exit report.
+        self.comes_again: Callable[[ExitReport], bool] = lambda verdict: verdict.reason == REQUEUE
         # The job's environment, if `python` alone is not enough: a venv locked against clean-up, or a container.
         self.kept = venvs.hold(spec.environment_lock) if spec.environment_lock else None
         self.container = dockerrun.Container(**spec.container) if spec.container else None
@@ -413,7 +415,7 @@ class Agent:
 
     def _end(self, verdict: ExitReport) -> None:
         if self.notifier is not None:
-            self.notifier.leave() if verdict.reason == REQUEUE else self.notifier.end(verdict)
+            self.notifier.leave() if self.comes_again(verdict) else self.notifier.end(verdict)
         if self.meter is not None:
             self.meter.finish()
         stuck = self._kill_ranks()
@@ -436,7 +438,7 @@ class Agent:
             unkillable=tuple(stuck),
             unkept=tuple(unkept),
         )
-        if verdict.reason != REQUEUE:  # else the job waits again, and has not ended
+        if not self.comes_again(verdict):
             self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
