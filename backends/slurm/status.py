@@ -1,32 +1,19 @@
-"""Slurm's words about a job as our state, from the text of squeue, scontrol and sacct; a node's own verdict goes first.
+"""Slurm's words about a job as our state, from the text of scontrol and sacct; a node's own verdict goes first.
 
-All three commands run with `ENVIRONMENT`: times in unix seconds, and no format of the user's shell.
+Times are in unix seconds. The commands run in entrypoints/host/slurm.py.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.launcher.job import JobState, State
 
-__all__ = [
-    "ENVIRONMENT",
-    "SACCT",
-    "SQUEUE",
-    "SlurmJob",
-    "of_sacct",
-    "of_scontrol",
-    "of_squeue",
-    "state_of",
-    "wait_in_words",
-]
+__all__ = ["SlurmJob", "kind_of", "of_sacct", "of_scontrol", "read", "state_of", "wait_in_words"]
 
-# `env -u` takes the formats of the user's shell away.
-ENVIRONMENT = ("env", "-u", "SQUEUE_FORMAT", "-u", "SQUEUE_FORMAT2", "-u", "SACCT_FORMAT", "SLURM_TIME_FORMAT=%s")
-SQUEUE = ("squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%e|%N")
-SACCT = ("sacct", "-nPXD", "-o", "JobIDRaw,State,ExitCode,Start,End,NodeList")
 _STATES: dict[str, JobState] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
     **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"), "pending"),
@@ -81,12 +68,10 @@ class SlurmJob:
     seconds: float | None = None
 
 
-def of_squeue(text: str) -> list[SlurmJob]:
-    """Return the jobs in the output of `SQUEUE`."""
-    return [
-        SlurmJob(int(number), state, reason, started_s=_time(start), ended_s=_time(end), nodes=nodes)
-        for number, state, reason, start, end, nodes in (line.split("|") for line in text.splitlines() if line)
-    ]
+def read(told: Mapping[str, Any]) -> SlurmJob | None:
+    """Return the job in the answer of `ask` (entrypoints/host/slurm.py), None if Slurm does not know the job."""
+    readers = {"scontrol": of_scontrol, "sacct": of_sacct}
+    return readers[told["program"]](told["text"]) if told["program"] in readers else None
 
 
 def of_scontrol(text: str) -> SlurmJob | None:
@@ -108,7 +93,7 @@ def of_scontrol(text: str) -> SlurmJob | None:
 
 
 def of_sacct(text: str) -> SlurmJob | None:
-    """Return the job in the output of `SACCT -j NUMBER`, a line a run; None if accounting does not know the job yet."""
+    """Return the job in sacct's output, a line a run; None if accounting does not know the job yet."""
     runs = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
     if not runs:
         return None
@@ -119,10 +104,18 @@ def of_sacct(text: str) -> SlurmJob | None:
     return SlurmJob(int(number), name, "", code, len(runs) - 1, _time(start), _time(end), known, held_s)
 
 
+def kind_of(job: SlurmJob) -> JobState:
+    """Return the state that Slurm's first word stands for."""
+    return _STATES.get(_name(job), "failed")
+
+
+def _name(job: SlurmJob) -> str:
+    return job.state.split()[0].rstrip("+")
+
+
 def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason: str) -> State:
     """Return the state of a job without a verdict of the job's nodes. `is_asked`: a stop was asked for."""
-    name = job.state.split()[0].rstrip("+")
-    kind = _STATES.get(name, "failed")
+    name, kind = _name(job), kind_of(job)
     facts: dict[str, Any] = {"started_s": job.started_s, "restarts": job.restarts, "billed_s": job.seconds}
     if kind == "pending":
         return State("pending", detail=wait_in_words(job), restarts=job.restarts, billed_s=job.seconds)

@@ -21,7 +21,7 @@ from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["brought", "logs", "logs_from", "shell", "state", "stop"]
+__all__ = ["CLOCKS_S", "brought", "chunks", "logs", "logs_from", "shell", "state", "stop"]
 
 STOP_S = 40.0
 BLOCK = 4 << 20
@@ -62,7 +62,7 @@ def logs(
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
-            found[node] = _chunks(answer)
+            found[node] = chunks(answer)
             ahead_s[node] = _ahead_s(fleet, handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
@@ -184,12 +184,13 @@ def _nodes_of(handle: SshRef, ranks: frozenset[int] | None) -> list[int]:
     return sorted({rank // handle.nproc_per_node for rank in ranks} & set(range(len(handle.nodes))))
 
 
-def _chunks(answer: HostAnswer) -> list[Chunk]:
-    chunks, begin = [], 0
+def chunks(answer: HostAnswer) -> list[Chunk]:
+    """Return the pieces of a node's log files from the answer to the verb `read`."""
+    found, begin = [], 0
     for reply in answer.reply["chunks"]:
         data = answer.data[begin : begin + reply["size"]]
         begin += reply["size"]
-        chunks.append(
+        found.append(
             Chunk(
                 reply["name"],
                 reply["offset"],
@@ -198,7 +199,7 @@ def _chunks(answer: HostAnswer) -> list[Chunk]:
                 reply["has_more"],
             )
         )
-    return chunks
+    return found
 
 
 def _ahead_s(fleet: Fleet, host: Host) -> float:
