@@ -35,11 +35,13 @@ OPEN, CLOSED = "open", "closed"  # the door of an attempt
 NUMBER = "number"  # the job's number, written by the batch script
 BEAT = "beat"  # in a node's folder: the agent touches the file every few seconds
 ORDER, SCRIPT, PACKAGE = "order.json", "job.sh", "package"
-# Times in unix seconds; no format of the user's shell, and no variable that would make several jobs of an attempt, or let
-# sbatch wait for the job's end.
+# Times in unix seconds; no format of the user's shell, and no variable that would make several jobs of an attempt, or
+# let sbatch wait for the job's end.
 _ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
-_UNSET = ("SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SACCT_FORMAT", "SLURM_CLUSTERS")
-_UNSET += ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_HINT", "SBATCH_CLUSTERS")
+_UNSET = (
+    *("SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SACCT_FORMAT", "SLURM_CLUSTERS"),
+    *("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_HINT", "SBATCH_CLUSTERS"),
+)
 
 
 def run(*, argv: list[str], limit_s: float = RUN_S) -> dict[str, Any]:
@@ -204,6 +206,8 @@ def enter(*, folder: str, node: int, number: int, python: str, argv: list[str]) 
     state = _state(root)
     if state is None:
         raise Refused(f"node {node} of the job has not begun: see `cloudtrain status`")
+    if (root / EXIT).exists():
+        raise Refused("the job has ended, and its nodes take other jobs")
     host = (state.machine or "").partition(".")[0]
     step = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--export=ALL"]
     package = Path(folder, PACKAGE)
