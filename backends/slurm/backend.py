@@ -28,7 +28,7 @@ else:  # each module is imported on its first use
 
 # Slurm's limit is in whole minutes. A node is charged until the last process has ended: KillWait (30 s by default)
 # after the limit, and Slurm looks for jobs over their limit every 30 s (seen in 22.05).
-TERMS = Terms(tail_s=90, unit_s=60)
+TERMS = Terms(tail_s=90, least_s=60, unit_s=60)
 LINES_S, STATE_S = 0.3, 1.0
 LATE_S = 15.0  # after the verdict, for the end of another node's log
 
@@ -50,13 +50,14 @@ class SlurmBackend:
             return self._fleet
 
     def capacity(self, config: JobConfig) -> Capacity:
-        """Return the GPUs of a node as the config states them, and the price of these GPUs."""
-        gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
-        price = config.block(block.Slurm).price_per_gpu_hour
-        if price is None or not gpus:
+        """Return the GPUs of a node as the config states them, and the price of a node."""
+        gpus, settings = int((config.resources.accelerators or ":0").rpartition(":")[2]), config.block(block.Slurm)
+        price, source = settings.price_per_hour, "slurm.price_per_hour"
+        if settings.price_per_gpu_hour is not None and gpus:
+            price, source = gpus * settings.price_per_gpu_hour, "slurm.price_per_gpu_hour"
+        if price is None:
             return Capacity(gpus, 0.0, "your cluster", TERMS, is_own=True, machine="cluster nodes")
-        source = "slurm.price_per_gpu_hour"
-        return Capacity(gpus, gpus * price / 1e6, source, TERMS, is_own=price == 0, machine="cluster nodes")
+        return Capacity(gpus, price / 1e6, source, TERMS, is_own=price == 0, machine="cluster nodes")
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         return request.build(plan, config, job_id, attempt, bundle_sha256)

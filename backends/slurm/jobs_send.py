@@ -192,8 +192,9 @@ def _require_time(login: Login, body: Mapping[str, Any]) -> None:
     limits = {each["PartitionName"]: _minutes(each.get("MaxTime", "")) for each in chosen}
     minutes = next(int(option.partition("=")[2]) for option in body["sbatch"] if option.startswith("--time="))
     if limits and all(limit is not None and limit < minutes for limit in limits.values()):
-        most = max(limit for limit in limits.values() if limit is not None)
-        message = f"the job may take {format_duration(minutes * 60)}, and {', '.join(limits)} gives {most} minutes"
+        most = int(max(limit for limit in limits.values() if limit is not None))
+        gives = f"{', '.join(limits)} gives {format_duration(most * 60)} at most"
+        message = f"the job may take {format_duration(minutes * 60)}, and the partition {gives}"
         raise ConfigError([Fault(message, key="limits.max_duration", hint=f"--set limits.max_duration={most}m")])
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
 
+OBEY_S = 5.0
 RUN_S = 50.0  # sbatch gives up after two of Slurm's time-outs, 20 s by default
 NOTE = "slurm.json"  # in an attempt's folder: Slurm's last answer about the job
 LOCK = "slurm.lock"
@@ -114,7 +115,7 @@ def look(*, folder: str, nodes: int, checkpoints: str) -> dict[str, Any]:
     job is requeued has ended without an exit report. `last_s` is the agent's last sign of life.
     """
     now_s, is_saved = time.time(), has_checkpoint(Path(checkpoints))
-    found = [_status(Path(folder, f"node-{number}"), now_s, is_saved) for number in range(nodes)]
+    found = [_status(Path(folder, f"node-{number}"), now_s, is_saved=is_saved) for number in range(nodes)]
     return {"nodes": [each.dump() for each in found]}
 
 
@@ -170,11 +171,17 @@ def near_end(
 def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]:
     """Leave each node a stop request with `reason`, and cancel a job that has not begun; return Slurm's answer.
 
-    The agents save, and end the job. With the reason `now`, Slurm kills all that do not obey.
+    The agents save, and end the job. With the reason `now`, Slurm kills all that do not obey within OBEY_S; Slurm's own
+    signals come first to all processes, which may then save.
     """
-    for node in range(nodes):
-        node_folder.ask_to_stop(Path(folder, f"node-{node}"), reason)
-    only = [] if reason == "now" else ["--state=PENDING"]
+    roots = [Path(folder, f"node-{node}") for node in range(nodes)]
+    for root in roots:
+        node_folder.ask_to_stop(root, reason)
+    only = ["--state=PENDING"]
+    if reason == "now":
+        only, until_s = [], time.monotonic() + OBEY_S
+        while any(_status(root, 0.0, is_saved=False).alive for root in roots) and time.monotonic() < until_s:
+            time.sleep(0.1)
     done = run(argv=["scancel", *only, str(number)])
     with contextlib.suppress(OSError):
         Path(folder, NOTE).unlink()  # the next question must see the end
@@ -224,7 +231,7 @@ _ENTER = (
 )
 
 
-def _status(root: Path, now_s: float, is_saved: bool) -> NodeStatus:
+def _status(root: Path, now_s: float, *, is_saved: bool) -> NodeStatus:
     with contextlib.suppress(OSError):
         os.listdir(root)
     state, ended, asked = _state(root), atomic_json.read_json(root / EXIT), atomic_json.read_json(root / STOP)
