@@ -228,6 +228,8 @@ def _end(verdict: ExitReport, spec: AgentSpec, step: _Step, order: Path) -> int:
     """Leave the batch script the job's end or the wish for a requeue; return this node's exit code."""
     code = _code(verdict)
     if _comes_again(spec, step.life, verdict):
+        why = (verdict.error or {}).get("message") or verdict.reason
+        print(f"node {step.node} ends, and the job is requeued: {why}", flush=True)
         (step.attempt / REQUEUE).touch()
     elif not verdict.fenced:  # else only this node has ended
         if step.node == 0:

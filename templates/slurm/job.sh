@@ -4,6 +4,7 @@ if [ ! -e open ]; then exit 0; fi # the submission was given up, or this is no s
 export PATH=/usr/local/bin:/usr/bin:/bin
 if [ -e ended ]; then exit "$(cat ended)"; fi
 echo "$SLURM_JOB_ID" > number
+rm -f requeue # of an earlier run on a node that Slurm lost
 if ! command -v srun >/dev/null; then . /etc/profile; fi
 {% if modules %}
 for start in /etc/profile.d/{modules,lmod,z00_lmod}.sh; do if [ -r "$start" ]; then . "$start"; fi; done

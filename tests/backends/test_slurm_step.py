@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from cloudtrain.launcher import backend_table
 from cloudtrain.launcher.backend import Request
 from doubles.slurm.attempts import SlurmAttempt
 from doubles.slurm.handle import Slurm
+from doubles.sshhosts.host import Host
+from doubles.waiting import until
 
 CONFIG = f"""\
 name: digits
@@ -35,6 +39,9 @@ limits: {{max_duration: 10m}}
 slurm: {{cpus_per_node: 2, partition: spot, python: {sys.executable}}}
 """
 Make = Callable[..., SlurmAttempt]
+AGENT, RANK = r"^\S+ -I -c import sys", r"^\S+ -u -m cloudtrain\.entrypoints\.agent\.worker"
+SHARED = ("training.global_batch_size=24", "training.micro_batch_size=4")  # by 3 and by 2 nodes
+_WHOLE: dict[int, float] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +56,10 @@ def make(slurm: Slurm, render: Callable[..., Request], tmp_path: Path) -> Iterat
 
     def attempt(*settings: str, **changes: Any) -> SlurmAttempt:
         (tmp_path / "code").mkdir(exist_ok=True)
-        (tmp_path / "code/task.py").write_text(wholejobs.TASK)
+        (tmp_path / "code/task.py").write_text(
+            wholejobs.TASK.replace("0.01", "float(open('/home/alice/pause').read())")
+        )
+        pace(slurm, 0.01)
         made.append(SlurmAttempt(slurm, render(CONFIG, *settings), tmp_path / "code", **changes))
         return made[-1]
 
@@ -70,3 +80,172 @@ def test_job_trains_and_ends(make: Make, slurm: Slurm) -> None:
     assert attempt.processes() == []
     assert (attempt.folder / "ended").read_text() == "0\n"
     assert "s3cret" not in (attempt.folder / "order.json").read_text()
+
+
+@pytest.mark.soak
+def test_killed_rank_starts_again_inside_the_job(make: Make, slurm: Slurm) -> None:
+    """kill -9 of a rank restarts the ranks from the checkpoint: Slurm sees one run that succeeds."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(25)
+    _kill(slurm.nodes[1], RANK)
+    _assert_whole(attempt, number, make, restarts=1)
+    assert slurm.record(number) == ["COMPLETED|0:0"]
+
+
+@pytest.mark.soak
+def test_stop_word_saves(make: Make, slurm: Slurm) -> None:
+    """The stop word in the nodes' folders ends the job within 10 s, saved, with the user as the reason."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    asked_s = time.monotonic()
+    attempt.ask_to_stop()
+    assert slurm.wait(number, "FAILED")["ExitCode"] == "75:0"
+    assert time.monotonic() - asked_s < 10
+    verdict = attempt.exit()
+    assert verdict is not None
+    assert (verdict["state"], verdict["reason"], verdict["resumable"]) == ("stopped", "user", True)
+    assert attempt.processes() == []
+
+
+@pytest.mark.soak
+def test_preempted_job_saves_and_requeues_itself(make: Make, slurm: Slurm) -> None:
+    """The next job starts within 10 s; ours waits, goes on without a launcher, and ends with the same losses."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    asked_s = time.monotonic()
+    urgent = slurm.submit("true", "--nodes=3", "--exclusive")
+    slurm.wait(urgent, "RUNNING", "COMPLETED")
+    assert time.monotonic() - asked_s < 10
+    until(lambda: slurm.state(number) == "PENDING")
+    assert attempt.exit() is None
+    attempt.lift_delay(number)
+    _assert_whole(attempt, number, make)
+    assert slurm.job(number)["Restarts"] == "1"
+
+
+@pytest.mark.soak
+def test_job_survives_twenty_preemptions(make: Make, slurm: Slurm) -> None:
+    """Of 20 jobs that pre-empt ours, each starts within 10 s; ours is kept 20 times, and ends with the same losses."""
+    attempt, waits_s = make(), []
+    pace(slurm, 0.03)
+    number = attempt.submit()
+    for round_ in range(20):
+        attempt.wait_for_step(2 * round_ + 1)
+        asked_s = time.monotonic()
+        urgent = slurm.submit("true", "--nodes=3", "--exclusive")
+        slurm.wait(urgent, "RUNNING", "COMPLETED")
+        waits_s.append(time.monotonic() - asked_s)
+        until(lambda: slurm.state(number) == "PENDING")
+        attempt.lift_delay(number)
+    pace(slurm, 0.01)
+    print(f"the pre-empting jobs waited {', '.join(f'{wait_s:.1f}' for wait_s in waits_s)} s")
+    assert max(waits_s) < 10
+    _assert_whole(attempt, number, make)
+    assert slurm.job(number)["Restarts"] == "20"
+
+
+@pytest.mark.soak
+def test_own_deadline_comes_before_slurms(make: Make, slurm: Slurm) -> None:
+    """The agents stop and save the job at the deadline, long before Slurm's limit."""
+    attempt = make(max_duration_s=60.0, deadline_s=35.0)
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    pace(slurm, 0.1)
+    assert slurm.wait(number, "FAILED", timeout_s=60)["ExitCode"] == "75:0"
+    verdict = attempt.exit()
+    assert verdict is not None
+    assert (verdict["state"], verdict["reason"], verdict["resumable"]) == ("stopped", "time_limit", True)
+
+
+@pytest.mark.soak
+def test_killed_agent_requeues_the_job(make: Make, slurm: Slurm) -> None:
+    """After kill -9 of an agent nothing of the job is left, and the job waits to go on, within 45 s."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    _kill(slurm.nodes[1], AGENT)
+    until(lambda: slurm.state(number) == "PENDING", 45)
+    assert attempt.processes() == []
+    attempt.lift_delay(number)
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("node", [0, 1])
+def test_node_whose_slurmd_is_killed_is_fenced(node: int, make: Make, slurm: Slurm) -> None:
+    """Slurm gives up the node and requeues the job: the node's own processes end without Slurm's help."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    pace(slurm, 0.2)
+    slurm.slurmd[node].kill()
+    until(lambda: slurm.state(number) == "PENDING", 45)
+    until(lambda: attempt.processes() == [], 15)
+    pace(slurm, 0.01)
+    attempt.lift_delay(number)
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
+def test_killed_controller_does_no_harm(make: Make, slurm: Slurm) -> None:
+    """The job trains on while the controller is dead, and its end is known after the controller's start."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    slurm.wait_until_saved(number)
+    slurm.slurmctld.kill()
+    attempt.wait_for_step(40)
+    slurm.slurmctld.start()
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
+def test_lost_node_is_given_up(make: Make, slurm: Slurm) -> None:
+    """With min_instances the job goes on with the remaining nodes within 30 s, and keeps its number."""
+    attempt = make("resources.instances=3", "resources.min_instances=2", *SHARED)
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    slurm.nodes[2].power_off()
+    lost_s, seen = time.monotonic(), len(attempt.steps_in_order())
+    until(lambda: len(attempt.steps_in_order()) > seen, 60)
+    assert time.monotonic() - lost_s < 30
+    assert slurm.wait(number, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=120)["JobState"] == "COMPLETED"
+    assert len(attempt.steps()) == 60
+
+
+def pace(slurm: Slurm, pause_s: float) -> None:
+    """Change the seconds that a sample takes, of a training that runs too."""
+    (slurm.home() / "pause.tmp").write_text(str(pause_s))
+    (slurm.home() / "pause.tmp").chmod(0o644)
+    (slurm.home() / "pause.tmp").replace(slurm.home() / "pause")
+
+
+def _kill(host: Host, pattern: str) -> None:
+    """Kill -9 the process whose command line matches."""
+    (pid,) = [pid for pid, line in host.processes() if re.search(pattern, line)]
+    host.kill(pid)
+
+
+def _assert_whole(attempt: SlurmAttempt, number: int, make: Make, *, restarts: int = 0) -> None:
+    """Assert that the job succeeds, leaves no process, and has the losses of an undisturbed run."""
+    slurm = attempt.slurm
+    job = slurm.wait(number, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=120)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0")
+    verdict = attempt.exit()
+    assert verdict is not None
+    assert (verdict["state"], verdict["restarts"]) == ("succeeded", restarts)
+    assert attempt.processes() == []
+    assert attempt.steps() == _undisturbed(make)
+
+
+def _undisturbed(make: Make) -> dict[int, float]:
+    """Return the losses of a run without faults, on the same cluster; made once."""
+    if not _WHOLE:
+        attempt = make(name="whole")
+        attempt.slurm.wait(attempt.submit(), "COMPLETED", timeout_s=90)
+        _WHOLE.update(attempt.steps())
+        assert len(_WHOLE) == 60
+    return _WHOLE

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.planning import bundle as bundles
@@ -27,11 +28,13 @@ SILENCE_S = 8.0
 class SlurmAttempt:
     """An attempt of alice on the shared disk."""
 
-    def __init__(self, slurm: Slurm, request: Request, code: Path, **changes: Any) -> None:
+    def __init__(
+        self, slurm: Slurm, request: Request, code: Path, *, name: str = "digits-abcde", **changes: Any
+    ) -> None:
         """Make the folder from the rendered request and the project's folder; `changes` are fields of the order."""
         self.slurm, self.options = slurm, request.body["sbatch"]
         work = slurm.home() / ".cloudtrain"
-        self.job = work / "jobs" / "digits-abcde"
+        self.job = work / "jobs" / name
         self.folder = self.job / "attempt-1"
         self.folder.mkdir(parents=True)
         for name in ("checkpoints", "output"):
@@ -101,12 +104,21 @@ class SlurmAttempt:
 
     def steps(self) -> dict[int, float]:
         """Return the losses by step, from all lines of rank 0 so far."""
-        found: dict[int, float] = {}
+        return dict(self.steps_in_order())
+
+    def steps_in_order(self) -> list[tuple[int, float]]:
+        """Return step and loss of all lines of rank 0, also of repeated steps."""
+        found = []
         for path in self.folder.glob("node-*/log/rank-0.log"):
             for _, event in map(events.parse, path.read_text().splitlines()):
                 if event is not None and event["e"] == "step":
-                    found[event["step"]] = event["loss"]
+                    found.append((event["step"], event["loss"]))
         return found
+
+    def ask_to_stop(self) -> None:
+        """Leave the nodes the user's stop request."""
+        for root in self.folder.glob("node-*"):
+            node_folder.ask_to_stop(root, "user")
 
     def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
         """Wait until rank 0 has logged a step, at least the given one."""
