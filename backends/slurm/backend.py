@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.slurm import block, channel, check, hosts, jobs, jobs_send, records, request
+    from cloudtrain.backends.slurm import block, channel, check, doctor, hosts, jobs, jobs_send, records, request
     from cloudtrain.backends.slurm.channel import Login
     from cloudtrain.backends.slurm.records import SlurmRef
     from cloudtrain.backends.ssh.channel_calls import Fleet
-    from cloudtrain.launcher.backend import FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -113,6 +113,9 @@ class SlurmBackend:
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         return jobs.shell(*self._at(ref), node, argv)
+
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        return doctor.checks(self.fleet, config)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of the nodes of the config's partition. Raises UnreachableError."""

@@ -1,0 +1,221 @@
+"""Checks for jobs on a Slurm cluster: controller, partition, account, GPUs, shared disk, Python, container, queue."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.slurm.block import Slurm
+from cloudtrain.backends.slurm.channel import Done, Login, host_of
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import CloudtrainError
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.ssh.channel_calls import Fleet
+    from cloudtrain.launcher.config.schema import JobConfig
+
+__all__ = ["checks"]
+
+NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
+# Disks of a single machine, by the names of `stat -f`; other names are of network disks.
+LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")
+LEAST_PYTHON = (3, 10)
+_STARTS = re.compile(r"to start at (\d+) using .* on nodes (\S+)")
+
+
+def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
+    """Return the checks of the cluster; with a config, also the checks of its job. No job is made."""
+    block = Slurm() if config is None else config.block(Slurm)
+    login = Login.at(fleet, host_of(block.model_dump(mode="json")))
+    try:
+        where, version = login.about["name"], login.run(["sinfo", "--version"])
+    except CloudtrainError as error:
+        cure = error.hint or ("name it: slurm.login" if block.login is None else "")
+        return [Check("login node", "fail", error.message, cure)]
+    found = [Check("login node", "ok", f"{where}, {version.stdout.strip() or version.stderr.strip()}")]
+    found.append(_tried("controller", partial(_controller, login)))
+    if found[-1].verdict == "fail":  # the next checks would fail for the same reason
+        return [*found, _disk(login)]
+    asks: dict[str, Callable[[], Check]] = {
+        "partition": partial(_partition, login, block),
+        "account": partial(_account, login, block),
+        "site budget": partial(_budget, login, block),
+        "shared disk": partial(_disk, login),
+        "python": partial(_python, login, block),
+    }
+    if block.container != "none":
+        asks["container"] = partial(_container, login, block.container)
+    if config is not None and config.resources.accelerators:
+        asks["gpus"] = partial(_gpus, login, block, config)
+    if config is not None:
+        asks["job"] = partial(_job, login, config)
+    return [*found, *(_tried(name, ask) for name, ask in asks.items())]
+
+
+def _tried(name: str, ask: Callable[[], Check]) -> Check:
+    try:
+        return ask()
+    except CloudtrainError as error:
+        return Check.failed(name, error)
+
+
+def _controller(login: Login) -> Check:
+    done = login.run(["scontrol", "ping"])
+    up = [line for line in done.stdout.splitlines() if line.rstrip().endswith("UP")]
+    if done.code or not up:
+        return Check("controller", "fail", _words(done), "running jobs go on; ask the site, or try again later")
+    return Check("controller", "ok", " ".join(up[0].split()))
+
+
+def _partition(login: Login, block: Slurm) -> Check:
+    """Return the limits of the config's partitions, else of the site's default partition."""
+    told = login.run(["sinfo", "-h", "-o", "%R|%a|%l|%s|%D|%G|%P"])
+    rows = [line.split("|") for line in told.stdout.splitlines() if line.count("|") == 6]
+    wanted = block.partition.split(",") if block.partition else []
+    mine = [row for row in rows if row[0] in wanted or (not wanted and row[6].endswith("*"))]
+    names = ", ".join(dict.fromkeys(row[0] for row in rows))
+    if missing := sorted(set(wanted) - {row[0] for row in rows}):
+        return Check("partition", "fail", f"there is no {', '.join(missing)}", f"set slurm.partition: {names}")
+    if not mine:
+        return Check("partition", "fail", "the site has no default partition", f"set slurm.partition: {names}")
+    text = "; ".join(
+        f"{name}: {nodes} nodes{_gres_in_words(gres)}, at most {'any time' if limit == 'infinite' else limit}"
+        for name, _, limit, _, nodes, gres, _ in mine
+    )
+    if down := [row[0] for row in mine if row[1] != "up"]:
+        return Check("partition", "warn", f"{', '.join(down)} takes no jobs now; {text}", "the job waits: see `sinfo`")
+    return Check("partition", "ok", text)
+
+
+def _gres_in_words(gres: str) -> str:
+    return "" if gres == "(null)" else f" with {re.sub(r'[(].*?[)]', '', gres)}"
+
+
+def _account(login: Login, block: Slurm) -> Check:
+    """Return the user's accounts and QOS, and whether the config's are among them."""
+    rows = _associations(login, "account,partition,qos,defaultqos")
+    if rows is None:
+        return Check("account", "ok", "the site keeps no accounts")
+    accounts = list(dict.fromkeys(row[0] for row in rows))
+    qos = sorted({name for row in rows if block.account in (None, row[0]) for name in row[2].split(",") if name})
+    if block.account is not None and block.account not in accounts:
+        return Check("account", "fail", f"{block.account} is not yours", f"set slurm.account: {', '.join(accounts)}")
+    if block.qos is not None and block.qos not in qos:
+        return Check("account", "fail", f"the QOS {block.qos} is not yours", f"set slurm.qos: {', '.join(qos)}")
+    if not accounts:
+        return Check("account", "warn", "the accounting does not know you", "ask the site for an account")
+    return Check("account", "ok", f"{', '.join(accounts)}; QOS {', '.join(qos) or 'of the site'}")
+
+
+def _budget(login: Login, block: Slurm) -> Check:
+    """Return the account's budget of resource minutes and its use, where the site lets users read them."""
+    among = [f"--accounts={block.account}"] if block.account else []
+    told = login.run(["sshare", "-nP", *among, "-o", "Account,User,GrpTRESMins,GrpTRESRaw"])
+    rows = [line.split("|") for line in told.stdout.splitlines() if line.count("|") == 3]
+    limited = {account.strip(): (limit, used) for account, _, limit, used in rows if limit}
+    if told.code or not limited:
+        return Check("site budget", "ok", "the site sets none that you can read")
+    parts, is_spent = [], False
+    for account, (limit, used) in limited.items():
+        spent = {name: float(value) for name, _, value in (each.partition("=") for each in used.split(",")) if value}
+        for name, _, most in (each.partition("=") for each in limit.split(",")):
+            hours, left = float(most) / 60, (float(most) - spent.get(name, 0.0)) / 60
+            is_spent |= left <= 0
+            parts.append(f"{account}: {max(left, 0):.0f} of {hours:.0f} {name.removeprefix('gres/')}-hours left")
+    if is_spent:
+        return Check("site budget", "fail", "; ".join(parts), "jobs wait until the site gives more: see `sshare`")
+    return Check("site budget", "ok", "; ".join(parts))
+
+
+def _disk(login: Login) -> Check:
+    """Return the kind of the disk of `slurm.workdir`; only a job can prove that compute nodes see the disk."""
+    place = login.about["workdir"]
+    kind = login.run(["stat", "-f", "-c", "%T", place]).stdout.strip()
+    if kind in LOCAL:
+        found = f"{place} is on {kind}, which is often a disk of this machine alone"
+        return Check("shared disk", "warn", found, "set slurm.workdir to a folder that the compute nodes see")
+    return Check("shared disk", "ok", f"{place} is on {kind or 'an unknown disk'}; its jobs check the compute nodes")
+
+
+def _python(login: Login, block: Slurm) -> Check:
+    """Return the version of the interpreter as the login node has it."""
+    if block.container != "none":
+        return Check("python", "ok", f"{block.python} of the image")
+    ask = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
+    done = login.run(["sh", "-c", 'exec "$0" -c "$1"', login.path(block.python), ask])
+    if block.modules:
+        return Check("python", "ok", f"{block.python} after `module load {' '.join(block.modules)}`, in the job alone")
+    if done.code:
+        return Check("python", "fail", f"{block.python}: {_words(done)}", "set slurm.python, or slurm.modules")
+    version = tuple(int(part) for part in done.stdout.strip().split(".") if part.isdigit())
+    if version < LEAST_PYTHON:
+        cure = "name a Python of 3.10 or newer in slurm.python"
+        return Check("python", "fail", f"{block.python} is {done.stdout.strip()} on the login node", cure)
+    return Check("python", "ok", f"{block.python} is {done.stdout.strip()} on the login node")
+
+
+def _container(login: Login, program: str) -> Check:
+    """Return whether the container's program is there: pyxis is srun's plug-in, apptainer a command."""
+    if program == "pyxis":
+        has = "--container-image" in login.run(["srun", "--help"]).stdout
+        found = "srun has the options of pyxis" if has else "srun has no --container-image"
+    else:
+        done = login.run(["sh", "-c", "command -v apptainer && apptainer --version"])
+        has, found = done.code == 0, " ".join(done.stdout.split()[1:]) or "the login node has no apptainer"
+    if has:
+        return Check("container", "ok", found)
+    return Check("container", "warn", found, "the compute nodes may have it: the job's script checks there")
+
+
+def _gpus(login: Login, block: Slurm, config: JobConfig) -> Check:
+    """Return whether nodes of the partition have the wanted GPUs."""
+    among = [f"--partition={block.partition}"] if block.partition else []
+    told = login.run(["sinfo", "-h", *among, "-o", "%G"]).stdout
+    kinds = sorted({re.sub(r"[(].*?[)]", "", each) for each in told.split() if each.startswith("gpu")})
+    kind, _, count = str(config.resources.accelerators).partition(":")
+    fitting = [each for each in kinds if _has(each, kind.lower(), int(count or 1))]
+    if block.gres or fitting:
+        return Check("gpus", "ok", f"nodes have {', '.join(kinds)}")
+    found = f"nodes have {', '.join(kinds) or 'no GPUs'}, not {config.resources.accelerators}"
+    return Check("gpus", "fail", found, "set resources.accelerators, or slurm.gres and slurm.constraint")
+
+
+def _has(gres: str, kind: str, count: int) -> bool:
+    """Return whether nodes with the generic resource, such as gpu:a100:4, have the wanted GPUs."""
+    words = gres.split(":")
+    return (kind in ("", "gpu") or kind in words[1:-1]) and words[-1].isdigit() and int(words[-1]) >= count
+
+
+def _job(login: Login, config: JobConfig) -> Check:
+    """Ask Slurm when the config's job would start, without a job."""
+    from cloudtrain.backends.slurm import check, request
+    from cloudtrain.backends.slurm.backend import SlurmBackend
+    from cloudtrain.launcher.planning import planner as plans
+
+    plan = plans.make(config, SlurmBackend().capacity(config))
+    body = request.build(plan, config, f"{config.name}-{NAME}", 1, "").body
+    if faults := [fault for fault in check.faults(body) if not fault.is_warning]:
+        return Check(faults[0].key, "fail", faults[0].message, faults[0].hint)
+    done = login.run(["sbatch", "--test-only", *body["sbatch"], "--wrap=true"])
+    if done.code:
+        return Check("job", "fail", _words(done), "see `sinfo`, and the keys of the block `slurm`")
+    if not (found := _STARTS.search(done.stderr)):
+        return Check("job", "ok", _words(done))
+    when = time.strftime("at %Y-%m-%d %H:%M", time.localtime(int(found[1])))
+    return Check("job", "ok", f"would start {'now' if int(found[1]) < time.time() + 60 else when} on {found[2]}")
+
+
+def _associations(login: Login, fields: str) -> list[list[str]] | None:
+    """Return the user's rows of the accounting, None without accounting."""
+    done = login.run(["sh", "-c", f'sacctmgr -nP show assoc user="$(id -un)" format={fields}'])
+    if done.code:
+        return None
+    return [line.split("|") for line in done.stdout.splitlines() if "|" in line]
+
+
+def _words(done: Done) -> str:
+    text = done.stderr.strip() or done.stdout.strip() or f"code {done.code}"
+    return " ".join(re.sub(r"(sbatch|allocation failure): (error: )?", "", text).split())
