@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.slurm import block, channel, check, doctor, hosts, jobs, jobs_send, records, request
+    from cloudtrain.backends.slurm import (
+        block,
+        channel,
+        check,
+        doctor,
+        hosts,
+        jobs,
+        jobs_send,
+        records,
+        rehearsal,
+        request,
+    )
     from cloudtrain.backends.slurm.channel import Login
     from cloudtrain.backends.slurm.records import SlurmRef
     from cloudtrain.backends.ssh.channel_calls import Fleet
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 
@@ -113,6 +125,9 @@ class SlurmBackend:
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         return jobs.shell(*self._at(ref), node, argv)
+
+    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
+        return rehearsal.rehearsal(request, stage)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         return doctor.checks(self.fleet, config)

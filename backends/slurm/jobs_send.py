@@ -33,7 +33,7 @@ from cloudtrain.launcher.text.units import format_duration
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["find", "jobs", "ready", "send"]
+__all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
@@ -64,6 +64,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     seat = Assignment(login.host, login.about["name"], login.about["workdir"], "", (), {})
     bundle = files_code.ship(fleet, shipment.bundle, [seat])[login.host.name]
     order = body["order"]
+    inputs = {name: login.path(uri) for name, uri in order["inputs"].items()}
     outputs = {name: login.path(uri) for name, uri in order["outputs"].items()}
     record = {"record": dict(shipment.record), "ref": ref.dump()}
     prepared = {
@@ -74,7 +75,9 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         "folders": [ref.checkpoints, ref.output, *outputs.values()],
         "links": {f"{ref.output}/{name}": target for name, target in outputs.items()},
         "files": {
-            "order.json": json.dumps(_agent_spec(login, ref, body, shipment, bundle).dump()),
+            "order.json": json.dumps(
+                agent_spec(ref, body, shipment, bundle, inputs=inputs, workdir=login.about["workdir"]).dump()
+            ),
             "job.sh": body["script"],
         },
     }
@@ -153,12 +156,14 @@ def _ref(login: Login, body: Mapping[str, Any]) -> SlurmRef:
     )
 
 
-def _agent_spec(login: Login, ref: SlurmRef, body: Mapping[str, Any], shipment: Shipment, bundle: str) -> AgentSpec:
+def agent_spec(
+    ref: SlurmRef, body: Mapping[str, Any], shipment: Shipment, bundle: str, *, inputs: Mapping[str, str], workdir: str
+) -> AgentSpec:
     """Return the order for all nodes: an agent's message without the facts of one node."""
     order = body["order"]
     job = JobSpec.load(order["job"])
-    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": login.path(uri) for name, uri in order["inputs"].items()}
-    places = {"CLOUDTRAIN_CHECKPOINT_DIR": ref.checkpoints, "CLOUDTRAIN_OUTPUT_DIR": ref.output}
+    places = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in inputs.items()}
+    places |= {"CLOUDTRAIN_CHECKPOINT_DIR": ref.checkpoints, "CLOUDTRAIN_OUTPUT_DIR": ref.output}
     return AgentSpec(
         job=job,
         **{key: order[key] for key in ("max_duration_s", "limit_reason", "deadline_s", "grace_s")},
@@ -168,9 +173,9 @@ def _agent_spec(login: Login, ref: SlurmRef, body: Mapping[str, Any], shipment: 
         bundle=bundle,
         sha256=shipment.bundle.sha256,
         python=ref.python,
-        environment={**order["environment"], **inputs, **places},
+        environment={**order["environment"], **places},
         secrets=dict(shipment.secrets),
-        workdir=login.about["workdir"],
+        workdir=workdir,
         token=secrets.token_hex(16),
         silence_s=SILENCE_S,
         join_timeout_s=JOIN_S,

@@ -161,7 +161,7 @@ def _own_address(step: _Step, known: str) -> str:
 
 
 def _is_for_all(address: str) -> bool:
-    return bool(address) and not address.startswith("127.")
+    return bool(address) and not address.startswith("127.0.")  # a name that only this machine resolves
 
 
 def _listen(address: str, port: int) -> socket:
@@ -253,3 +253,7 @@ def _refuse(root: Path, message: str) -> int:
     error = {"rank": None, "kind": "config", "message": message}
     atomic_json.write_json(root / EXIT, ExitReport("failed", "error", error, ended_s=time.time()).dump())
     return EXIT_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
