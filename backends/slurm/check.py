@@ -52,6 +52,8 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         if uri and not re.match(r"/|~/", uri):
             hint = "use a whole path on the shared disk, as in /scratch/me/data or ~/data"
             yield Fault(f"`{uri}` is no path on the cluster's shared disk", key=key, hint=hint)
+        elif uri and block["container"] != "none" and re.search(r"[,:]", uri):
+            yield Fault(f"`{uri}` has a comma or a colon, which a container's mounts cannot have", key=key)
 
 
 def _places(block: dict[str, Any]) -> Iterator[Fault]:

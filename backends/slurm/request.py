@@ -33,13 +33,16 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)
     can_shrink = (spec.min_nodes or plan.instances) < plan.instances
-    per_node = _per_node(plan, block)
+    per_node, around = _per_node(plan, block), job_surroundings(config)
+    places = [around["checkpoint_dir"], *around["inputs"].values(), *around["outputs"].values()]
     script = render.render_text(
         "slurm/job.sh",
         name=name,
         modules=block.modules,
         container=block.container,
         image=config.image,
+        folder=f"{block.workdir}/jobs/{job_id}/attempt-{attempt}",
+        mounts=[block.workdir, *dict.fromkeys(filter(None, places))],
         python=block.python,
         start=_START,
         interface=block.interface,
@@ -58,7 +61,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         spec=spec.dump(),
         plan=plan,
         grace_s=STOP_TAIL_S,
-        **job_surroundings(config),
+        **around,
     )
     text = render.as_yaml(body)
     files = {"job.yml": text, "job.sh": script}

@@ -4,16 +4,24 @@ if [ ! -e open ]; then exit 0; fi # the submission was given up, or this is no s
 export PATH=/usr/local/bin:/usr/bin:/bin
 if [ -e ended ]; then exit "$(cat ended)"; fi
 echo "$SLURM_JOB_ID" > number
-rm -f requeue # of an earlier run on a node that Slurm lost
+rm -f head.json requeue # of an earlier run
 if ! command -v srun >/dev/null; then . /etc/profile; fi
+refuse() { # leaves the exit report of a job whose agents have not started
+  words=$(tr '\n"\\' "  /" <<<"$1" | tr -d '\000-\037' | cut -c 1-600)
+  echo '{"state": "failed", "reason": "error", "error": {"rank": null, "kind": "config", "message": "'"$words"'"}, "ended_s": '"$(date +%s)"'}' > node-0/exit.json
+  exit "$2"
+}
 {% if modules %}
 for start in /etc/profile.d/{modules,lmod,z00_lmod}.sh; do if [ -r "$start" ]; then . "$start"; fi; done
 {% for module in modules %}
-module load {{ module | sh }} || exit 64
+module load {{ module | sh }} || refuse "module load "{{ module | sh }}" failed on $(hostname): see slurm.modules" 64
 {% endfor %}
 {% endif %}
+{% if container != "none" %}
+cd {{ folder | sh }} || exit 64 # by its name in the order, without resolved links: the container has this path
+{% endif %}
 {% if container == "apptainer" %}
-if ! command -v apptainer >/dev/null; then echo "apptainer is not in the PATH of $(hostname)" >&2; exit 64; fi
+if ! command -v apptainer >/dev/null; then refuse "apptainer is not in the PATH of $(hostname): see slurm.modules" 64; fi
 {% endif %}
 # scancel, pre-emption and node failure send TERM to this shell too, which waits for the agents' answer.
 trap '' TERM
@@ -22,9 +30,10 @@ srun --export=ALL --cpu-bind=none --kill-on-bad-exit=0 --wait=0{{ " --no-kill" i
   {{ option | sh }} \
 {% endfor %}
 {% if container == "pyxis" %}
-  --container-image={{ image | sh }} --container-mounts="${PWD%/*}:${PWD%/*}" --container-workdir="$PWD" --no-container-mount-home \
+  --container-image={{ image | sh }} --no-container-mount-home --container-workdir="$PWD" \
+  --container-mounts={% for path in mounts %}{{ path | sh }}:{{ path | sh }}{{ "" if loop.last else "," }}{% endfor %} \
 {% elif container == "apptainer" %}
-  apptainer exec {{ "--nv " if gpus else "" }}--bind "${PWD%/*}" --pwd "$PWD" {{ image | sh }} \
+  apptainer exec {{ "--nv " if gpus else "" }}{% for path in mounts %}--bind {{ path | sh }} {% endfor %}--pwd "$PWD" {{ image | sh }} \
 {% endif %}
   {{ python | sh }} -I -c {{ start | sh }} "$PWD/package" "$PWD/order.json"{{ " " ~ interface | sh if interface else "" }} &
 step=$!
@@ -33,6 +42,13 @@ while kill -0 $step 2>/dev/null; do wait $step; done
 wait $step
 code=$?
 if [ -e ended ]; then exit "$(cat ended)"; fi # srun's code is that of any node, also of a node that was given up
+if [ ! -e head.json ]; then
+  case $code in
+    0) ;;
+    137 | 143) touch requeue ;; # a pre-emption before the agents' start
+    *) refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log)" $code ;;
+  esac
+fi
 # A job that saves and leaves in the grace of a pre-emption is FAILED for Slurm, and is not requeued by Slurm.
 if [ -e requeue ] && rm requeue && scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
 exit $code

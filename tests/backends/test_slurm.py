@@ -117,6 +117,53 @@ def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[...,
     assert "--cpus-per-task=1" in made.body["sbatch"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((), ["~/venv 1/bin/python", "-I", "-c"]),
+        (
+            ("slurm.container=apptainer", "image=~/train 1.sif"),
+            [
+                *("apptainer", "exec", "--bind", "~/work 1", "--bind", "/data/a b"),
+                *("--pwd", "~/work 1/jobs/digits-abcde", "~/train 1.sif", "~/venv 1/bin/python", "-I", "-c"),
+            ],
+        ),
+        (
+            ("slurm.container=pyxis", "image=docker://registry.example/train:1"),
+            [
+                *("--container-image=docker://registry.example/train:1", "--no-container-mount-home"),
+                *("--container-workdir=~/work 1/jobs/digits-abcde",),
+                *("--container-mounts=~/work 1:~/work 1,/data/a b:/data/a b", "~/venv 1/bin/python", "-I", "-c"),
+            ],
+        ),
+    ],
+)
+def test_script_starts_the_agents_with_whole_words(
+    settings: tuple[str, ...], words: list[str], render: Callable[..., Request], tmp_path: Path
+) -> None:
+    """srun gets each path as one word, in an image too: bash runs the script, with functions in the programs' place."""
+    home = tmp_path / "home 1"
+    places = ("slurm.workdir=~/work 1", "inputs={train: /data/a b}", "slurm.python=~/venv 1/bin/python")
+    made = render(PLAIN, *places, *settings)
+    folder = home / "work 1/jobs/digits-abcde/attempt-1"
+    (folder / "node-0").mkdir(parents=True)
+    (folder / "open").touch()
+    told = {f"BASH_FUNC_{name}%%": "() { :; }" for name in ("scontrol", "apptainer")}
+    told["BASH_FUNC_srun%%"] = "() { printf '%s\\0' \"$@\" > words; touch head.json; }"
+    done = subprocess.run(
+        ["bash", "-s"], input=made.body["script"], cwd=folder, env={"HOME": str(home), **told}, text=True, check=False
+    )
+    assert done.returncode == 0
+    found = (folder / "words").read_text().replace(str(home), "~").replace("/attempt-1", "").split("\0")
+    begin = found.index("--cpus-per-task=4") + 1
+    assert found[begin : begin + len(words)] == words
+    assert found[begin + len(words) + 1 :] == [
+        "~/work 1/jobs/digits-abcde/package",
+        "~/work 1/jobs/digits-abcde/order.json",
+        "",
+    ]
+
+
 @pytest.mark.soak
 def test_script_runs_an_agent_a_node_and_requeues_itself(render: Callable[..., Request], slurm: Slurm) -> None:
     """On a real Slurm: no variable of the login shell reaches the job, the agents' code is the job's code, and a job

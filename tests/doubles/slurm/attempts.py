@@ -43,6 +43,8 @@ class SlurmAttempt:
         if not runtime.exists():
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / "entrypoints", runtime / "entrypoints", ignore=ignored)
+        for number in range(request.body["order"]["job"]["nodes"]):
+            (self.folder / f"node-{number}" / "log").mkdir(parents=True)
         bundle = bundles.pack(code, [], 1 << 20, work)
         body, inside = request.body["order"], self._inside
         order = AgentSpec(
