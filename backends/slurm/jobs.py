@@ -149,7 +149,9 @@ def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], known: State | No
     if any(look.alive for look in looks.values()):
         is_late = code in OWN_CODES and job.ended_s is not None and time.time() - job.ended_s < LATE_S
         return replace(known, detail="its report is on the way") if known is not None and is_late else told
-    if known is not None and code == SAVED:  # the agents left for a requeue that Slurm does not make
+    if (
+        known is not None and told.state == "failed" and code == SAVED
+    ):  # the agents left for a requeue that Slurm does not make
         return replace(told, state="stopped", reason="preempted", error=None)
     return told
 

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, is_done
+from cloudtrain.entrypoints.agent.boot import (
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_SAVED,
+    EXIT_STOPPED,
+    SLURM,
+    is_done,
+)
 from cloudtrain.entrypoints.agent.boot_environment import boot_environment
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
@@ -278,7 +286,7 @@ class Agent:
             self.asked_to_stop = True
             self._not_launched(EXIT_STOPPED)
             if self.boot is not None and self.boot.returncode is None and self.report.phase == "running":
-                processes.kill(self.boot.pid, signal.SIGTERM)
+                processes.kill(self.boot.pid, signal.SIGUSR1 if SLURM in os.environ else signal.SIGTERM)
 
     def _kill_ranks(self) -> list[int]:
         """Kill all descendants; return the pids that could not be killed."""
@@ -398,7 +406,7 @@ class Agent:
         self._kill_tree()
         result = self._result()
         written = atomic_json.read_json(result / "result.json") or {}
-        if code == -signal.SIGTERM and (written or self.asked_to_stop):
+        if code in (-signal.SIGTERM, -signal.SIGUSR1) and (written or self.asked_to_stop or self.terminated):
             code = written.get("code", EXIT_STOPPED)  # the signal came after or before boot's handler was in place
         failures = tuple(written.get("failures", ()))[:MAX_FAILURES]
         if self.container is not None:

@@ -50,5 +50,8 @@ if [ ! -e head.json ]; then
   esac
 fi
 # A job that saves and leaves in the grace of a pre-emption is FAILED for Slurm, and is not requeued by Slurm.
-if [ -e requeue ] && rm requeue && scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
+# After scancel the state is COMPLETING, and the job must not run again.
+if [ -e requeue ] && rm requeue && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
+  if scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
+fi
 exit $code

@@ -61,6 +61,7 @@ slurm:
 AGENT = """\
 #!/bin/bash
 echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES ${LEAKED:-clean} $*" > "agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}"
+touch head.json
 trap 'touch requeue; exit 75' TERM
 until [ -e verdict ]; do sleep 0.05; done
 exit "$(cat verdict)"
