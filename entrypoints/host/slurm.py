@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ OPEN, CLOSED = "open", "closed"  # the door of an attempt
 NUMBER = "number"  # the job's number, written by the batch script
 BEAT = "beat"  # in a node's folder: the agent touches the file every few seconds
 ORDER, SCRIPT, PACKAGE = "order.json", "job.sh", "package"
+# Slurm delays a requeued job by 2 minutes; the job's owner may lift the delay.
+_REQUEUED = re.compile(r"\sReason=BeginTime\s.*?\sRestarts=[1-9]")
 # Times in unix seconds; no format of the user's shell, and no variable that would make several jobs of an attempt, or
 # let sbatch wait for the job's end.
 _ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
@@ -265,6 +268,8 @@ def _asked(number: int) -> dict[str, Any]:
     """Return the answer of the controller, else of the accounting."""
     done = run(argv=["scontrol", "show", "job", "-o", str(number)])
     if done["code"] == 0:
+        if _REQUEUED.search(done["stdout"]):
+            run(argv=["scontrol", "update", f"JobId={number}", "StartTime=now+2"])
         return {"program": "scontrol", "text": done["stdout"]}
     if "Invalid job id" not in done["stderr"]:
         return {"program": None, "text": "", "error": " ".join(done["stderr"].split()) or f"code {done['code']}"}
