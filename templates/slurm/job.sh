@@ -51,7 +51,8 @@ if [ ! -e head.json ]; then
 fi
 # A job that saves and leaves in the grace of a pre-emption is FAILED for Slurm, and is not requeued by Slurm.
 # After scancel the state is COMPLETING, and the job must not run again.
-if [ -e requeue ] && rm requeue && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
-  if scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
+if [ -e requeue ] && rm requeue; then
+  for pause in 5 10 20 40 80 160 0; do state=$(squeue -h -j "$SLURM_JOB_ID" -o %T) && break; sleep $pause; done
+  if [ "$state" = RUNNING ] && scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
 fi
 exit $code

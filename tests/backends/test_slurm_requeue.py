@@ -12,6 +12,7 @@ import wholejobs
 from doubles.slurm.handle import Slurm
 from doubles.waiting import until
 
+MORE = "cpus_per_node: 1, partition: spot"
 CONFIG = f"""\
 name: j
 backend: slurm
@@ -19,7 +20,7 @@ task: task.py
 env: {{OMP_NUM_THREADS: "1"}}
 resources: {{instances: 2}}
 {wholejobs.TRAINING.replace("max_steps: 100", "max_steps: 300")}limits: {{max_duration: 20m}}
-slurm: {{login: alice@login, ssh_config: "${{SSH_CONFIG}}", python: "${{SSH_PYTHON}}", cpus_per_node: 1, partition: spot}}
+slurm: {{login: alice@login, ssh_config: "${{SSH_CONFIG}}", python: "${{SSH_PYTHON}}", {MORE}}}
 """
 
 
@@ -27,7 +28,7 @@ slurm: {{login: alice@login, ssh_config: "${{SSH_CONFIG}}", python: "${{SSH_PYTH
 def test_followed_job_goes_on_after_a_preemption(
     cli: Any, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower lifts Slurm's delay of 2 minutes: 45 s later the job trains, as the same attempt, with no line lost."""
+    """A follower lifts Slurm's delay of 2 minutes: the job trains within 45 s, in the same attempt; no line is lost."""
     slurm.apply(monkeypatch)
     whole = wholejobs.run_whole(cli, wholejobs.write_task(tmp_path / "project", CONFIG))
     assert cli("submit", "--force", "-y", "-d", "--name", "kept", cwd=tmp_path / "project").code == 0

@@ -254,6 +254,25 @@ def _undisturbed(make: Make) -> dict[int, float]:
 
 
 @pytest.mark.soak
+def test_agent_killed_while_the_controller_is_down(make: Make, slurm: Slurm) -> None:
+    """The batch script waits for the controller, and then requeues the job."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    slurm.wait_until_saved(number)
+    pace(slurm, 0.1)
+    slurm.slurmctld.kill()
+    _kill(slurm.nodes[1], AGENT)
+    until(lambda: "is requeued" in attempt.lines(0), 45)
+    slurm.slurmctld.start()
+    until(lambda: slurm.state(number) == "PENDING", 45)
+    assert attempt.processes() == []
+    pace(slurm, 0.01)
+    attempt.lift_delay(number)
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
