@@ -30,6 +30,7 @@ from cloudtrain.launcher.logs import agent_pages
 __all__ = ["logs", "logs_from", "shell", "state", "stop"]
 
 ASK_S = 15.0
+FIRST_S = 3.0  # from the send: then Slurm has looked at the job, and gives a reason for the wait
 SILENT_S = 20.0  # without a sign of any agent; an agent touches a file every few seconds
 LATE_S = 60.0  # until a file is seen on another host (NFS's attribute cache), and until accounting knows a job
 # Codes of the agents (entrypoints/agent/boot.py): the agents have ended by themselves, and have left a report.
@@ -44,6 +45,8 @@ def state(login: Login, handle: SlurmRef) -> State:
     known = _fold(handle, looks)
     if known is not None and not _must_ask(looks, known):
         return known
+    if known is None and time.time() - handle.sent_s < FIRST_S:
+        return State("pending")
     told = login.call("slurm_ask", {"folder": handle.folder, "number": handle.number, "every_s": ASK_S})
     if told.get("error"):
         raise UnreachableError(f"Slurm does not answer: {told['error']}", hint="try again later")

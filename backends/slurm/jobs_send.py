@@ -37,6 +37,7 @@ __all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
+NOT_NOW = "Requested node configuration is not available"
 TELL_S = 60.0  # of expected wait, from which on a message names the start
 _STARTS = re.compile(r"to start at (\d+) using \d+ \S+ on nodes (\S+)")
 
@@ -44,9 +45,11 @@ _STARTS = re.compile(r"to start at (\d+) using \d+ \S+ on nodes (\S+)")
 def ready(fleet: Fleet, request: Request) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
     login = Login.at(fleet, host_of(request.body["settings"]))
-    _require_time(login, request.body)
+    _require_fit(login, request.body)
     done = login.run(["sbatch", "--test-only", *request.body["sbatch"], "--wrap=true"])
-    if done.code:
+    if done.code and NOT_NOW in done.stderr:  # also of nodes that are down for now: sbatch itself decides
+        say("Slurm has no such nodes up at the moment; the job waits for the nodes")
+    elif done.code:
         raise _fault(done)
     if found := _STARTS.search(done.stderr):
         start_s = float(found[1])
@@ -184,8 +187,8 @@ def agent_spec(
     )
 
 
-def _require_time(login: Login, body: Mapping[str, Any]) -> None:
-    """Raise ConfigError if no partition gives the job's time: sbatch would accept the job, which never starts."""
+def _require_fit(login: Login, body: Mapping[str, Any]) -> None:
+    """Raise ConfigError if no partition has the job's time and nodes: sbatch would take the job, which never starts."""
     done = login.run(["scontrol", "show", "partition", "-o"])
     if done.code:
         raise _fault(done)
@@ -194,13 +197,20 @@ def _require_time(login: Login, body: Mapping[str, Any]) -> None:
     chosen = [
         each for each in known if each["PartitionName"] in wanted or (wanted == [""] and each.get("Default") == "YES")
     ]
-    limits = {each["PartitionName"]: _minutes(each.get("MaxTime", "")) for each in chosen}
     minutes = next(int(option.partition("=")[2]) for option in body["sbatch"] if option.startswith("--time="))
-    if limits and all(limit is not None and limit < minutes for limit in limits.values()):
-        most = int(max(limit for limit in limits.values() if limit is not None))
-        gives = f"{', '.join(limits)} gives {format_duration(most * 60)} at most"
-        message = f"the job may take {format_duration(minutes * 60)}, and the partition {gives}"
-        raise ConfigError([Fault(message, key="limits.max_duration", hint=f"--set limits.max_duration={most}m")])
+    nodes, faults = JobSpec.load(body["order"]["job"]).nodes, []
+    for each in chosen:
+        name, most = each["PartitionName"], _minutes(each.get("MaxTime", ""))
+        least = min(int(text) for key in ("MaxNodes", "TotalNodes") if (text := each.get(key, "")).isdigit())
+        if most is not None and most < minutes:
+            message = f"the job may take {format_duration(minutes * 60)}, and the partition {name} gives"
+            message += f" {format_duration(int(most) * 60)} at most"
+            faults.append(Fault(message, key="limits.max_duration", hint=f"--set limits.max_duration={int(most)}m"))
+        elif nodes > least:
+            message = f"the job takes {nodes} nodes, and the partition {name} gives {least} at most"
+            faults.append(Fault(message, key="resources.instances", hint=f"--set resources.instances={least}"))
+    if chosen and len(faults) == len(chosen):
+        raise ConfigError(faults)
 
 
 def _minutes(text: str) -> float | None:
