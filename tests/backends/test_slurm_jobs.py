@@ -108,7 +108,7 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
     assert json.loads(run("status", job, "--json"))["state"] == "succeeded"
     assert "node 1 of 2" in run("logs", job)
     files = json.loads(run("artifacts", job, "-o", "/home/alice/out", "--json"))["files"]
-    assert sorted(Path(name).name for name in files) == ["began-0", "began-1", "go"]
+    assert {Path(name).name for name in files} >= {"began-0", "began-1", "go"}
 
 
 def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
