@@ -93,6 +93,8 @@ class Agent:
             listener = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.held_port: socket.socket | None = None
         self.line = Membership(spec, server, self._fresh_port, listener)
+        if spec.succeeds:
+            self.report = replace(self.report, address=spec.address, ports=(self.line.port, 0))
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
         self.ended: ExitReport | None = None

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -41,8 +42,9 @@ PORTS = range(28000, 32000)
 HEAD_S, HEAD_AGAIN_S = 5.0, 90.0  # until a follower takes the usual port, or gives up: an NFS client sees a file late
 LOOK_S = 1.0
 FENCE_S = 4 * LOOK_S  # for the agents of an earlier run on a node that Slurm has lost
+LEAVE_S = 3.0  # for the other nodes' own ends
 HIDDEN = ("SLURM", "SRUN_", "SBATCH_", "PMI_", "PMIX_")  # libraries would take over the rendezvous from torchrun
-SHOWN = "SLURM_JOB_ID"
+SHOWN = ("SLURM_JOB_ID", "SLURM_CONF")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def main(argv: list[str]) -> int:
     except (OSError, KeyError, ValueError) as error:
         print(f"the node cannot be identified: {error!r}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
-    for name in [name for name in os.environ if name.startswith(HIDDEN) and name != SHOWN]:
+    for name in [name for name in os.environ if name.startswith(HIDDEN) and name not in SHOWN]:
         del os.environ[name]
     agent = Agent(spec, server, umask)
     agent.comes_again = lambda verdict: _comes_again(spec, step.life, verdict)
@@ -89,7 +91,10 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_watch, args=(agent, step, Path(path)), name="fence", daemon=True).start()
     agent.run(stops=stops)
     assert agent.ended is not None
-    return _end(agent.ended, spec, step, Path(path))
+    code = _end(agent.ended, spec, step, Path(path))
+    if not agent.ended.fenced and spec.head is not None and agent.line.head_address != spec.head[0]:
+        _end_without_script(spec, step, agent.line.head_address)
+    return code
 
 
 def _step(environ: Mapping[str, str], attempt: Path, interface: str | None) -> _Step:
@@ -237,6 +242,21 @@ def _end(verdict: ExitReport, spec: AgentSpec, step: _Step, order: Path) -> int:
         (step.attempt / f".{ENDED}-{step.node}").write_text(f"{code}\n")
         (step.attempt / f".{ENDED}-{step.node}").replace(step.attempt / ENDED)
     return code
+
+
+def _end_without_script(spec: AgentSpec, step: _Step, leader: str) -> None:
+    """End or requeue the job from the new leader: the batch script was on node 0, which is lost.
+
+    Slurm would keep the other nodes for the job until its time limit. An image has no commands of Slurm.
+    """
+    if leader != spec.address:
+        return
+    words = ("scontrol", "requeue") if (step.attempt / REQUEUE).exists() else ("scancel",)
+    time.sleep(LEAVE_S)
+    try:
+        subprocess.run([*words, str(step.job)], stdin=subprocess.DEVNULL, check=False)
+    except OSError as error:
+        print(f"the job keeps its nodes until its time limit: {' '.join(words)}: {error}", flush=True)
 
 
 def _code(verdict: ExitReport) -> int:
