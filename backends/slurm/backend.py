@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.channel.calls import Fleet
     from cloudtrain.backends.slurm import (
         block,
         channel,
         check,
         doctor,
-        hosts,
         jobs,
         jobs_send,
         records,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from cloudtrain.backends.slurm.channel import Login
     from cloudtrain.backends.slurm.records import SlurmRef
-    from cloudtrain.backends.ssh.channel_calls import Fleet
     from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
@@ -55,10 +54,10 @@ class SlurmBackend:
     @property
     def fleet(self) -> Fleet:
         """The channels, the same object in every thread."""
-        from cloudtrain.backends.ssh import channel_calls
+        from cloudtrain.backends.channel import calls
 
         with self._opening:
-            self._fleet = self._fleet or channel_calls.open_fleet()
+            self._fleet = self._fleet or calls.open_fleet()
             return self._fleet
 
     def capacity(self, config: JobConfig) -> Capacity:
@@ -133,17 +132,14 @@ class SlurmBackend:
         return doctor.checks(self.fleet, config)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
-        """Return the use of the nodes of the config's partition. Raises UnreachableError."""
-        settings = config.block(block.Slurm)
-        login = channel.Login.at(self.fleet, channel.host_of(settings.model_dump(mode="json")))
-        return hosts.uses(login, settings.partition)
+        return doctor.hosts(self.fleet, config)
 
     def _at(self, ref: JobRef) -> tuple[Login, SlurmRef]:
         handle = records.SlurmRef.load(ref)
         return channel.Login.at(self.fleet, handle.login), handle
 
     def _brought(self, ref: JobRef, place: str, folder: Path) -> list[Path]:
-        from cloudtrain.backends.ssh.jobs import brought
+        from cloudtrain.backends.channel.copies import brought
 
         login, _ = self._at(ref)
         return brought(self.fleet, [(login.host, place)], folder)

@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.ssh.hosts import HERE, Host
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.hosts import HERE, Host
 from cloudtrain.launcher.errors import CloudtrainError
 
 __all__ = ["Done", "Login", "Run", "host_of"]
 
+_KEYS = {
+    "ssh.python, or `python` of this host": "slurm.python",
+    "ssh.workdir": "slurm.workdir",
+    "ssh.hosts": "slurm.login",
+}
 CALL_S = 90.0  # for a verb that waits for Slurm, whose commands give up after 20 s by default
 
 
@@ -82,8 +87,6 @@ def host_of(settings: Mapping[str, Any]) -> Host:
 
 def _in_our_words(error: CloudtrainError) -> CloudtrainError:
     """Return the channel's error, with the keys of this backend's block."""
-    error.message = error.message.replace("ssh.python, or `python` of this host", "slurm.python").replace(
-        "ssh.workdir", "slurm.workdir"
-    )
-    error.hint = error.hint.replace("ssh.python, or `python` of this host", "slurm.python")
+    for theirs, ours in _KEYS.items():
+        error.message, error.hint = error.message.replace(theirs, ours), error.hint.replace(theirs, ours)
     return error

@@ -1,4 +1,4 @@
-"""Checks for jobs on a Slurm cluster: controller, partition, account, GPUs, shared disk, Python, container, queue."""
+"""Checks for jobs on a Slurm cluster, from the controller to the queue, and the use of the nodes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.slurm.block import Slurm
 from cloudtrain.backends.slurm.channel import Done, Login, host_of
-from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.backend import Check, HostUse
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.ssh.channel_calls import Fleet
+    from cloudtrain.backends.channel.calls import Fleet
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["checks"]
+__all__ = ["checks", "hosts"]
 
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 # Disks of a single machine, by the names of `stat -f`; other names are of network disks.
 LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")
 LEAST_PYTHON = (3, 10)
+# Slurm's words for a node's state, without the marks for a node that does not answer or is reserved.
+_FREE, _HELD = ("idle",), ("mix", "alloc", "comp", "resv")
 _STARTS = re.compile(r"to start at (\d+) using .* on nodes (\S+)")
 
 
@@ -53,6 +55,31 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     if config is not None:
         asks["job"] = partial(_job, login, config)
     return [*found, *(_tried(name, ask) for name, ask in asks.items())]
+
+
+def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
+    """Return the nodes of the config's partitions, or of the cluster, with free cores. Raises UnreachableError."""
+    block = config.block(Slurm)
+    login, partition = Login.at(fleet, host_of(block.model_dump(mode="json"))), block.partition
+    among = [f"--partition={partition}"] if partition else []
+    told = login.run(["sinfo", "-hN", *among, "-o", "%N|%t|%G|%C|%E"])
+    if told.code:
+        raise UnreachableError(f"Slurm does not answer: {' '.join(told.stderr.split())}", hint="try again later")
+    nodes = {line.split("|", 1)[0]: line.split("|", 4) for line in told.stdout.splitlines() if line.count("|") >= 4}
+    return [_use(*fields) for fields in nodes.values()]
+
+
+def _use(node: str, state: str, gres: str, cores: str, reason: str) -> HostUse:
+    """Return a node's use; `state` may end with marks, such as `idle~` for a node that is powered off."""
+    word = state.rstrip("*~#%$@^-+!")
+    free = cores.split("/")[1]  # allocated/idle/other/total
+    model = "" if gres == "(null)" else gres.partition("(")[0]
+    if word in _FREE:
+        return HostUse(node, "node", model, "free", detail=f"{free} cores")
+    if word in _HELD:
+        return HostUse(node, "node", model, "held", job=f"{free} cores are free")
+    # down, drained, in maintenance, or a state that this version does not know
+    return HostUse(node, "node", model, "broken", detail=f"{state}: {reason}")
 
 
 def _tried(name: str, ask: Callable[[], Check]) -> Check:

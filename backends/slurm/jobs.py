@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cloudtrain.backends.channel import master
+from cloudtrain.backends.channel.calls import HostAnswer
+from cloudtrain.backends.channel.copies import CLOCKS_S, chunks
 from cloudtrain.backends.slurm import status
 from cloudtrain.backends.slurm.channel import Login
 from cloudtrain.backends.slurm.jobs_submission import UNCERTAIN
 from cloudtrain.backends.slurm.records import SlurmRef
 from cloudtrain.backends.slurm.status import SlurmJob
-from cloudtrain.backends.ssh import channel_master
-from cloudtrain.backends.ssh.channel_calls import HostAnswer
-from cloudtrain.backends.ssh.jobs import CLOCKS_S, chunks
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import LogPage
@@ -111,7 +111,7 @@ def shell(login: Login, handle: SlurmRef, node: int, argv: list[str]) -> list[st
     if login.host.is_here:
         return ["sh", path]
     socket = login.fleet.masters.socket(login.host)
-    command = channel_master.argv(login.host, socket, is_terminal=not argv)
+    command = master.argv(login.host, socket, is_terminal=not argv)
     return [*command, *login.host.target, f"exec sh '{path}'"]
 
 

@@ -13,15 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloudtrain.backends.channel import archives
+from cloudtrain.backends.channel.calls import Fleet
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.slurm import jobs_submission as submission
 from cloudtrain.backends.slurm.channel import Done, Login, host_of
 from cloudtrain.backends.slurm.records import SlurmRef
-from cloudtrain.backends.ssh import files_code
-from cloudtrain.backends.ssh.channel_calls import Fleet
-from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
@@ -40,6 +39,14 @@ JOIN_S = 300.0  # a node's prologue may take minutes
 NOT_NOW = "Requested node configuration is not available"
 TELL_S = 60.0  # of expected wait, from which on a message names the start
 _STARTS = re.compile(r"to start at (\d+) using \d+ \S+ on nodes (\S+)")
+
+
+class _Receiver(NamedTuple):
+    """The login node, which alone gets the archive."""
+
+    host: Host
+    workdir: str
+    address: str = ""
 
 
 def ready(fleet: Fleet, request: Request) -> None:
@@ -64,8 +71,8 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     login = Login.at(fleet, host_of(body["settings"]))
     shipment.sending.prepares()
     ref = _ref(login, body)
-    seat = Assignment(login.host, login.about["name"], login.about["workdir"], "", (), {})
-    bundle = files_code.ship(fleet, shipment.bundle, [seat])[login.host.name]
+    receiver = _Receiver(login.host, login.about["workdir"])
+    bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
     order = body["order"]
     inputs = {name: login.path(uri) for name, uri in order["inputs"].items()}
     outputs = {name: login.path(uri) for name, uri in order["outputs"].items()}

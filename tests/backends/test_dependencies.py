@@ -26,6 +26,12 @@ backend: ssh
 resources: {instances: 2}
 ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
 """,
+    "slurm": """\
+backend: slurm
+resources: {instances: 2}
+limits: {max_duration: 30m}
+slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
+""",
     "sagemaker": """\
 backend: sagemaker
 resources: {instances: 2, instance_type: ml.m5.xlarge}
@@ -42,7 +48,7 @@ resources: {{instances: 2, instance_type: n1-standard-4}}
 vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """,
 }
-STAND_INS = {"ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+STAND_INS = {"ssh": "ssh_pair", "slurm": "slurm", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
 CLOUDS = ("sagemaker", "azureml", "vertex")
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\nlikes-torch\n"
@@ -122,7 +128,12 @@ def told(texts: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",  # the clouds' containers run the same code
-    ["local", "ssh", "azureml", *(pytest.param(name, marks=pytest.mark.soak) for name in ("sagemaker", "vertex"))],
+    [
+        "local",
+        "ssh",
+        "azureml",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("slurm", "sagemaker", "vertex")),
+    ],
     indirect=True,
 )
 def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any, backend: str) -> None:

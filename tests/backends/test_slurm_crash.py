@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.channel.calls import open_fleet
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.slurm import jobs_submission as submission
 from cloudtrain.backends.slurm.channel import Login
-from cloudtrain.backends.ssh.channel_calls import open_fleet
-from cloudtrain.backends.ssh.hosts import Host
 from doubles.slurm.handle import Slurm
 from doubles.waiting import until
 

@@ -18,11 +18,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh import channel_master as masters
-from cloudtrain.backends.ssh import channel_mux
-from cloudtrain.backends.ssh.channel_errors import BROKEN, fault_of, is_passing, last_words, no_ssh
-from cloudtrain.backends.ssh.channel_master import Masters
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import master as masters
+from cloudtrain.backends.channel import mux
+from cloudtrain.backends.channel.errors import BROKEN, fault_of, is_passing, last_words, no_ssh
+from cloudtrain.backends.channel.hosts import Host
+from cloudtrain.backends.channel.master import Masters
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 __all__ = ["HostChannel", "HostRefusal"]
@@ -53,7 +53,7 @@ class HostChannel:
     masters: Masters
     about: dict[str, Any] = field(default_factory=dict)  # the host's report about itself: workdir, address, ...
     ahead_s: float = 0.0  # the host's clock minus ours
-    _process: asyncio.subprocess.Process | channel_mux.Session | None = None
+    _process: asyncio.subprocess.Process | mux.Session | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _words: bytearray = field(default_factory=bytearray)
     _reader: asyncio.Task[None] | None = None
@@ -109,7 +109,7 @@ class HostChannel:
         await self._closed()  # a process that has ended since the last call
         self._words.clear()
         try:
-            session = await channel_mux.opened(socket, COMMAND, MAX_LINE) if socket else None
+            session = await mux.opened(socket, COMMAND, MAX_LINE) if socket else None
             self._process = session or await self._own_process(socket)
         except asyncio.TimeoutError as error:  # the next try starts a new master, if the host is reachable
             self.masters.forget(self.host)
@@ -223,7 +223,7 @@ class HostChannel:
             raise EOFError
         return line
 
-    async def _keep_words(self, process: asyncio.subprocess.Process | channel_mux.Session) -> None:
+    async def _keep_words(self, process: asyncio.subprocess.Process | mux.Session) -> None:
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             self._words += data
@@ -234,7 +234,7 @@ class HostChannel:
         process, self._process = self._process, None
         if process is None:
             return ""
-        if isinstance(process, channel_mux.Session):
+        if isinstance(process, mux.Session):
             process.close()
         else:
             await masters.killed(process)
