@@ -285,7 +285,7 @@ def test_request_contains_installs_only_if_configured(
         file = folder / "cloudtrain.yaml"
         request = prepare(configs.load(file), file, tmp_path / "cache", dry=True).request
         texts.append("\n".join(request.files.values()))
-    assert ['"commands"' in text for text in texts] == [False, True]
+    assert [bool(re.search(r"\bcommands\"?:", text)) for text in texts] == [False, True]
     assert [bool(re.search(r"/environments$|/environments\"", text, re.M)) for text in texts] == [
         False,
         backend in CLOUDS,
