@@ -89,6 +89,11 @@ class SlurmBackend:
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         return jobs_send.jobs(self.fleet, config, home)
 
+    def where_to_look(self, request: Request) -> str:
+        """Return the command that shows whether the request's job is in the queue."""
+        login = request.body["settings"]["login"]
+        return f"{f'ssh {login} ' if login else ''}squeue --me --name={request.name}"
+
     def state(self, ref: JobRef) -> State:
         return jobs.state(*self._at(ref))
 

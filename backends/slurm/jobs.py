@@ -31,7 +31,7 @@ __all__ = ["logs", "logs_from", "shell", "state", "stop"]
 
 ASK_S = 15.0
 FIRST_S = 3.0  # from the send: then Slurm has looked at the job, and gives a reason for the wait
-SILENT_S = 20.0  # without a sign of any agent; an agent touches a file every few seconds
+SILENT_S = 20.0  # without a sign of any agent; an agent touches a file every 5 s
 LATE_S = 60.0  # until a file is seen on another host (NFS's attribute cache), and until accounting knows a job
 # Codes of the agents (entrypoints/agent/boot.py): the agents have ended by themselves, and have left a report.
 OWN_CODES = ("0", "64", "70", "75")

@@ -11,6 +11,7 @@ Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -32,7 +33,7 @@ from cloudtrain.entrypoints.agent.agent import Agent
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
-from cloudtrain.entrypoints.job_files import EXIT, STATE
+from cloudtrain.entrypoints.job_files import BEAT, BEAT_S, EXIT, STATE
 
 __all__ = ["main"]
 
@@ -209,10 +210,18 @@ def _comes_again(spec: AgentSpec, life: int, verdict: ExitReport) -> bool:
 
 
 def _watch(agent: Agent, step: _Step, order: Path) -> None:
-    """End this node if a later run of the job has begun: Slurm lost the node. Forget the secrets in time."""
+    """End this node if a later run of the job has begun: Slurm lost the node. Forget the secrets in time.
+
+    Also give the launcher a sign of life: its machine cannot see the agent's process.
+    """
     has_secrets = step.node == 0 and not agent.spec.requeues
+    beat_s = 0.0
     while True:
         time.sleep(LOOK_S)
+        if time.monotonic() - beat_s > BEAT_S:
+            beat_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                (agent.root / BEAT).touch()
         note = atomic_json.read_json(step.attempt / HEAD) or {}
         if note.get("life", 0) > step.life:
             print(f"a later run of the job has begun on {note['address']}: this node ends", flush=True)

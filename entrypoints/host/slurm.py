@@ -22,7 +22,7 @@ from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
-from cloudtrain.entrypoints.job_files import EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from cloudtrain.entrypoints.job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.host.calls import Here
@@ -35,8 +35,7 @@ NOTE = "slurm.json"  # in an attempt's folder: Slurm's last answer about the job
 LOCK = "slurm.lock"
 OPEN, CLOSED = "open", "closed"  # the door of an attempt
 NUMBER = "number"  # the job's number, written by the batch script
-BEAT = "beat"  # in a node's folder: the agent touches the file every few seconds
-ORDER, SCRIPT, PACKAGE = "order.json", "job.sh", "package"
+ORDER, PACKAGE = "order.json", "package"
 # Slurm delays a requeued job by 2 minutes; the job's owner may lift the delay.
 _REQUEUED = re.compile(r"\sReason=BeginTime\s.*?\sRestarts=[1-9]")
 # Times in unix seconds; no format of the user's shell, and no variable that would make several jobs of an attempt, or
@@ -188,6 +187,9 @@ def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]
     done = run(argv=["scancel", *only, str(number)])
     with contextlib.suppress(OSError):
         Path(folder, NOTE).unlink()  # the next question must see the end
+    if not any((root / STATE).exists() for root in roots):  # else the agents forget the secrets
+        order = atomic_json.read_json(Path(folder, ORDER)) or {}
+        atomic_json.write_json(Path(folder, ORDER), {**order, "secrets": {}, "token": ""})
     return done
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+from cloudtrain.backends.slurm.jobs import SILENT_S
 from doubles.slurm.handle import Slurm
 from doubles.sshhosts import lightpython
 
@@ -73,8 +74,9 @@ def write(site: Slurm, project: Callable[..., Path]) -> Callable[..., Path]:
 def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
     """Return a function that submits a job and returns its id."""
 
-    def submit(more: str = "", *options: str, instances: int = 2) -> str:
-        done = cli("submit", "-d", "-y", "--json", *options, cwd=write(more, instances))
+    def submit(more: str = "", *, instances: int = 2, secret: str = "") -> str:
+        asked = ("--set", "secrets=[API_TOKEN]") if secret else ()
+        done = cli("submit", "-d", "-y", "--json", *asked, cwd=write(more, instances), env={"API_TOKEN": secret})
         assert done.code == 0, done.stderr
         return str(done.json["job"])
 
@@ -114,7 +116,7 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
 def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
     """The reason of the wait is told in words; followers ask Slurm once in 15 s; a stop cancels the job at once."""
     site.drain(site.nodes[0])
-    job = send("nodelist: node0", instances=1)
+    job = send("nodelist: node0", instances=1, secret="s3cret")
     said = "waits for nodes that are down, drained or reserved"
     wait_until(lambda: cli("status", job, "--json").json["detail"] is not None)
     before, begun = site.requests(), time.monotonic()
@@ -125,6 +127,8 @@ def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any
     assert cli("stop", job, "-y").code == 0
     status = cli("status", job, "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", False)
+    order = (site.home() / f".cloudtrain/jobs/{job}/attempt-1/order.json").read_text()
+    assert '"secrets": {}' in order
 
 
 @pytest.mark.soak
@@ -169,3 +173,17 @@ def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any, wait_until: Any)
     status = cli("status", job, "--json").json
     assert (status["state"], status["error"]["message"]) == ("failed", "Slurm says FAILED 137:0")
     assert not [line for _, line in node.processes() if "alice" in line or "light" in line]
+
+
+@pytest.mark.soak
+def test_running_job_needs_no_question_to_slurm(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """The agents' files show that a job runs, also without any line for a long time."""
+    job = send()
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    before, begun = site.requests(), time.monotonic()
+    while time.monotonic() - begun < 1.5 * SILENT_S:
+        assert cli("status", job, "--json").json["state"] == "running"
+    assert site.requests() == before
+    (output / "go").touch()
+    assert cli("wait", job).code == 0
