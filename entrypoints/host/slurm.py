@@ -129,7 +129,9 @@ def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
     `program` is None if both do not know the job.
     """
     note = Path(folder, NOTE)
-    with processes.locked(Path(folder, LOCK)):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a disk without locks: then two processes may ask at once
+            stack.enter_context(processes.locked(Path(folder, LOCK)))
         known = atomic_json.read_json(note)
         if known is None or not 0 <= time.time() - known["time_s"] < every_s:
             known = {**_asked(number), "time_s": time.time()}

@@ -187,3 +187,19 @@ def test_running_job_needs_no_question_to_slurm(cli: Any, site: Slurm, send: Any
     assert site.requests() == before
     (output / "go").touch()
     assert cli("wait", job).code == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keeps_notes", [True, False])
+def test_job_is_adopted(cli: Any, site: Slurm, send: Any, write: Any, keeps_notes: bool) -> None:
+    """The job's folder holds the record: with a note of the login node `adopt` needs no config, else a config."""
+    job = send()
+    for path in cli.home.glob("registry*"):
+        path.unlink()
+    if not keeps_notes:
+        shutil.rmtree(cli.home / "slurm")
+    done = cli("adopt", "-y", "--json", "--backend", "slurm", cwd=cli.cwd if keeps_notes else write())
+    assert (done.code, done.json["adopted"]) == (0, [job]), done.stderr
+    assert cli("status", job, "--json").json["state"] in ("pending", "running")
+    assert cli("stop", job, "--now", "-y").code == 0
+    assert cli("wait", job).code == 9
