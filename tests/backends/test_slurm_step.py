@@ -38,6 +38,12 @@ checkpoint: {{every_steps: 10, keep: 3}}
 limits: {{max_duration: 10m}}
 slurm: {{cpus_per_node: 2, partition: spot, python: {sys.executable}}}
 """
+# Each rank tells its part of the environment.
+TELLING = """
+import os
+seen = sorted(name for name in os.environ if name.startswith(("SLURM", "PMI")))
+print("told", os.environ["CUDA_VISIBLE_DEVICES"], seen, os.environ["API_TOKEN"], os.environ["GLOO_SOCKET_IFNAME"])
+"""
 Make = Callable[..., SlurmAttempt]
 AGENT, RANK = r"^\S+ -I -c import sys", r"^\S+ -u -m cloudtrain\.entrypoints\.agent\.worker"
 SHARED = ("training.global_batch_size=24", "training.micro_batch_size=4")  # by 3 and by 2 nodes
@@ -54,11 +60,10 @@ def make(slurm: Slurm, render: Callable[..., Request], tmp_path: Path) -> Iterat
     """Return a function that makes an attempt's folder, from settings of the config and fields of the order."""
     made: list[SlurmAttempt] = []
 
-    def attempt(*settings: str, **changes: Any) -> SlurmAttempt:
+    def attempt(*settings: str, text: str = "", **changes: Any) -> SlurmAttempt:
         (tmp_path / "code").mkdir(exist_ok=True)
-        (tmp_path / "code/task.py").write_text(
-            wholejobs.TASK.replace("0.01", "float(open('/home/alice/pause').read())")
-        )
+        task = wholejobs.TASK.replace("0.01", "float(open('/home/alice/pause').read())")
+        (tmp_path / "code/task.py").write_text(task + text)
         pace(slurm, 0.01)
         made.append(SlurmAttempt(slurm, render(CONFIG, *settings), tmp_path / "code", **changes))
         return made[-1]
@@ -203,6 +208,70 @@ def test_killed_controller_does_no_harm(make: Make, slurm: Slurm) -> None:
     attempt.wait_for_step(40)
     slurm.slurmctld.start()
     _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
+def test_two_runs_of_a_job_are_never_at_work_at_once(make: Make, slurm: Slurm) -> None:
+    """Slurm requeues a job of a lost node to another node, while the first run still trains: the first run ends."""
+    attempt = make("resources.instances=1", *SHARED)
+    number = attempt.submit("--nodelist=node0")
+    attempt.wait_for_step(15)
+    pace(slurm, 0.3)
+    slurm.slurmd[0].kill()
+    until(lambda: slurm.state(number) == "PENDING", 45)
+    assert any(line.startswith("node0") for line in attempt.processes())
+    slurm.admin("scontrol", "update", f"job={number}", "ReqNodeList=node1")
+    attempt.lift_delay(number)
+    until(lambda: any("slurm_step" in line for line in attempt.processes() if line.startswith("node1")), 60)
+    until(lambda: not [line for line in attempt.processes() if line.startswith("node0")], 10)
+    assert "a later run of the job has begun" in attempt.lines()
+    pace(slurm, 0.01)
+    assert slurm.wait(number, "COMPLETED", "FAILED", timeout_s=120)["ExitCode"] == "0:0"
+    assert sorted(attempt.steps()) == list(range(1, 61))
+
+
+@pytest.mark.soak
+def test_clock_goes_on_after_a_requeue(make: Make, slurm: Slurm) -> None:
+    """The time of all runs counts against the limit, and the wait between the runs does not."""
+    attempt = make(max_duration_s=90.0, deadline_s=60.0)
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    pace(slurm, 0.2)
+    used_s = until(lambda: used if (used := time.time() - attempt.started_s()) > 40 else 0, 60, 0.2)
+    slurm.wait(slurm.submit("true", "--nodes=3", "--exclusive"), "RUNNING", "COMPLETED")
+    attempt.lift_delay(number)
+    slurm.wait(number, "RUNNING")
+    begun_s = time.monotonic()
+    slurm.wait(number, "FAILED", timeout_s=90)
+    assert time.monotonic() - begun_s < 70 - used_s + 15
+    verdict = attempt.exit()
+    assert verdict is not None
+    assert (verdict["state"], verdict["reason"]) == ("stopped", "time_limit")
+    assert 55 < verdict["held_s"] < 75
+
+
+@pytest.mark.soak
+def test_ranks_see_their_gpus_and_no_secret_is_kept(make: Make, slurm: Slurm) -> None:
+    """Slurm's choice of GPUs and the wanted network reach the ranks, Slurm's other variables do not; the site's
+    database and the shared disk have no secret after the end."""
+    more = ("resources.accelerators=A100:2", "slurm.interface=eth0", "training.max_steps=1")
+    attempt = make(*more, text=TELLING, requeues=False)
+    number = attempt.submit()
+    assert slurm.wait(number, "COMPLETED", "FAILED", timeout_s=90)["ExitCode"] == "0:0", attempt.told()
+    told = [line for node in (0, 1) for line in attempt.lines(node).splitlines() if line.startswith("told ")]
+    assert told == ["told 0,1 ['SLURM_CONF', 'SLURM_JOB_ID'] s3cret-of-the-test eth0"] * 2
+    kept = slurm.admin("sacct", "-j", str(number), "--env-vars") + slurm.admin("sacct", "-j", str(number), "-B")
+    assert "CLOUDTRAIN" not in kept
+    everywhere = (
+        kept
+        + str(slurm.job(number))
+        + "".join(
+            path.read_text(errors="replace")
+            for path in attempt.folder.rglob("*")
+            if path.is_file() and path.suffix != ".log"
+        )
+    )
+    assert "s3cret" not in everywhere
 
 
 @pytest.mark.soak

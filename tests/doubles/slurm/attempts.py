@@ -99,6 +99,10 @@ class SlurmAttempt:
         words = [f"--- {path.name}\n{path.read_text()}" for path in self.folder.glob("*.log")]
         return "\n".join([*words, *(self.lines(node) for node in range(3))])
 
+    def started_s(self) -> float:
+        """Return the first start of node 0's agent, in unix seconds."""
+        return float(json.loads((self.folder / "node-0" / "state.json").read_text())["started_s"])
+
     def exit(self, node: int = 0) -> dict[str, Any] | None:
         """Return the node's exit report, None without a report."""
         path = self.folder / f"node-{node}" / "exit.json"
