@@ -72,12 +72,12 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
 def _use(node: str, state: str, gres: str, cores: str, reason: str) -> HostUse:
     """Return a node's use; `state` may end with marks, such as `idle~` for a node that is powered off."""
     word = state.rstrip("*~#%$@^-+!")
-    free = cores.split("/")[1]  # allocated/idle/other/total
+    _, free, _, total = cores.split("/")  # allocated, idle, other, total
     model = "" if gres == "(null)" else gres.partition("(")[0]
     if word in _FREE:
         return HostUse(node, "node", model, "free", detail=f"{free} cores")
     if word in _HELD:
-        return HostUse(node, "node", model, "held", job=f"{free} cores are free")
+        return HostUse(node, "node", model, "held", user="Slurm", job=f"{free} of {total} cores are free")
     # down, drained, in maintenance, or a state that this version does not know
     return HostUse(node, "node", model, "broken", detail=f"{state}: {reason}")
 

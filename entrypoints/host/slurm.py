@@ -21,7 +21,6 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import verbs
 from cloudtrain.entrypoints.job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def prepare(
 
     `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`.
     """
+    from cloudtrain.entrypoints.host import verbs  # 15 ms, which each poll of a state saves
+
     attempt = Path(folder)
     if any((attempt / name).exists() for name in (OPEN, CLOSED)):
         raise Refused(f"{attempt} belongs to a job of the same name: choose another --name")
@@ -197,6 +198,8 @@ def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]
 
 def jobs(here: Here) -> dict[str, Any]:
     """Return as `jobs` the attempts in Slurm's queue: job, attempt, owner, number, and the record of `prepare`."""
+    from cloudtrain.entrypoints.host import verbs
+
     told = run(argv=["squeue", "-h", "--me", "-o", "%i|%j"])
     if told["code"]:
         raise Refused(f"squeue fails: {' '.join(told['stderr'].split())}")
@@ -216,6 +219,8 @@ def enter(*, folder: str, node: int, number: int, python: str, argv: list[str]) 
 
     The script runs here, and starts a step of the job on the node. A command with the path needs no quotes.
     """
+    from cloudtrain.entrypoints.host import verbs
+
     root = Path(folder, f"node-{node}")
     state = _state(root)
     if state is None:
