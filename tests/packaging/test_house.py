@@ -214,7 +214,6 @@ SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backen
 SMALL = {
     "entrypoints/container/smddp.py": "an AWS library that a single image has",
     "entrypoints/errors.py": "the root of the errors",
-    "entrypoints/job_files.py": "the file names that the launcher and the node share",
     "entrypoints/notices/slack.py": "a module for each channel of notices",
     "entrypoints/train.py": "the stub of a public name",
 }
