@@ -203,3 +203,22 @@ def test_job_is_adopted(cli: Any, site: Slurm, send: Any, write: Any, keeps_note
     assert cli("status", job, "--json").json["state"] in ("pending", "running")
     assert cli("stop", job, "--now", "-y").code == 0
     assert cli("wait", job).code == 9
+
+
+@pytest.mark.soak
+def test_running_job_is_shown_and_stopped_without_the_controller(
+    cli: Any, site: Slurm, send: Any, wait_until: Any
+) -> None:
+    """The agents' files are enough for a running job; a waiting job is unreachable until the controller answers."""
+    job = send()
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    waiting = send("nodelist: node2, raw: [--begin=now+1hour]", instances=1)
+    site.slurmctld.kill(signal.SIGTERM)
+    assert cli("status", job, "--json").json["state"] == "running"
+    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is not None, 60, 1.0)
+    assert cli("stop", job, "-y").code == 0
+    assert cli("status", job, "--json").json["resumable"] is True
+    site.slurmctld.start()
+    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is None, 60, 1.0)
+    assert cli("stop", waiting, "-y").code == 0
