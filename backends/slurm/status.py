@@ -27,6 +27,12 @@ _REASONS = {
     **dict.fromkeys(("PREEMPTED",), "preempted"),
     **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"), "node_failure"),
 }
+# By state, or by exit code: slurmd leaves 0:53 if it cannot open the log in the attempt's folder (seen in 22.05).
+_FAULTS = {
+    "OUT_OF_MEMORY": "Slurm ended the job for using more memory than slurm.mem",
+    "0:53": "the compute node cannot write the job's log: set slurm.workdir to a folder on a disk that login node and "
+    "compute nodes share",
+}
 # Slurm's reason of a wait: in words, and for a wait that may never end, the cure.
 _WAITS = {
     "Resources": "waits for free nodes",
@@ -128,8 +134,7 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
     reason = _REASONS.get(name, "error")
     if kind == "stopped":
         return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
-    words = {"OUT_OF_MEMORY": "Slurm ended the job for using more memory than slurm.mem"}.get(name)
-    message = words or f"Slurm says {name} {job.exit_code}".rstrip()
+    message = _FAULTS.get(name) or _FAULTS.get(job.exit_code) or f"Slurm says {name} {job.exit_code}".rstrip()
     error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}
     return State("failed", reason, is_resumable, error, **facts)
 

@@ -66,6 +66,20 @@ def test_each_state_has_its_meaning(name: str, state: str, reason: str | None) -
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("FAILED", "0:53", "slurm.workdir"),
+        ("OUT_OF_MEMORY", "0:125", "slurm.mem"),
+        ("FAILED", "1:0", "Slurm says FAILED 1:0"),
+    ],
+)
+def test_failure_without_a_report_names_the_key(name: str, code: str, words: str) -> None:
+    """A workdir on a disk of the login node alone, and too little memory, are told as the cure."""
+    told = status.state_of(SlurmJob(1, name, exit_code=code), **RULES)  # type: ignore[arg-type]
+    assert words in (told.error or {})["message"]
+
+
+@pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("(Resources)", "waits for free nodes"),
