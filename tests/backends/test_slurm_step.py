@@ -133,6 +133,26 @@ def test_preempted_job_saves_and_requeues_itself(make: Make, slurm: Slurm) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("mode", ["REQUEUE", "CANCEL"])
+def test_job_without_a_grace_saves_in_the_kill_wait(mode: str, make: Make, slurm: Slurm) -> None:
+    """GraceTime is 0 by default: Slurm requeues or cancels the job at once, and kills the job after KillWait."""
+    slurm.configure(spot_GraceTime="0", spot_PreemptMode=mode, KillWait="15")
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    pace(slurm, 0.1)
+    slurm.wait(slurm.submit("true", "--nodes=3", "--exclusive"), "RUNNING", "COMPLETED")
+    if mode == "CANCEL":
+        assert slurm.state(number) == "PREEMPTED"
+        assert "saved; the next start continues from this step" in attempt.lines()
+        return
+    until(lambda: slurm.state(number) == "PENDING")
+    pace(slurm, 0.01)
+    attempt.lift_delay(number)
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_job_survives_twenty_preemptions(make: Make, slurm: Slurm) -> None:
     """Of 20 jobs that pre-empt ours, each starts within 10 s; ours is kept 20 times, and ends with the same losses."""
