@@ -129,6 +129,8 @@ class Agent:
         """Count the job's time before a preemption: its first start in unix seconds, and the seconds used since."""
         self.started_s = started_s or self.started_s
         self.line.zero_s -= used_s
+        if self.notifier is not None:
+            self.notifier.count_earlier(used_s)
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""

@@ -4,7 +4,8 @@
 
 The order is the AgentSpec without the facts of one node. Its folder is the attempt's folder, on the cluster's shared
 disk; the agent of node K works in `node-K`. Further files in the attempt's folder: `head.json` (address of node 0 in
-the newest run of the job), `ended` (the exit code of the job's end), and `requeue` (the batch script requeues the job).
+the newest run of the job), `refused.json` (a node that cannot start), `ended` (the exit code of the job's end), and
+`requeue` (the batch script requeues the job).
 A job that Slurm starts again goes on from its checkpoint, and its clock goes on too.
 Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
 """
@@ -33,11 +34,11 @@ from cloudtrain.entrypoints.agent.agent import Agent
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
-from cloudtrain.entrypoints.job_files import BEAT, BEAT_S, EXIT, STATE
+from cloudtrain.entrypoints.job_files import BEAT, BEAT_S, EXIT, STATE, STOP
 
 __all__ = ["main"]
 
-HEAD, ENDED, REQUEUE = "head.json", "ended", "requeue"
+HEAD, REFUSED, ENDED, REQUEUE = "head.json", "refused.json", "ended", "requeue"
 # Below the ephemeral range, and apart from the ports of torchrun: two jobs on a node rarely share a number.
 PORTS = range(28000, 32000)
 HEAD_S, HEAD_AGAIN_S = 5.0, 90.0  # until a follower takes the usual port, or gives up: an NFS client sees a file late
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> int:
             began_s, used_s = _earlier(root)
             spec, server = _spec(order, step, root, used_s)
         except (OSError, ValueError) as error:
-            return _refuse(root, f"node {step.node} cannot start: {error}")
+            return _refuse(root, step, f"node {step.node} cannot start: {error}")
     except (OSError, KeyError, ValueError) as error:
         print(f"the node cannot be identified: {error!r}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
@@ -148,7 +149,6 @@ def _spec(order: AgentSpec, step: _Step, root: Path, used_s: float) -> tuple[Age
         head=head,
         root=str(root),
         python=sys.executable,
-        used_s=used_s,
         join_timeout_s=join_s + (used_s if step.node == 0 else 0.0),  # node 0's clock goes on
     )
     return spec, server
@@ -197,10 +197,18 @@ def _head(step: _Step) -> tuple[str, int]:
         note = atomic_json.read_json(step.attempt / HEAD) or {}
         if note.get("life") == step.life:
             return str(note["address"]), int(note["port"])
+        if refused := _refused(step):
+            raise ValueError(refused)
         time.sleep(0.1)
     if not usual:
         raise TimeoutError(f"node 0 has not written {step.attempt / HEAD} within {HEAD_AGAIN_S:.0f} s")
     return step.head, PORTS[step.job % len(PORTS)]
+
+
+def _refused(step: _Step) -> str | None:
+    """Return why a node of this run cannot start, None without such a node."""
+    note = atomic_json.read_json(step.attempt / REFUSED) or {}
+    return str(note["message"]) if note.get("life") == step.life else None
 
 
 def _comes_again(spec: AgentSpec, life: int, verdict: ExitReport) -> bool:
@@ -212,9 +220,11 @@ def _comes_again(spec: AgentSpec, life: int, verdict: ExitReport) -> bool:
 def _watch(agent: Agent, step: _Step, order: Path) -> None:
     """End this node if a later run of the job has begun: Slurm lost the node. Forget the secrets in time.
 
-    Also give the launcher a sign of life: its machine cannot see the agent's process.
+    If the job needs all nodes, and a node cannot start, also end this node. Give the launcher a sign of life: its
+    machine cannot see the agent's process.
     """
-    has_secrets = step.node == 0 and not agent.spec.requeues
+    spec = agent.spec
+    has_secrets = step.node == 0 and not spec.requeues
     beat_s = 0.0
     while True:
         time.sleep(LOOK_S)
@@ -227,6 +237,10 @@ def _watch(agent: Agent, step: _Step, order: Path) -> None:
             print(f"a later run of the job has begun on {note['address']}: this node ends", flush=True)
             processes.kill_descendants()
             os._exit(EXIT_FAILED)
+        needs_all = not agent.report.generation and (spec.job.min_nodes or step.count) == step.count
+        if needs_all and (refused := _refused(step)):
+            processes.kill_descendants()
+            os._exit(_refuse(agent.root, step, refused))
         if has_secrets and agent.report.generation:  # all nodes have read the order
             _forget(order)
             has_secrets = False
@@ -260,7 +274,8 @@ def _end_without_script(spec: AgentSpec, step: _Step, leader: str) -> None:
     """
     if leader != spec.address:
         return
-    words = ("scontrol", "requeue") if (step.attempt / REQUEUE).exists() else ("scancel",)
+    is_requeued = (step.attempt / REQUEUE).exists() and not (Path(spec.root) / STOP).exists()
+    words = ("scontrol", "requeue") if is_requeued else ("scancel",)
     time.sleep(LEAVE_S)
     try:
         subprocess.run([*words, str(step.job)], stdin=subprocess.DEVNULL, check=False)
@@ -276,11 +291,12 @@ def _code(verdict: ExitReport) -> int:
     return EXIT_CONFIG if (verdict.error or {}).get("kind") == "config" else EXIT_FAILED
 
 
-def _refuse(root: Path, message: str) -> int:
-    """Write the exit report of a node that cannot be supervised; return the exit code."""
+def _refuse(root: Path, step: _Step, message: str) -> int:
+    """Write the exit report of a node that cannot be supervised, and tell the other nodes; return the exit code."""
     print(message, file=sys.stderr, flush=True)
     error = {"rank": None, "kind": "config", "message": message}
     atomic_json.write_json(root / EXIT, ExitReport("failed", "error", error, ended_s=time.time()).dump())
+    atomic_json.write_json(step.attempt / REFUSED, {"life": step.life, "message": message})
     return EXIT_CONFIG
 
 
