@@ -78,6 +78,11 @@ class State:
     queue: dict[str, Any] | None = None
 
     @property
+    def waits_again(self) -> bool:
+        """Whether the attempt has ended a run at `ended_s`, and waits for the platform to run the attempt again."""
+        return self.state == "pending" and self.ended_s is not None
+
+    @property
     def all_damaged(self) -> bool:
         """Whether the attempt refused to start from step 0 because all checkpoints are damaged."""
         return (self.error or {}).get("type") == "AllDamagedError"  # entrypoints/checkpoints/folder.py raises it

@@ -27,7 +27,7 @@ from cloudtrain.launcher.job import ACTIVE, State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
 
-__all__ = ["logs", "logs_from", "shell", "state", "stop"]
+__all__ = ["judged", "logs", "logs_from", "shell", "state", "stop"]
 
 ASK_S = 15.0
 FIRST_S = 3.0  # from the send: then Slurm has looked at the job, and gives a reason for the wait
@@ -51,7 +51,28 @@ def state(login: Login, handle: SlurmRef) -> State:
     if told.get("error"):
         raise UnreachableError(f"Slurm does not answer: {told['error']}", hint="try again later")
     job = status.read(told)
-    return _unknown(handle, looks, known) if job is None else _judged(handle, looks, known, job)
+    if job is None:
+        return _unknown(handle, looks, known)
+    return judged(handle, looks, job)
+
+
+def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> State:
+    """Return the state from the agents' files and Slurm's words, with the times of all runs of a requeued job.
+
+    The controller knows the last run only; the agents count the runs until their last sign. While the job waits for its
+    next run, `ended_s` is the end of the last run, and no cost is added.
+    """
+    told, counted = _judged(handle, looks, job), _fold(handle, _without_agents(looks, is_reported=False))
+    is_whole = told.billed_s not in (None, job.seconds)  # the agents' own figure
+    if is_whole or counted is None or counted.billed_s is None:
+        return told
+    last_s, now_s = max(look.last_s for look in looks.values()), time.time()
+    if told.state == "pending" and not told.started_s:
+        return replace(told, started_s=counted.started_s, ended_s=last_s or now_s, billed_s=counted.billed_s)
+    after_s = 0.0
+    if told.billed_s is None and job.started_s and job.nodes:  # without nodes, the job ended before its next run
+        after_s = max(min(job.ended_s or now_s, now_s) - max(job.started_s, last_s), 0.0)
+    return replace(told, started_s=counted.started_s, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
 
 
 def logs(login: Login, handle: SlurmRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
@@ -130,8 +151,8 @@ def _must_ask(looks: Mapping[int, NodeStatus], known: State) -> bool:
     return not ages_s or min(ages_s) > SILENT_S
 
 
-def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], known: State | None, job: SlurmJob) -> State:
-    """Return the state from the agents' files and Slurm's words."""
+def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> State:
+    known = _fold(handle, looks)
     is_asked = any(look.asked for look in looks.values())
     is_saved = any(look.saved for look in looks.values())
     told = status.state_of(job, is_asked=is_asked, is_resumable=is_saved, limit_reason=handle.limit_reason)
@@ -146,16 +167,15 @@ def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], known: State | No
     if any(look.exit for look in looks.values()):
         found = _fold(handle, _without_agents(looks))
         if found is not None and found.reason == "preempted" and told.state == "stopped":
-            return replace(found, reason=told.reason)  # Slurm knows who has sent the signal
+            return replace(found, reason=told.reason, detail=told.detail)  # Slurm knows who has sent the signal
         return found or told
     code = job.exit_code.partition(":")[0]
     if any(look.alive for look in looks.values()):
         is_late = code in OWN_CODES and job.ended_s is not None and time.time() - job.ended_s < LATE_S
         return replace(known, detail="its report is on the way") if known is not None and is_late else told
-    if (
-        known is not None and told.state == "failed" and code == SAVED
-    ):  # the agents left for a requeue that Slurm does not make
-        return replace(told, state="stopped", reason="preempted", error=None)
+    # The agents left for a requeue that Slurm does not make, or the script saw the stop request before the agents.
+    if (known is not None or is_asked) and told.state == "failed" and code == SAVED:
+        return replace(told, state="stopped", reason="user" if is_asked else "preempted", error=None)
     return told
 
 
@@ -172,8 +192,13 @@ def _unknown(handle: SlurmRef, looks: Mapping[int, NodeStatus], known: State | N
     return _fold(handle, _without_agents(looks)) or known
 
 
-def _without_agents(looks: Mapping[int, NodeStatus]) -> dict[int, NodeStatus]:
-    return {node: replace(look, alive=False) for node, look in looks.items()}
+def _without_agents(looks: Mapping[int, NodeStatus], *, is_reported: bool = True) -> dict[int, NodeStatus]:
+    """Return the nodes as if their agents were gone, and also had left no exit report."""
+    gone = {node: replace(look, alive=False) for node, look in looks.items()}
+    if is_reported:
+        return gone
+    held = {node: look.held_s or (look.state.held_s if look.state else None) for node, look in gone.items()}
+    return {node: replace(look, exit=None, held_s=held[node]) for node, look in gone.items()}
 
 
 def _nodes_of(handle: SlurmRef, ranks: frozenset[int] | None) -> list[int]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.launcher.job import JobState, State
 
-__all__ = ["SlurmJob", "kind_of", "of_sacct", "of_scontrol", "read", "state_of", "wait_in_words"]
+__all__ = ["SlurmJob", "of_sacct", "of_scontrol", "read", "state_of", "wait_in_words"]
 
 _STATES: dict[str, JobState] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
@@ -52,6 +52,11 @@ _WAITS = {
     "Licenses": "waits for licences",
     "AccountNotAllowed": "may not use the partition with this account: set slurm.account",
     "QOSNotAllowed": "may not use the partition with this QOS: set slurm.qos",
+    "launch_failed_requeued_held": "is held, as a node could not start the job: scontrol release {id}, or stop the job",
+    "job_requeued_in_held_state": "is held after a requeue: scontrol release {id}, or stop the job",
+    "JobHoldMaxRequeue": "is held after too many requeues: scontrol release {id}, or stop the job",
+    "user_env_retrieval_failed": "is held, as a node could not read the login's start-up files: correct the "
+    "files, then scontrol release {id}",
     "InvalidQOS": "names a QOS that is not the user's, and never starts: set slurm.qos",
     "InvalidAccount": "names an account that is not the user's, and never starts: set slurm.account",
 }
@@ -61,7 +66,10 @@ _SPENT = re.compile(r"(Minutes|RunMinutes)")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only."""
+    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only.
+
+    `by`: the user that has cancelled the job, if not the job's owner.
+    """
 
     number: int
     state: str
@@ -72,12 +80,14 @@ class SlurmJob:
     ended_s: float | None = None
     nodes: str = ""
     seconds: float | None = None
+    by: str = ""
 
 
 def read(told: Mapping[str, Any]) -> SlurmJob | None:
     """Return the job in the answer of `ask` (entrypoints/host/slurm.py), None if Slurm does not know the job."""
     readers = {"scontrol": of_scontrol, "sacct": of_sacct}
-    return readers[told["program"]](told["text"]) if told["program"] in readers else None
+    job = readers[told["program"]](told["text"]) if told["program"] in readers else None
+    return job and replace(job, by=told.get("by", ""))
 
 
 def of_scontrol(text: str) -> SlurmJob | None:
@@ -110,18 +120,10 @@ def of_sacct(text: str) -> SlurmJob | None:
     return SlurmJob(int(number), name, "", code, len(runs) - 1, _time(start), _time(end), known, held_s)
 
 
-def kind_of(job: SlurmJob) -> JobState:
-    """Return the state that Slurm's first word stands for."""
-    return _STATES.get(_name(job), "failed")
-
-
-def _name(job: SlurmJob) -> str:
-    return job.state.split()[0].rstrip("+")
-
-
 def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason: str) -> State:
     """Return the state of a job without a verdict of the job's nodes. `is_asked`: a stop was asked for."""
-    name, kind = _name(job), kind_of(job)
+    name = job.state.split()[0].rstrip("+")
+    kind = _STATES.get(name, "failed")
     facts: dict[str, Any] = {"started_s": job.started_s, "restarts": job.restarts, "billed_s": job.seconds}
     if kind == "pending":
         return State("pending", detail=wait_in_words(job), restarts=job.restarts, billed_s=job.seconds)
@@ -133,6 +135,7 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
         return State("succeeded", **facts)
     reason = _REASONS.get(name, "error")
     if kind == "stopped":
+        facts["detail"] = f"cancelled by the user {job.by} of the cluster" if job.by else None
         return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
     message = _FAULTS.get(name) or _FAULTS.get(job.exit_code) or f"Slurm says {name} {job.exit_code}".rstrip()
     error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ask", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
 
 OBEY_S = 5.0
+ENDING_S = 1.0  # between two questions about a job that Slurm is ending
 RUN_S = 50.0  # sbatch gives up after two of Slurm's time-outs, 20 s by default
 NOTE = "slurm.json"  # in an attempt's folder: Slurm's last answer about the job
 LOCK = "slurm.lock"
@@ -123,7 +125,7 @@ def look(*, folder: str, nodes: int, checkpoints: str) -> dict[str, Any]:
 
 
 def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
-    """Return Slurm's words about the job: `program` and its `text`; `age_s` is the age of the answer.
+    """Return Slurm's words about the job: `program` and its `text`; `by` is a different user that cancelled the job.
 
     Slurm is asked once in `every_s` seconds, however many processes follow the job: in between, the last answer counts.
     Without an answer, `error` has the reason. A job that the controller has forgotten is sought in the accounting;
@@ -133,11 +135,12 @@ def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a disk without locks: then two processes may ask at once
             stack.enter_context(processes.locked(Path(folder, LOCK)))
-        known = atomic_json.read_json(note)
-        if known is None or not 0 <= time.time() - known["time_s"] < every_s:
+        known: dict[str, Any] | None = atomic_json.read_json(note)
+        is_ending = known is not None and "JobState=COMPLETING" in known["text"]  # for seconds, as a rule
+        if known is None or not 0 <= time.time() - known["time_s"] < (ENDING_S if is_ending else every_s):
             known = {**_asked(number), "time_s": time.time()}
             atomic_json.write_json(note, known)
-    return {**known, "age_s": time.time() - known["time_s"]}
+    return known
 
 
 def read(
@@ -282,7 +285,7 @@ def _asked(number: int) -> dict[str, Any]:
     if done["code"] == 0:
         if _REQUEUED.search(done["stdout"]):
             run(argv=["scontrol", "update", f"JobId={number}", "StartTime=now+2"])
-        return {"program": "scontrol", "text": done["stdout"]}
+        return {"program": "scontrol", "text": done["stdout"], "by": _canceller(number, done["stdout"])}
     if "Invalid job id" not in done["stderr"]:
         return {"program": None, "text": "", "error": " ".join(done["stderr"].split()) or f"code {done['code']}"}
     fields = "JobIDRaw,State,ExitCode,Start,End,NodeList"
@@ -290,6 +293,23 @@ def _asked(number: int) -> dict[str, Any]:
     if done["code"] == 0 and done["stdout"].strip():
         return {"program": "sacct", "text": done["stdout"]}
     return {"program": None, "text": ""}
+
+
+def _canceller(number: int, shown: str) -> str:
+    """Return the name of the user that has cancelled the job, empty for the job's owner and for a job with no cancel.
+
+    Only the accounting knows the user.
+    """
+    if "JobState=CANCELLED" not in shown:
+        return ""
+    told = run(argv=["sacct", "-nPX", "-j", str(number), "-o", "State"])["stdout"]
+    found = re.search(r"CANCELLED by (\d+)", told)
+    if not found or int(found[1]) == os.getuid():
+        return ""
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except KeyError:
+        return found[1]
 
 
 def _program(name: str) -> str:
