@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+LOW_NICE = 1000
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from cloudtrain.entrypoints.agent import slurm_step; "
     "sys.exit(slurm_step.main(sys.argv[2:]))"
@@ -71,12 +72,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
 def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
     """Yield sbatch's options of the whole job: command-line options, as variables of the shell override the script's.
 
-    The environment stays out of the job, because a site's database may keep the environment.
+    The environment of `sbatch` itself, which is nearly empty (entrypoints/host/slurm.py), is the job's: a site's
+    database may keep the environment.
     """
     yield from (f"--nodes={plan.instances}", "--ntasks-per-node=1", f"--time={math.ceil(plan.cap_s / 60)}")
     # A requeue begins Slurm's time limit anew, which no budget covers.
     yield "--requeue" if plan.budget_micro is None else "--no-requeue"
-    yield from ("--export=NIL", "--open-mode=append", "--output=batch.log")
+    yield from ("--export=ALL", "--open-mode=append", "--output=batch.log")
     for option in ("partition", "account", "qos", "constraint", "reservation", "licenses", "nodelist", "exclude"):
         if (value := getattr(block, option)) is not None:
             yield f"--{option}={value}"
@@ -86,6 +88,8 @@ def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
         yield "--exclusive"
     if block.mem is not None:
         yield f"--mem={block.mem}"
+    if config.queue.priority == "low":  # a user may only lower the priority of a job
+        yield f"--nice={LOW_NICE}"
 
 
 def _per_node(plan: Plan, block: Slurm) -> list[str]:

@@ -60,9 +60,10 @@ slurm:
 # In place of the interpreter: a node's agent, which notes its rank, and ends with the code in the file `verdict`.
 AGENT = """\
 #!/bin/bash
-echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES ${LEAKED:-clean} $*" > "agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}"
-touch head.json
 trap 'touch requeue; exit 75' TERM
+touch head.json
+note=agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}
+echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES ${LEAKED:-clean} $*" > "$note.part" && mv "$note.part" "$note"
 until [ -e verdict ]; do sleep 0.05; done
 exit "$(cat verdict)"
 """
@@ -163,6 +164,30 @@ def test_script_starts_the_agents_with_whole_words(
         "~/work 1/jobs/digits-abcde/order.json",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "stop", "requeues", "report"), [(143, False, 5, True), (143, True, 0, False), (137, False, 0, True)]
+)
+def test_script_requeues_a_job_without_agents_a_limited_number_of_times(
+    code: int, stop: bool, requeues: int, report: bool, render: Callable[..., Request], tmp_path: Path
+) -> None:
+    """An interpreter that is killed is a failure; TERM is a pre-emption, up to 5 times in a row, unless a stop came."""
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "open").touch()
+    stops = "echo > node-0/stop.json;" * stop
+    told = {
+        "BASH_FUNC_srun%%": f"() {{ {stops} return {code}; }}",
+        "BASH_FUNC_squeue%%": "() { echo RUNNING; }",
+        "BASH_FUNC_scontrol%%": "() { echo $1 >> told; }",
+        "BASH_FUNC_sleep%%": "() { :; }",
+    }
+    for _ in range(requeues + 1):
+        done = subprocess.run(["bash", "-s"], input=render(PLAIN).body["script"], cwd=tmp_path, env=told, text=True)
+    assert done.returncode == (75 if stop else code)
+    assert (tmp_path / "told").exists() == bool(requeues)
+    assert (tmp_path / "node-0/exit.json").exists() == report
+    assert not requeues or len((tmp_path / "told").read_text().split()) == requeues
 
 
 @pytest.mark.soak
