@@ -3,8 +3,9 @@
 if [ ! -e open ]; then exit 0; fi # the submission was given up, or this is no shared disk
 export PATH=/usr/local/bin:/usr/bin:/bin
 if [ -e ended ]; then exit "$(cat ended)"; fi
+if [ -e node-0/stop.json ]; then exit 75; fi # a stop that came after the agents' end, before this new run
 echo "$SLURM_JOB_ID" > number
-rm -f head.json requeue # of an earlier run
+rm -f head.json refused.json requeue # of an earlier run
 if ! command -v srun >/dev/null; then . /etc/profile; fi
 refuse() { # leaves the exit report of a job whose agents have not started
   words=$(tr '\n"\\' "  /" <<<"$1" | tr -d '\000-\037' | cut -c 1-600)
@@ -42,17 +43,21 @@ while kill -0 $step 2>/dev/null; do wait $step; done
 wait $step
 code=$?
 if [ -e ended ]; then exit "$(cat ended)"; fi # srun's code is that of any node, also of a node that was given up
-if [ ! -e head.json ]; then
-  case $code in
-    0) ;;
-    137 | 143) touch requeue ;; # a pre-emption before the agents' start
-    *) refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log)" $code ;;
-  esac
+if [ -e head.json ]; then
+  rm -f early
+elif [ "$code" = 143 ] && echo early >> early && [ "$(wc -l < early)" -le 5 ]; then
+  touch requeue # TERM, so a pre-emption before the agents' start; 5 in a row are no chance
+elif [ "$code" != 0 ] && [ ! -e refused.json ]; then
+  refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log)" "$code"
 fi
 # A job that saves and leaves in the grace of a pre-emption is FAILED for Slurm, and is not requeued by Slurm.
 # After scancel the state is COMPLETING, and the job must not run again.
 if [ -e requeue ] && rm requeue; then
-  for pause in 5 10 20 40 80 160 0; do state=$(squeue -h -j "$SLURM_JOB_ID" -o %T) && break; sleep $pause; done
+  for pause in 5 10 20 40 80 160 0; do
+    if [ -e node-0/stop.json ]; then exit 75; fi
+    state=$(squeue -h -j "$SLURM_JOB_ID" -o %T) && break
+    sleep $pause
+  done
   if [ "$state" = RUNNING ] && scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
 fi
 exit $code

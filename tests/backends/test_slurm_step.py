@@ -392,6 +392,57 @@ def test_job_without_agents_says_why(settings: list[str], words: str, make: Make
 
 
 @pytest.mark.soak
+def test_killed_interpreter_ends_the_job(make: Make, slurm: Slurm) -> None:
+    """Signal 9 before the agents' start, as for too little memory, fails the job instead of a requeue for ever."""
+    program = slurm.home() / "killed"
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    program.chmod(0o755)
+    attempt = make("slurm.python=/home/alice/killed")
+    assert slurm.wait(attempt.submit(), "FAILED")["Restarts"] == "0"
+    verdict = attempt.exit()
+    assert verdict is not None
+    assert "Killed" in verdict["error"]["message"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("node", [0, 1])
+def test_node_that_cannot_start_ends_all_nodes(node: int, make: Make, slurm: Slurm) -> None:
+    """Only one node has no address on the wanted interface: all nodes end within 10 s, with this cause."""
+    rest = [each for each in slurm.nodes if each is not slurm.nodes[node]]
+    for each in rest:
+        each.run(["ip", "address", "add", f"10.77.0.{each.number}/32", "dev", "eth0", "label", "eth0:fabric"])
+    attempt = make("slurm.interface=eth0:fabric")
+    number = attempt.submit("--nodelist=node0,node1")
+    slurm.wait(number, "RUNNING", "FAILED")
+    begun_s = time.monotonic()
+    assert slurm.wait(number, "FAILED")["ExitCode"] == "64:0"
+    assert time.monotonic() - begun_s < 10
+    for each in (0, 1):
+        verdict = attempt.exit(each)
+        assert verdict is not None
+        assert f"node{node} has no address on slurm.interface eth0:fabric" in verdict["error"]["message"]
+    for each in rest:
+        each.run(["ip", "address", "delete", f"10.77.0.{each.number}/32", "dev", "eth0"])
+
+
+@pytest.mark.soak
+def test_stop_before_the_requeue_prevents_the_requeue(make: Make, slurm: Slurm) -> None:
+    """The user stops the job after the agents have left: the batch script ends the job."""
+    attempt = make()
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    slurm.wait_until_saved(number)
+    pace(slurm, 0.1)
+    slurm.slurmctld.kill()
+    _kill(slurm.nodes[1], AGENT)
+    until(lambda: "is requeued" in attempt.lines(0), 45)
+    attempt.ask_to_stop()
+    slurm.slurmctld.start()
+    job = slurm.wait(number, "FAILED", timeout_s=120)
+    assert (job["ExitCode"], job["Restarts"]) == ("75:0", "0")
+
+
+@pytest.mark.soak
 def test_job_preempted_before_its_agents_start_is_kept(make: Make, slurm: Slurm) -> None:
     """A pre-emption in the first second requeues the job as later ones do."""
     attempt = make()
