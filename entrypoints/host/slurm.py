@@ -39,23 +39,29 @@ NUMBER = "number"  # the job's number, written by the batch script
 ORDER, PACKAGE = "order.json", "package"
 # Slurm delays a requeued job by 2 minutes; the job's owner may lift the delay.
 _REQUEUED = re.compile(r"\sReason=BeginTime\s.*?\sRestarts=[1-9]")
-# Times in unix seconds; no format of the user's shell, and no variable that would make several jobs of an attempt, or
-# let sbatch wait for the job's end.
-_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
+# No format of the user's shell, and no variable that would make several jobs of an attempt, let sbatch wait for the
+# job's end, or let the compute node run a login shell.
 _UNSET = (
     *("SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SACCT_FORMAT", "SLURM_CLUSTERS"),
-    *("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_HINT", "SBATCH_CLUSTERS"),
+    *("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_HINT", "SBATCH_CLUSTERS", "SBATCH_GET_USER_ENV"),
 )
+# sbatch's own variables are the job's environment. `sbatch --export=NIL` would not do: the compute node then takes the
+# environment of the user's login shell there (seen in 22.05).
+_OF_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "SLURM_CONF")
 
 
 def run(*, argv: list[str], limit_s: float = RUN_S) -> dict[str, Any]:
     """Run a command of Slurm; return `code`, `stdout` and `stderr`."""
-    environ = {name: value for name, value in os.environ.items() if name not in _UNSET}
     command = [_program(argv[0]), *argv[1:]]
+    environ = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    if argv[0] == "sbatch":
+        environ = {name: environ[name] for name in environ if name in _OF_JOBS or name.startswith("SBATCH_")}
+    else:
+        environ["SLURM_TIME_FORMAT"] = "%s"  # times in unix seconds
     try:
         done = subprocess.run(
             command,
-            env={**environ, **_ENVIRONMENT},
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -138,7 +144,7 @@ def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
         known: dict[str, Any] | None = atomic_json.read_json(note)
         is_ending = known is not None and "JobState=COMPLETING" in known["text"]  # for seconds, as a rule
         if known is None or not 0 <= time.time() - known["time_s"] < (ENDING_S if is_ending else every_s):
-            known = {**_asked(number), "time_s": time.time()}
+            known = {**_asked(folder, number), "time_s": time.time()}
             atomic_json.write_json(note, known)
     return known
 
@@ -192,8 +198,7 @@ def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]
         time.sleep(0.1)
     if has_agents and reason != "now":  # works without an answer of the controller, too
         return {"code": 0, "stdout": "", "stderr": ""}
-    only = [] if reason == "now" else ["--state=PENDING"]
-    done = run(argv=["scancel", *only, str(number)])
+    done = run(argv=["scancel", str(number)])  # also a job whose agents have left for a requeue
     with contextlib.suppress(OSError):
         Path(folder, NOTE).unlink()  # the next question must see the end
     if not any((root / STATE).exists() for root in roots):  # else the agents forget the secrets
@@ -279,11 +284,13 @@ def _time(path: Path) -> float:
         return 0.0
 
 
-def _asked(number: int) -> dict[str, Any]:
+def _asked(folder: str, number: int) -> dict[str, Any]:
     """Return the answer of the controller, else of the accounting."""
     done = run(argv=["scontrol", "show", "job", "-o", str(number)])
     if done["code"] == 0:
-        if _REQUEUED.search(done["stdout"]):
+        if Path(folder, "node-0", STOP).exists() and "JobState=PENDING" in done["stdout"]:
+            run(argv=["scancel", str(number)])  # the stop came after the agents' end
+        elif _REQUEUED.search(done["stdout"]):
             run(argv=["scontrol", "update", f"JobId={number}", "StartTime=now+2"])
         return {"program": "scontrol", "text": done["stdout"], "by": _canceller(number, done["stdout"])}
     if "Invalid job id" not in done["stderr"]:

@@ -32,7 +32,7 @@ def save(signum, frame):
 
 signal.signal(signal.SIGTERM, save)
 out = Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
-(out / f"began-{os.environ['RANK']}").write_text(os.uname().nodename)
+(out / f"began-{os.environ['RANK']}").write_text(os.uname().nodename + os.environ.get("LEAKED", ""))
 while not (out / "go").exists():
     time.sleep(0.05)
 """
@@ -84,7 +84,12 @@ def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
 
 
 def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], wait_until: Any) -> None:
-    """Without `login`, the same commands work on the login node itself, from submit to artifacts."""
+    """Without `login`, the same commands work on the login node itself, from submit to artifacts.
+
+    No variable of the submitting shell, or of a login shell, reaches the ranks.
+    """
+    for name in (".profile", ".bash_profile"):
+        (site.home() / name).write_text("export LEAKED=by-a-login-shell\n")
     shutil.copytree(write(login=""), site.home() / "project")
     for name in ("launcher", "backends", "templates", "entrypoints"):  # the hosts have no cloudtrain
         ignored = shutil.ignore_patterns("__pycache__")
@@ -92,7 +97,7 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
     program = "from cloudtrain.launcher.cli import main; main()"
 
     def run(*args: str) -> str:
-        words = ["env", "PYTHONPATH=/home/alice/lib", sys.executable, "-c", program, *args]
+        words = ["env", "LEAKED=by-the-submit", "PYTHONPATH=/home/alice/lib", sys.executable, "-c", program, *args]
         done = site.ssh(f"cd project && {shlex.join(words)}")
         assert done.returncode == 0, done.stderr
         return str(done.stdout)
@@ -100,6 +105,7 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
     job = json.loads(run("submit", "-d", "-y", "--json"))["job"]
     output = site.home() / f".cloudtrain/jobs/{job}/output"
     wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    wait_until(lambda: {path.read_text() for path in output.glob("began-*")} == {"node0", "node1"})
     assert json.loads(run("status", job, "--json"))["state"] == "running"
     assert run("exec", job, "--node", "1", "--", "hostname") == "node1\n"
     run("stop", job, "-y")
