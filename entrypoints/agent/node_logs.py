@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import log_times
@@ -42,6 +43,11 @@ class Chunk:
     data: bytes
     times: tuple[tuple[int, float], ...] = ()
     has_more: bool = False
+
+    def dump(self) -> dict[str, Any]:
+        """Return the chunk's description for a channel, which carries the bytes apart."""
+        told = {"name": self.name, "offset": self.offset, "size": len(self.data)}
+        return {**told, "times": self.times, "has_more": self.has_more}
 
     @property
     def rank(self) -> int | None:

@@ -50,11 +50,11 @@ _UNSET = (
 _OF_JOBS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "SLURM_CONF")
 
 
-def run(*, argv: list[str], limit_s: float = RUN_S) -> dict[str, Any]:
+def run(*, argv: list[str]) -> dict[str, Any]:
     """Run a command of Slurm; return `code`, `stdout` and `stderr`."""
     command = [_program(argv[0]), *argv[1:]]
     environ = {name: value for name, value in os.environ.items() if name not in _UNSET}
-    if argv[0] == "sbatch":
+    if argv[0] == "sbatch" and "--test-only" not in argv:
         environ = {name: environ[name] for name in environ if name in _OF_JOBS or name.startswith("SBATCH_")}
     else:
         environ["SLURM_TIME_FORMAT"] = "%s"  # times in unix seconds
@@ -66,11 +66,11 @@ def run(*, argv: list[str], limit_s: float = RUN_S) -> dict[str, Any]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=limit_s,
+            timeout=RUN_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"code": 124, "stdout": "", "stderr": f"{argv[0]}: timed out after {limit_s:.0f} s"}
+        return {"code": 124, "stdout": "", "stderr": f"{argv[0]}: timed out after {RUN_S:.0f} s"}
     return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
@@ -106,17 +106,14 @@ def prepare(
 
 
 def door(*, folder: str) -> dict[str, Any]:
-    """Return whether the attempt's door `open` exists, since when in seconds, and the `number` of a job that ran."""
+    """Return since when in seconds the attempt's door `open` exists, and the `number` of a job that ran, else None."""
     attempt = Path(folder)
-    with contextlib.suppress(OSError):
-        os.listdir(attempt)
-    opened_ago_s = None
-    with contextlib.suppress(OSError):
-        opened_ago_s = max(time.time() - (attempt / OPEN).stat().st_mtime, 0.0)
-    number = None
+    found: dict[str, Any] = {"opened_ago_s": None, "number": None}
     with contextlib.suppress(OSError, ValueError):
-        number = int((attempt / NUMBER).read_text())
-    return {"opened_ago_s": opened_ago_s, "number": number}
+        os.listdir(attempt)
+        found["opened_ago_s"] = max(time.time() - (attempt / OPEN).stat().st_mtime, 0.0)
+        found["number"] = int((attempt / NUMBER).read_text())
+    return found
 
 
 def look(*, folder: str, nodes: int, checkpoints: str) -> dict[str, Any]:
@@ -161,11 +158,7 @@ def read(
         root = Path(folder, f"node-{node}")
         has_ended = (root / EXIT).exists()
         chunks = node_logs.read(root, each, ranks, page_bytes, has_ended=has_ended)
-        described = [
-            {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
-            for c in chunks
-        ]
-        found[node] = {"chunks": described, "ended": has_ended}
+        found[node] = {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended}
         data += [chunk.data for chunk in chunks]
     return {"nodes": found, "payload": b"".join(data)}
 
@@ -175,11 +168,8 @@ def near_end(
 ) -> dict[str, Any]:
     """Return `offsets`, by node, near the ends of the nodes' log files (node_logs.near_end)."""
     roots = {node: Path(folder, f"node-{node}") for node in nodes}
-    return {
-        "offsets": {
-            str(node): node_logs.near_end(root, ranks, lines=lines, since_s=since_s) for node, root in roots.items()
-        }
-    }
+    found = {str(node): node_logs.near_end(root, ranks, lines=lines, since_s=since_s) for node, root in roots.items()}
+    return {"offsets": found}
 
 
 def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]:
@@ -239,11 +229,11 @@ def enter(*, folder: str, node: int, number: int, python: str, argv: list[str]) 
     if (root / EXIT).exists():
         raise Refused("the job has ended, and its nodes take other jobs")
     host = (state.machine or "").partition(".")[0]
-    step = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--export=ALL"]
-    package = Path(folder, PACKAGE)
-    inside = [python, "-I", "-S", "-c", _ENTER.format(str(package)), str(root), *argv]
-    lines = ['rm -f -- "$0"', f"test ! -t 0 || exec {shlex.join([_program(step[0]), *step[1:], '--pty', *inside])}"]
-    lines.append(f"exec {shlex.join([_program(step[0]), *step[1:], *inside])}")
+    step = [_program("srun"), f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
+    step.append("--export=ALL")
+    inside = [python, "-I", "-S", "-c", _ENTER.format(str(Path(folder, PACKAGE))), str(root), *argv]
+    lines = ['rm -f -- "$0"', f"test ! -t 0 || exec {shlex.join([*step, '--pty', *inside])}"]
+    lines.append(f"exec {shlex.join([*step, *inside])}")
     return {"path": verbs.script_file(lines)}
 
 

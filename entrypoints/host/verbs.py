@@ -181,11 +181,8 @@ def read(*, root: str, offsets: dict[str, int], ranks: list[int] | None, page_by
     """
     has_ended = node_folder.agent_pid(Path(root)) is None
     chunks = node_logs.read(Path(root), offsets, ranks, page_bytes)
-    described = [
-        {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
-        for c in chunks
-    ]
-    return {"chunks": described, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
+    data = b"".join(chunk.data for chunk in chunks)
+    return {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended, "payload": data}
 
 
 def near_end(*, root: str, ranks: list[int] | None, lines: int | None, since_s: float | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ if [ -e head.json ]; then
 elif [ "$code" = 143 ] && echo early >> early && [ "$(wc -l < early)" -le 5 ]; then
   touch requeue # TERM, so a pre-emption before the agents' start; 5 in a row are no chance
 elif [ "$code" != 0 ] && [ ! -e refused.json ]; then
-  refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log)" "$code"
+  refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log | grep -v 'support for cpu binding')" "$code"
 fi
 # A job that saves and leaves in the grace of a pre-emption is FAILED for Slurm, and is not requeued by Slurm.
 # After scancel the state is COMPLETING, and the job must not run again.
