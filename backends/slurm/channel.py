@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
 from cloudtrain.backends.channel.hosts import HERE, Host
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
-__all__ = ["Done", "Login", "Run", "host_of"]
+__all__ = ["Done", "Login", "Run", "host_of", "in_our_words"]
 
 _KEYS = {
     "ssh.python, or `python` of this host": "slurm.python",
+    "ssh.python": "slurm.python",
     "ssh.workdir": "slurm.workdir",
     "ssh.hosts": "slurm.login",
+    " (or ssh.accept_new_host_keys: true)": "",
 }
 CALL_S = 90.0  # for a verb that waits for Slurm, whose commands give up after 20 s by default
 
@@ -62,7 +64,7 @@ class Login:
         """Return a verb's answer with the bytes that follow. Raises as `call`."""
         answer = self.fleet.ask({self.host: Call(verb, dict(asked))}, limit_s, is_urgent=True)[self.host]
         if answer.error is not None:
-            raise _in_our_words(answer.error)
+            raise in_our_words(answer.error)
         return answer
 
     def run(self, argv: Sequence[str]) -> Done:
@@ -85,8 +87,17 @@ def host_of(settings: Mapping[str, Any]) -> Host:
     return Host(name, user or None, python=python, workdir=settings["workdir"], ssh_config=config)
 
 
-def _in_our_words(error: CloudtrainError) -> CloudtrainError:
+def in_our_words(error: CloudtrainError) -> CloudtrainError:
     """Return the channel's error, with the keys of this backend's block."""
-    for theirs, ours in _KEYS.items():
-        error.message, error.hint = error.message.replace(theirs, ours), error.hint.replace(theirs, ours)
+
+    def ours(text: str) -> str:
+        for theirs, mine in _KEYS.items():
+            text = text.replace(theirs, mine)
+        return text
+
+    error.message, error.hint = ours(error.message), ours(error.hint)
+    if isinstance(error, ConfigError):
+        error.faults = tuple(
+            replace(fault, message=ours(fault.message), hint=ours(fault.hint)) for fault in error.faults
+        )
     return error

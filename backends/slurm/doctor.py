@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.slurm.block import Slurm
 from cloudtrain.backends.slurm.channel import Done, Login, host_of
+from cloudtrain.backends.slurm.jobs_partitions import chosen, partitions, would_start
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
@@ -25,7 +25,6 @@ LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")
 LEAST_PYTHON = (3, 10)
 # Slurm's words for a node's state, without the marks for a node that does not answer or is reserved.
 _FREE, _HELD = ("idle",), ("mix", "alloc", "comp", "resv")
-_STARTS = re.compile(r"to start at (\d+) using .* on nodes (\S+)")
 
 
 def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
@@ -37,7 +36,14 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     except CloudtrainError as error:
         cure = error.hint or ("name it: slurm.login" if block.login is None else "")
         return [Check("login node", "fail", error.message, cure)]
-    found = [Check("login node", "ok", f"{where}, {version.stdout.strip() or version.stderr.strip()}")]
+    if version.code:
+        cure = (
+            "set slurm.login to the cluster's login node"
+            if block.login is None
+            else "is this a login node? slurm.login"
+        )
+        return [Check("login node", "fail", f"{where}: {_words(version)}", cure)]
+    found = [Check("login node", "ok", f"{where}, {version.stdout.strip()}")]
     found.append(_tried("controller", partial(_controller, login)))
     if found[-1].verdict == "fail":  # the next checks would fail for the same reason
         return [*found, _disk(login)]
@@ -50,8 +56,6 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     }
     if block.container != "none":
         asks["container"] = partial(_container, login, block.container)
-    if config is not None and config.resources.accelerators:
-        asks["gpus"] = partial(_gpus, login, block, config)
     if config is not None:
         asks["job"] = partial(_job, login, config)
     return [*found, *(_tried(name, ask) for name, ask in asks.items())]
@@ -99,26 +103,17 @@ def _controller(login: Login) -> Check:
 
 def _partition(login: Login, block: Slurm) -> Check:
     """Return the limits of the config's partitions, else of the site's default partition."""
-    told = login.run(["sinfo", "-h", "-o", "%R|%a|%l|%s|%D|%G|%P"])
-    rows = [line.split("|") for line in told.stdout.splitlines() if line.count("|") == 6]
-    wanted = block.partition.split(",") if block.partition else []
-    mine = [row for row in rows if row[0] in wanted or (not wanted and row[6].endswith("*"))]
-    names = ", ".join(dict.fromkeys(row[0] for row in rows))
-    if missing := sorted(set(wanted) - {row[0] for row in rows}):
+    found = partitions(login)
+    wanted, names = (block.partition or "").split(","), ", ".join(each.name for each in found)
+    mine = chosen(found, block.partition)
+    if block.partition and (missing := sorted(set(wanted) - {each.name for each in found})):
         return Check("partition", "fail", f"there is no {', '.join(missing)}", f"set slurm.partition: {names}")
     if not mine:
         return Check("partition", "fail", "the site has no default partition", f"set slurm.partition: {names}")
-    text = "; ".join(
-        f"{name}: {nodes} nodes{_gres_in_words(gres)}, at most {'any time' if limit == 'infinite' else limit}"
-        for name, _, limit, _, nodes, gres, _ in mine
-    )
-    if down := [row[0] for row in mine if row[1] != "up"]:
+    text = "; ".join(f"{each.in_words}, at most {'any time' if each.minutes is None else each.limit}" for each in mine)
+    if down := [each.name for each in mine if not each.is_up]:
         return Check("partition", "warn", f"{', '.join(down)} takes no jobs now; {text}", "the job waits: see `sinfo`")
     return Check("partition", "ok", text)
-
-
-def _gres_in_words(gres: str) -> str:
-    return "" if gres == "(null)" else f" with {re.sub(r'[(].*?[)]', '', gres)}"
 
 
 def _account(login: Login, block: Slurm) -> Check:
@@ -197,25 +192,6 @@ def _container(login: Login, program: str) -> Check:
     return Check("container", "warn", found, "the compute nodes may have it: the job's script checks there")
 
 
-def _gpus(login: Login, block: Slurm, config: JobConfig) -> Check:
-    """Return whether nodes of the partition have the wanted GPUs."""
-    among = [f"--partition={block.partition}"] if block.partition else []
-    told = login.run(["sinfo", "-h", *among, "-o", "%G"]).stdout
-    kinds = sorted({re.sub(r"[(].*?[)]", "", each) for each in told.split() if each.startswith("gpu")})
-    kind, _, count = str(config.resources.accelerators).partition(":")
-    fitting = [each for each in kinds if _has(each, kind.lower(), int(count or 1))]
-    if block.gres or fitting:
-        return Check("gpus", "ok", f"nodes have {', '.join(kinds)}")
-    found = f"nodes have {', '.join(kinds) or 'no GPUs'}, not {config.resources.accelerators}"
-    return Check("gpus", "fail", found, "set resources.accelerators, or slurm.gres and slurm.constraint")
-
-
-def _has(gres: str, kind: str, count: int) -> bool:
-    """Return whether nodes with the generic resource, such as gpu:a100:4, have the wanted GPUs."""
-    words = gres.split(":")
-    return (kind in ("", "gpu") or kind in words[1:-1]) and words[-1].isdigit() and int(words[-1]) >= count
-
-
 def _job(login: Login, config: JobConfig) -> Check:
     """Ask Slurm when the config's job would start, without a job."""
     from cloudtrain.backends.slurm import check, request
@@ -226,13 +202,13 @@ def _job(login: Login, config: JobConfig) -> Check:
     body = request.build(plan, config, f"{config.name}-{NAME}", 1, "").body
     if faults := [fault for fault in check.faults(body) if not fault.is_warning]:
         return Check(faults[0].key, "fail", faults[0].message, faults[0].hint)
-    done = login.run(["sbatch", "--test-only", *body["sbatch"], "--wrap=true"])
-    if done.code:
-        return Check("job", "fail", _words(done), "see `sinfo`, and the keys of the block `slurm`")
-    if not (found := _STARTS.search(done.stderr)):
-        return Check("job", "ok", _words(done))
-    when = time.strftime("at %Y-%m-%d %H:%M", time.localtime(int(found[1])))
-    return Check("job", "ok", f"would start {'now' if int(found[1]) < time.time() + 60 else when} on {found[2]}")
+    start = would_start(login, body)
+    if start is None:
+        return Check("job", "warn", "no such nodes are up at the moment", "the job waits for the nodes: see `sinfo -R`")
+    if start.at_s is None:
+        return Check("job", "ok", "Slurm takes the job")
+    when = time.strftime("at %Y-%m-%d %H:%M", time.localtime(start.at_s))
+    return Check("job", "ok", f"would start {'now' if start.at_s < time.time() + 60 else when} on {start.nodes}")
 
 
 def _associations(login: Login, fields: str) -> list[list[str]] | None:
@@ -244,5 +220,4 @@ def _associations(login: Login, fields: str) -> list[list[str]] | None:
 
 
 def _words(done: Done) -> str:
-    text = done.stderr.strip() or done.stdout.strip() or f"code {done.code}"
-    return " ".join(re.sub(r"(sbatch|allocation failure): (error: )?", "", text).split())
+    return " ".join((done.stderr.strip() or done.stdout.strip() or f"code {done.code}").split())

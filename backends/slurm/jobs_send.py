@@ -7,7 +7,6 @@ name; otherwise `find` closes the attempt's door, so that a job still on its way
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -19,15 +18,15 @@ from cloudtrain.backends.channel import archives
 from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.slurm import jobs_submission as submission
-from cloudtrain.backends.slurm.channel import Done, Login, host_of
+from cloudtrain.backends.slurm.channel import Login, host_of
+from cloudtrain.backends.slurm.jobs_partitions import would_start
 from cloudtrain.backends.slurm.records import SlurmRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
-from cloudtrain.launcher.errors import ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
-from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -36,9 +35,7 @@ __all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
-NOT_NOW = "Requested node configuration is not available"
 TELL_S = 60.0  # of expected wait, from which on a message names the start
-_STARTS = re.compile(r"to start at (\d+) using \d+ \S+ on nodes (\S+)")
 
 
 class _Receiver(NamedTuple):
@@ -51,18 +48,12 @@ class _Receiver(NamedTuple):
 
 def ready(fleet: Fleet, request: Request) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
-    login = Login.at(fleet, host_of(request.body["settings"]))
-    _require_fit(login, request.body)
-    done = login.run(["sbatch", "--test-only", *request.body["sbatch"], "--wrap=true"])
-    if done.code and NOT_NOW in done.stderr:  # also of nodes that are down for now: sbatch itself decides
+    start = would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
+    if start is None:
         say("Slurm has no such nodes up at the moment; the job waits for the nodes")
-    elif done.code:
-        raise _fault(done)
-    if found := _STARTS.search(done.stderr):
-        start_s = float(found[1])
-        if start_s > time.time() + TELL_S:
-            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(start_s))
-            say(f"Slurm would start the job at {at} on {found[2]}")
+    elif start.at_s is not None and start.at_s > time.time() + TELL_S:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(start.at_s))
+        say(f"Slurm would start the job at {at} on {start.nodes}")
 
 
 def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
@@ -192,46 +183,6 @@ def agent_spec(
         succeeds=job.nodes > 2,
         requeues="--requeue" in body["sbatch"],
     )
-
-
-def _require_fit(login: Login, body: Mapping[str, Any]) -> None:
-    """Raise ConfigError if no partition has the job's time and nodes: sbatch would take the job, which never starts."""
-    done = login.run(["scontrol", "show", "partition", "-o"])
-    if done.code:
-        raise _fault(done)
-    known = [dict(word.partition("=")[::2] for word in line.split()) for line in done.stdout.splitlines()]
-    wanted = (body["settings"]["partition"] or "").split(",")
-    chosen = [
-        each for each in known if each["PartitionName"] in wanted or (wanted == [""] and each.get("Default") == "YES")
-    ]
-    minutes = next(int(option.partition("=")[2]) for option in body["sbatch"] if option.startswith("--time="))
-    nodes, faults = JobSpec.load(body["order"]["job"]).nodes, []
-    for each in chosen:
-        name, most = each["PartitionName"], _minutes(each.get("MaxTime", ""))
-        least = min(int(text) for key in ("MaxNodes", "TotalNodes") if (text := each.get(key, "")).isdigit())
-        if most is not None and most < minutes:
-            message = f"the job may take {format_duration(minutes * 60)}, and the partition {name} gives"
-            message += f" {format_duration(int(most) * 60)} at most"
-            faults.append(Fault(message, key="limits.max_duration", hint=f"--set limits.max_duration={int(most)}m"))
-        elif nodes > least:
-            message = f"the job takes {nodes} nodes, and the partition {name} gives {least} at most"
-            faults.append(Fault(message, key="resources.instances", hint=f"--set resources.instances={least}"))
-    if chosen and len(faults) == len(chosen):
-        raise ConfigError(faults)
-
-
-def _minutes(text: str) -> float | None:
-    """Return Slurm's time limit `[days-]hours:minutes:seconds` in minutes, None without a limit."""
-    if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)):
-        return None
-    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
-    return (days * 24 + hours) * 60 + minutes + seconds / 60
-
-
-def _fault(done: Done) -> ConfigError | UnreachableError:
-    if submission.UNCERTAIN.search(done.stderr):
-        return UnreachableError(f"Slurm does not answer: {' '.join(done.stderr.split())}", hint="try again later")
-    return submission.refusal(done.stderr)
 
 
 def _note(home: Path, host: Host) -> None:

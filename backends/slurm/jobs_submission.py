@@ -14,11 +14,28 @@ from collections.abc import Sequence
 from cloudtrain.backends.slurm.channel import Run
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 
-__all__ = ["close", "find", "open_door", "patience_s", "refusal", "release", "submit"]
+__all__ = ["close", "fault", "find", "open_door", "patience_s", "release", "submit"]
 
 UNCERTAIN = re.compile(
     r"timed out|unable to contact|zero bytes|connect(ion)? (failure|refused|reset)|unexpected message", re.IGNORECASE
 )
+_PREFIX = re.compile(r"^(?:s[a-z]+: )?(?:error: )?(?:Batch job submission failed: |allocation failure: )?")
+_DOCTOR = "`cloudtrain doctor slurm` shows yours"
+_CURES = (
+    ("invalid account", "slurm.account", _DOCTOR),
+    ("qos specification", "slurm.qos", _DOCTOR),
+    ("policy", "slurm.qos", "lower limits.max_duration or resources, or name a different QOS or account"),
+    ("partition", "slurm.partition", "`sinfo` on the login node shows the partitions"),
+    ("licen[cs]e", "slurm.licenses", "`scontrol show licenses` on the login node shows the site's"),
+    ("reservation", "slurm.reservation", "`scontrol show reservations` on the login node shows the site's"),
+    ("feature", "slurm.constraint", "`sinfo -o '%N %f'` on the login node shows the nodes' features"),
+    ("generic resource|gres", "resources.accelerators", "`sinfo -o '%N %G'` shows the nodes' GPUs; or set slurm.gres"),
+    ("node name", "slurm.nodelist", "`sinfo -N` on the login node shows the nodes; see also slurm.exclude"),
+    ("memory", "slurm.mem", "`sinfo -o '%N %m'` on the login node shows the nodes' memory in MB"),
+    ("time limit", "limits.max_duration", "`sinfo -o '%P %l'` on the login node shows the partitions' limits"),
+    ("unrecognized option|invalid option|requires an argument", "slurm.raw", "see `sbatch --help` on the login node"),
+)
+_OTHER = ("slurm", "see `sinfo` on the login node")
 MESSAGE_TIMEOUT_S = 10.0  # Slurm's default
 LOOK_EVERY_S = 1.0
 _OPEN = 'cd "$1" && [ ! -e closed ] && set -C && : > open && { [ ! -e closed ] || { rm -f open; false; }; }'
@@ -34,7 +51,7 @@ def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience
     sent = run(["sbatch", "--hold", "--parsable", f"--chdir={folder}", *options, f"{folder}/job.sh"])
     number = _number(sent.stdout) if sent.code == 0 else None
     if number is None and sent.code and not UNCERTAIN.search(sent.stderr):
-        raise refusal(sent.stderr)
+        raise fault(sent.stderr)
     if number is None:
         number = find(run, name, patience_s(run) if patience is None else patience)
     if number is None:
@@ -45,10 +62,14 @@ def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience
     return number
 
 
-def refusal(words: str) -> ConfigError:
-    """Return the error for Slurm's refusal of a job."""
-    said = " ".join(words.replace("sbatch: error:", "").replace("allocation failure:", "").split())
-    return ConfigError([Fault(f"Slurm refuses the job: {said}", key="slurm", hint="see `sinfo` on the login node")])
+def fault(words: str) -> ConfigError | UnreachableError:
+    """Return the error for the words of a command of Slurm that has failed, with the key that mends the fault."""
+    lines = [_PREFIX.sub("", line).strip() for line in words.splitlines() if not line.startswith("Try ")]
+    said = "; ".join(line for line in lines if line) or "without a reason"
+    if UNCERTAIN.search(words):
+        return UnreachableError(f"Slurm does not answer: {said}", hint="try again later")
+    key, hint = next((cure for pattern, *cure in _CURES if re.search(pattern, said, re.IGNORECASE)), _OTHER)
+    return ConfigError([Fault(f"Slurm refuses the job: {said}", key=key, hint=hint)])
 
 
 def find(run: Run, name: str, patience: float) -> int | None:

@@ -150,17 +150,23 @@ def test_job_cancelled_by_slurms_own_command_has_saved(cli: Any, site: Slurm, se
 
 
 @pytest.mark.soak
-def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any) -> None:
+def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any, send: Any) -> None:
     """A request that Slurm would refuse, or accept and never run, is refused with the key, and no job is stored."""
     for more, option, words in (
         ("partition: nowhere", "limits.max_duration=10m", "invalid partition specified: nowhere"),
         ("mem: 1G", "resources.instances=4", "the partition main gives 3 at most"),
         ("partition: short", "resources.instances=1", "the partition short gives 1m at most"),
+        ("mem: 64G", "resources.instances=1", "no node has all of --mem=64G"),
+        ("mem: 1G", "resources.accelerators=A100:8", "no node has all of --gres=gpu:a100:8"),
+        ("account: rich", "resources.instances=1", "at slurm.account"),
     ):
         done = cli("submit", "-d", "-y", "--set", option, cwd=write(more))
         assert (done.code, words in done.stderr) == (3, True), done.stderr
     assert cli("list", "--json").json["jobs"] == []
     assert site.admin("squeue", "-h") == ""
+    site.drain(site.nodes[0])
+    job = send("nodelist: node0", instances=1)  # the node may come back
+    assert cli("stop", job, "-y").code == 0
 
 
 @pytest.mark.soak
