@@ -114,6 +114,12 @@ class Attempt:
         return platform_name(self.job_id, self.number)
 
     @property
+    def platform_number(self) -> int | None:
+        """The platform's number of this attempt, None if the platform has only names."""
+        number = (self.ref or {}).get("number")
+        return number if isinstance(number, int) else None
+
+    @property
     def settings(self) -> tuple[str, ...]:
         """The `a.b=value` of the submit and of each resume so far; empty if an older version has sent the attempt."""
         kept = self.submitter.get("settings")

@@ -159,7 +159,9 @@ def _head(job: Job, now_s: float) -> list[str]:
     if parent := lineage(job.config, attempt.progress):
         lines.append(f"  parent      {parent}")
     if attempt.ref is not None and not traits(job.backend).runs_here:
-        lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
+        number = f", job {attempt.platform_number}" if attempt.platform_number else ""
+        place = f": {state.url}" if state.url else ""
+        lines.append(f"  there       {attempt.name}{number}, as {job.backend} knows it{place}")
     return lines
 
 
