@@ -8,7 +8,7 @@ echo "$SLURM_JOB_ID" > number
 rm -f head.json refused.json requeue # of an earlier run
 if ! command -v srun >/dev/null; then . /etc/profile; fi
 refuse() { # leaves the exit report of a job whose agents have not started
-  words=$(tr '\n"\\' "  /" <<<"$1" | tr -d '\000-\037' | cut -c 1-600)
+  words=$(printf %s "$1" | tr '\n"\\' "  /" | tr -d '\000-\037' | cut -c 1-600)
   echo '{"state": "failed", "reason": "error", "error": {"rank": null, "kind": "config", "message": "'"$words"'"}, "ended_s": '"$(date +%s)"'}' > node-0/exit.json
   exit "$2"
 }
@@ -46,7 +46,7 @@ if [ -e ended ]; then exit "$(cat ended)"; fi # srun's code is that of any node,
 if [ -e head.json ]; then
   rm -f early
 elif [ "$code" = 143 ] && echo early >> early && [ "$(wc -l < early)" -le 5 ]; then
-  touch requeue # TERM, so a pre-emption before the agents' start; 5 in a row are no chance
+  touch requeue # TERM: a pre-emption before the agents' start, at most 5 times in a row
 elif [ "$code" != 0 ] && [ ! -e refused.json ]; then
   refuse "no agent has started on $(hostname): $(tail -qn 2 task-*.log batch.log | grep -v 'support for cpu binding')" "$code"
 fi
