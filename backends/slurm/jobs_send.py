@@ -87,7 +87,11 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     shipment.sending.creates()
     if not submission.open_door(login.run, ref.folder):
         raise ConfigError(f"{ref.folder} was given up, or belongs to a different submit", hint="submit again")
-    number = submission.submit(login.run, ref.folder, request.name, body["sbatch"])
+    try:
+        number = submission.submit(login.run, ref.folder, request.name, body["sbatch"])
+    except ConfigError:  # Slurm has no job
+        login.call("slurm_discard", {"folder": ref.folder})
+        raise
     return replace(ref, number=number, sent_s=time.time()).dump()
 
 

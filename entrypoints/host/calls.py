@@ -49,6 +49,7 @@ VERBS = {
     "use_model": "host.models:use",
     "back_model": "host.models:back",
     "slurm_run": "host.slurm:run",
+    "slurm_discard": "host.slurm:discard",
     "slurm_door": "host.slurm:door",
     "slurm_look": "host.slurm:look",
     "slurm_ask": "host.slurm:ask",

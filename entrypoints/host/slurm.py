@@ -27,7 +27,7 @@ from cloudtrain.entrypoints.job_files import BEAT, EXIT, RECORD, STATE, STATE_EV
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.host.calls import Here
 
-__all__ = ["ask", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
+__all__ = ["ask", "discard", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
 
 OBEY_S = 5.0
 ENDING_S = 1.0  # between two questions about a job that Slurm is ending
@@ -87,7 +87,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Create the attempt's folder, which must be new, with the batch script and the agents' order; return {}.
 
-    `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`.
+    `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`. A failure
+    leaves no folder of the attempt.
     """
     from cloudtrain.entrypoints.host import verbs  # 15 ms, which each poll of a state saves
 
@@ -95,13 +96,35 @@ def prepare(
     if any((attempt / name).exists() for name in (OPEN, CLOSED)):
         raise Refused(f"{attempt} belongs to a job of the same name: choose another --name")
     job = str(attempt.parent)
-    verbs.make(here, job=job, root=folder, owner=owner, record=record, folders=folders, links=links)
-    for number in range(nodes):
-        (attempt / f"node-{number}" / "log").mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (attempt / name).write_text(text)
-    with contextlib.suppress(FileExistsError):
-        (attempt / PACKAGE).symlink_to(here.runtime)
+    try:
+        verbs.make(here, job=job, root=folder, owner=owner, record=record, folders=folders, links=links)
+        for number in range(nodes):
+            (attempt / f"node-{number}" / "log").mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (attempt / name).write_text(text)
+        with contextlib.suppress(FileExistsError):
+            (attempt / PACKAGE).symlink_to(here.runtime)
+    except OSError as error:
+        discard(folder=folder)
+        raise Refused(f"{error.filename or folder} cannot be made: {error.strerror}: name another folder") from error
+    return {}
+
+
+def discard(*, folder: str) -> dict[str, Any]:
+    """Remove the folder of an attempt that got no job, and what is empty of the job's folder; return {}."""
+    attempt = Path(folder)
+    job = attempt.parent
+    shutil.rmtree(attempt, ignore_errors=True)
+    if any(job.glob("attempt-*")):
+        return {}
+    with contextlib.suppress(OSError):
+        for link in [path for path in (job / "output").glob("*") if path.is_symlink()]:
+            link.unlink()
+        for name in ("output", "checkpoints"):
+            if (job / name).exists():
+                (job / name).rmdir()
+        (job / "owner").unlink(missing_ok=True)
+        job.rmdir()
     return {}
 
 
@@ -255,10 +278,10 @@ def _status(root: Path, now_s: float, *, is_saved: bool) -> NodeStatus:
     if state is None:
         return NodeStatus(asked=reason, saved=is_saved)
     held_s, written_s = state.held_s, _time(root / STATE)
-    if held_s is not None:  # the state is written every STATE_EVERY_S at least
+    is_alive = state.phase != "ended"
+    if held_s is not None and is_alive:  # the state is written every STATE_EVERY_S at least
         held_s += min(max(now_s - written_s, 0.0), STATE_EVERY_S)
     sign_s = max(written_s, _time(root / BEAT), node_folder.last_sign_s(root, state.started_s))
-    is_alive = state.phase != "ended"
     return NodeStatus(state, alive=is_alive, asked=reason, held_s=held_s, saved=is_saved, last_s=sign_s, now_s=now_s)
 
 

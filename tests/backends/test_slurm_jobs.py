@@ -164,6 +164,9 @@ def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any, send: A
         assert (done.code, words in done.stderr) == (3, True), done.stderr
     assert cli("list", "--json").json["jobs"] == []
     assert site.admin("squeue", "-h") == ""
+    done = cli("submit", "-d", "-y", "--set", "checkpoint.uri=/root/x", cwd=write("mem: 1G"))
+    assert (done.code, "login: /root/x cannot be made: Permission denied" in done.stderr) == (3, True), done.stderr
+    assert not list((site.home() / ".cloudtrain/jobs").glob("*"))
     site.drain(site.nodes[0])
     job = send("nodelist: node0", instances=1)  # the node may come back
     assert cli("stop", job, "-y").code == 0
@@ -234,3 +237,24 @@ def test_running_job_is_shown_and_stopped_without_the_controller(
     site.slurmctld.start()
     wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is None, 60, 1.0)
     assert cli("stop", waiting, "-y").code == 0
+
+
+@pytest.mark.soak
+def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """A pre-empted job waits without a rate and without a limit; a stop of the waiting job keeps the paid time."""
+    site.drain(site.nodes[2])
+    job = send("partition: spot, price_per_hour: 3600 USD")
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    assert cli("status", job, "--json").json["burn_usd_per_hour"] == 7200
+    site.wait(site.submit("sleep 600", "--nodes=2", "--exclusive"), "RUNNING")
+    wait_until(lambda: cli("status", job, "--json").json["state"] == "pending", 45, 0.5)
+    waiting = cli("status", job, "--json").json
+    assert (waiting["burn_usd_per_hour"], waiting["cap_at_s"]) == (0, None)
+    assert waiting["spend_usd"] > 2
+    assert str(waiting["platform_number"]) in cli("status", job).stdout
+    assert cli("stop", job, "-y").code == 0
+    assert cli("wait", job).code == 9
+    ended = cli("status", job, "--json").json
+    assert (ended["state"], ended["reason"]) == ("stopped", "user")
+    assert ended["spend_usd"] == pytest.approx(waiting["spend_usd"], rel=0.01)
