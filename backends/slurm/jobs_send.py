@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +31,7 @@ from cloudtrain.launcher.text.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["agent_spec", "find", "jobs", "ready", "send"]
+__all__ = ["agent_spec", "find", "handle", "jobs", "ready", "send"]
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
@@ -144,18 +144,22 @@ def _found(login: Login, entry: Mapping[str, Any], home: Path) -> FoundAttempt:
 
 
 def _ref(login: Login, body: Mapping[str, Any]) -> SlurmRef:
-    """Return the handle, without the job's number."""
+    return handle(login.host, body, login.about["workdir"], login.path)
+
+
+def handle(host: Host, body: Mapping[str, Any], workdir: str, path: Callable[[str], str]) -> SlurmRef:
+    """Return the handle, without the job's number; `path` makes a path of the config absolute."""
     order = body["order"]
     job = JobSpec.load(order["job"])
-    folder = f"{login.about['workdir']}/jobs/{job.job}"
+    folder = f"{workdir}/jobs/{job.job}"
     return SlurmRef(
-        login=login.host,
+        login=host,
         folder=f"{folder}/attempt-{job.attempt}",
-        checkpoints=login.path(order["checkpoint_dir"]) if order["checkpoint_dir"] else f"{folder}/checkpoints",
+        checkpoints=path(order["checkpoint_dir"]) if order["checkpoint_dir"] else f"{folder}/checkpoints",
         output=f"{folder}/output",
         nodes=job.nodes,
         nproc_per_node=job.nproc_per_node,
-        python=login.path(body["settings"]["python"]),
+        python=path(body["settings"]["python"]),
         limit_reason=order["limit_reason"],
         can_shrink=(job.min_nodes or job.nodes) < job.nodes,
     )

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.slurm.channel import host_of
-from cloudtrain.backends.slurm.jobs_send import agent_spec
-from cloudtrain.backends.slurm.records import SlurmRef
+from cloudtrain.backends.slurm.jobs_send import agent_spec, handle
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -28,15 +27,11 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     body, order = request.body, request.body["order"]
     job, mirrored = stage.with_own_mirror(JobSpec.load(order["job"]))
     home = stage.kept / "jobs" / job.job
-    ref = SlurmRef(
-        login=host_of(body["settings"]),
+    ref = replace(
+        handle(host_of(body["settings"]), body, str(stage.kept), str),
         folder=str(stage.folder / f"attempt-{job.attempt}"),  # each start has its own log here
         checkpoints=str(home / "checkpoints"),
-        output=str(home / "output"),
-        nodes=job.nodes,
-        nproc_per_node=job.nproc_per_node,
         python=sys.executable,
-        limit_reason=order["limit_reason"],
     )
     inputs = {name: stage.inputs.get(name, stage.kept / "inputs" / name) for name in order["inputs"]}
     folders = [path for name, path in inputs.items() if name not in stage.inputs]
