@@ -169,10 +169,17 @@ def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) ->
         if found is not None and found.reason == "preempted" and told.state == "stopped":
             return replace(found, reason=told.reason, detail=told.detail)  # Slurm knows who has sent the signal
         return found or told
+    is_late = job.ended_s is not None and time.time() - job.ended_s < LATE_S
+    if known is None and told.state == "succeeded":  # the script found no open door, and left
+        if is_late:
+            return State("pending", detail="its report is on the way", started_s=told.started_s)
+        words = f"no agent has begun, as the compute nodes do not see {handle.folder}: set slurm.workdir"
+        return replace(told, state="failed", reason="error", error={"rank": None, "kind": "config", "message": words})
     code = job.exit_code.partition(":")[0]
     if any(look.alive for look in looks.values()):
-        is_late = code in OWN_CODES and job.ended_s is not None and time.time() - job.ended_s < LATE_S
-        return replace(known, detail="its report is on the way") if known is not None and is_late else told
+        if known is not None and code in OWN_CODES and is_late:
+            return replace(known, detail="its report is on the way")
+        return told
     # The agents left for a requeue that Slurm does not make, or the script saw the stop request before the agents.
     if (known is not None or is_asked) and told.state == "failed" and code == SAVED:
         return replace(told, state="stopped", reason="user" if is_asked else "preempted", error=None)

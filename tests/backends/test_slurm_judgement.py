@@ -61,3 +61,12 @@ def test_agents_own_count_stays() -> None:
     refused[1] = LEFT[1]
     told = jobs.judged(HANDLE, refused, SlurmJob(7, "FAILED", exit_code="64:0", **AGAIN))
     assert (told.error, told.billed_s) == ({"message": "no module"}, pytest.approx(140, abs=3))
+
+
+@pytest.mark.parametrize(("ended_ago_s", "state", "words"), [(5, "pending", ""), (300, "failed", "set slurm.workdir")])
+def test_job_without_agents_has_not_succeeded(ended_ago_s: float, state: str, words: str) -> None:
+    """On nodes that do not see the shared disk, the batch script leaves with code 0, and no agent begins."""
+    job = SlurmJob(7, "COMPLETED", exit_code="0:0", started_s=NOW - 310, ended_s=NOW - ended_ago_s, nodes="node0")
+    told = jobs.judged(HANDLE, {0: NodeStatus(), 1: NodeStatus()}, job)
+    assert told.state == state
+    assert words in (told.error or {"message": ""})["message"]
