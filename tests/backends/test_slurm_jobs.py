@@ -138,15 +138,22 @@ def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any
 
 
 @pytest.mark.soak
-def test_job_cancelled_by_slurms_own_command_has_saved(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+@pytest.mark.parametrize("is_by_root", [False, True])
+def test_job_cancelled_by_slurms_own_command_has_saved(
+    is_by_root: bool, cli: Any, site: Slurm, send: Any, wait_until: Any
+) -> None:
     """scancel is a stop by the user: the agents save, and the state does not say that the job was pre-empted."""
     job = send()
     output = site.home() / f".cloudtrain/jobs/{job}/output"
     wait_until(lambda: len(list(output.glob("began-*"))) == 2)
-    site.ssh("scancel --me")
+    if is_by_root:
+        site.admin("scancel", "--user=alice")
+    else:
+        site.ssh("scancel --me")
     assert cli("wait", job).code == 9
     status = cli("status", job, "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
+    assert status["detail"] == ("cancelled by the user root of the cluster" if is_by_root else None)
 
 
 @pytest.mark.soak
