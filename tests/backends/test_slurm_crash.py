@@ -48,6 +48,7 @@ def queue(slurm: Slurm) -> Counter[str]:
     return Counter(slurm.admin("squeue", "-h", "-o", "%j").split())
 
 
+@pytest.mark.timeout(1200)
 def test_killed_submits_make_one_job_each(cli: Any, slurm: Slurm, folder: Path) -> None:
     """kill -9 at a random step, then the same submit again, by its idempotency key: one job for each key."""
     seed, begun = random.Random("slurm"), time.monotonic()
