@@ -425,7 +425,7 @@ class AgentSpec(Message, parts={"job": JobSpec.load}, names={"job": "spec"}):
     `replicates`: this node keeps copies of the leader's checkpoints. `head_listens`: node 0's agent runs already.
     `container`: the fields of dockerrun.Container; `mounts`: pairs of a path and whether the mount is read-only;
     `gpus`: the GPUs for the container. `store`: a store of installed environments; `environment_lock`: the lock of
-    the job's environment.
+    the job's environment. `requeues`: the platform starts the job again after a pre-emption.
     """
 
     node: int
@@ -458,6 +458,7 @@ class AgentSpec(Message, parts={"job": JobSpec.load}, names={"job": "spec"}):
     gpus: tuple[str, ...] = ()
     environment_lock: str | None = None
     store: str | None = None
+    requeues: bool = False
 
 
 @dataclass(frozen=True)

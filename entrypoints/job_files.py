@@ -6,13 +6,26 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["EXIT", "NEVER_SENT", "RECORD", "START_LOCK", "STATE", "STOP", "STATE_EVERY_S", "has_checkpoint", "is_whole"]
+__all__ = [
+    "BEAT",
+    "BEAT_S",
+    "EXIT",
+    "NEVER_SENT",
+    "RECORD",
+    "START_LOCK",
+    "STATE",
+    "STOP",
+    "STATE_EVERY_S",
+    "has_checkpoint",
+    "is_whole",
+]
 
 # The lock held while agents start; the mark of a start that was given up, during the start or before.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
 RECORD = "record.json"  # for a registry that has lost the job
 # Per node: the agent's state, the exit record, the stop request.
 STATE, EXIT, STOP = "state.json", "exit.json", "stop.json"
+BEAT, BEAT_S = "beat", 5.0  # a file that the agent touches, if the readers are on other machines
 STATE_EVERY_S = 60.0  # between two writes of the state: the state has the node's time in use, even after a power cut
 
 _NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")

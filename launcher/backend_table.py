@@ -35,6 +35,7 @@ GROUP = "cloudtrain.backends"
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend:LocalBackend",
     "ssh": "cloudtrain.backends.ssh.backend:SshBackend",
+    "slurm": "cloudtrain.backends.slurm.backend:SlurmBackend",
     "sagemaker": "cloudtrain.backends.sagemaker.backend:SageMakerBackend",
     "azureml": "cloudtrain.backends.azureml.backend:AzureMLBackend",
     "vertex": "cloudtrain.backends.vertex.backend:VertexBackend",

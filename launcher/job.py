@@ -78,6 +78,11 @@ class State:
     queue: dict[str, Any] | None = None
 
     @property
+    def waits_again(self) -> bool:
+        """Whether the attempt has ended a run at `ended_s`, and waits for the platform to run the attempt again."""
+        return self.state == "pending" and self.ended_s is not None
+
+    @property
     def all_damaged(self) -> bool:
         """Whether the attempt refused to start from step 0 because all checkpoints are damaged."""
         return (self.error or {}).get("type") == "AllDamagedError"  # entrypoints/checkpoints/folder.py raises it
@@ -107,6 +112,12 @@ class Attempt:
     def name(self) -> str:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
+
+    @property
+    def platform_number(self) -> int | None:
+        """The platform's number of this attempt, None if the platform has only names."""
+        number = (self.ref or {}).get("number")
+        return number if isinstance(number, int) else None
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ TYPES = {"sagemaker": "ml.m5.xlarge", "azureml": "Standard_D4s_v5", "vertex": "n
 NEEDED = {
     "local": (),
     "ssh": ("ssh.hosts=[a, b]",),
+    "slurm": (),
     "sagemaker": ("sagemaker.role=arn:aws:iam::123456789012:role/x", "sagemaker.region=eu-west-1"),
     "azureml": (
         f"azureml.subscription={'0' * 8}-0000-0000-0000-{'0' * 12}",

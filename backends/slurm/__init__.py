@@ -18,5 +18,6 @@ TRAITS = BackendTraits(
         "raw": "srun_args sbatch_args extra_args additional_parameters",
     },
     aliases=("sbatch", "slurmctld"),
-    code_files=(),
+    own_machines="slurm: {login: me@cluster}",
+    exclusive=(("price_per_hour", "price_per_gpu_hour"),),
 )

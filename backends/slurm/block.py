@@ -68,9 +68,14 @@ class Slurm(Section):
     ssh_config: Text | None = Field(
         None, description="ssh's config file for the login node. Default: ssh's own choice.", examples=["~/.ssh/config"]
     )
+    price_per_hour: Money | None = Field(
+        None,
+        description="Price of a node for an hour, in US dollars; without a price no budget applies.",
+        examples=["2.50 USD"],
+    )
     price_per_gpu_hour: Money | None = Field(
         None,
-        description="Price of a GPU for an hour, in US dollars; without a price no budget applies.",
+        description="Price of a GPU for an hour, in place of a node's.",
         examples=["1.80 USD"],
     )
     raw: Many[Text] = Field(

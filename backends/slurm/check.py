@@ -50,14 +50,16 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
     yield from _raw(block["raw"])
     for key, uri in places(order["checkpoint_dir"], order["inputs"], order["outputs"]).items():
         if uri and not re.match(r"/|~/", uri):
-            hint = "use a whole path on the shared disk, as in /scratch/me/data or ~/data"
+            hint = "use a whole path on the shared disk, for example /scratch/me/data or ~/data"
             yield Fault(f"`{uri}` is no path on the cluster's shared disk", key=key, hint=hint)
+        elif uri and block["container"] != "none" and re.search(r"[,:]", uri):
+            yield Fault(f"`{uri}` has a comma or a colon, which a container's mounts cannot have", key=key)
 
 
 def _places(block: dict[str, Any]) -> Iterator[Fault]:
     login, workdir = block["login"], block["workdir"]
     if login is not None and not _LOGIN.fullmatch(login):
-        yield Fault(f"`{login}` is not a login node", key="slurm.login", hint="as in me@cluster")
+        yield Fault(f"`{login}` is not a login node", key="slurm.login", hint="for example me@cluster")
     if not _PATH.fullmatch(workdir):
         hint = "write the whole path, or ~/..."
         yield Fault(f"`{workdir}` is a path on the cluster", key="slurm.workdir", hint=hint)
@@ -69,7 +71,7 @@ def _places(block: dict[str, Any]) -> Iterator[Fault]:
 def _node(block: dict[str, Any]) -> Iterator[Fault]:
     mem = block["mem"]
     if mem is not None and not _MEMORY.fullmatch(mem):
-        yield Fault(f"`{mem}` is no amount of memory", key="slurm.mem", hint="as in 240G or 4096M")
+        yield Fault(f"`{mem}` is no amount of memory", key="slurm.mem", hint="for example 240G or 4096M")
     elif mem == "0" and not block["exclusive"]:
         hint = "add `exclusive: true`, or state the amount"
         yield Fault("`mem: 0` takes all memory of nodes that others share", key="slurm.mem", hint=hint)
@@ -77,12 +79,12 @@ def _node(block: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(f"`{block['python']}` is not an interpreter", key="slurm.python")
     if block["cpus_per_node"] is None and not block["exclusive"]:
         hint = "--set slurm.cpus_per_node=N, or slurm.exclusive=true"
-        yield Fault("each rank has a single core, also for loading data", key="slurm", hint=hint, is_warning=True)
+        yield Fault("each rank and its data loader share one core", key="slurm", hint=hint, is_warning=True)
 
 
 def _image(container: str, image: str | None) -> Iterator[Fault]:
     if container != "none" and not image:
-        hint = "name it, as in `image: docker://registry/train:1` or /shared/train.sif"
+        hint = "name the image, for example `image: docker://registry/train:1` or /shared/train.sif"
         yield Fault(f"`container: {container}` needs an `image`", key="image", hint=hint)
     if image and container == "none":
         hint = "--set slurm.container=apptainer, or leave `image` out"

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+LOW_NICE = 1000
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from cloudtrain.entrypoints.agent import slurm_step; "
+    "sys.exit(slurm_step.main(sys.argv[2:]))"
+)
+
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
@@ -28,14 +34,19 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)
     can_shrink = (spec.min_nodes or plan.instances) < plan.instances
-    per_node = _per_node(plan, block)
+    per_node, around = _per_node(plan, block), job_surroundings(config)
+    places = [around["checkpoint_dir"], *around["inputs"].values(), *around["outputs"].values()]
     script = render.render_text(
         "slurm/job.sh",
         name=name,
         modules=block.modules,
         container=block.container,
         image=config.image,
+        folder=f"{block.workdir}/jobs/{job_id}/attempt-{attempt}",
+        mounts=[block.workdir, *dict.fromkeys(filter(None, places))],
         python=block.python,
+        start=_START,
+        interface=block.interface,
         gpus=plan.gpus_per_instance,
         can_shrink=can_shrink,
         step_options=per_node,  # since Slurm 22.05, srun does not inherit --cpus-per-task
@@ -51,7 +62,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         spec=spec.dump(),
         plan=plan,
         grace_s=STOP_TAIL_S,
-        **job_surroundings(config),
+        **around,
     )
     text = render.as_yaml(body)
     files = {"job.yml": text, "job.sh": script}
@@ -61,12 +72,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
 def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
     """Yield sbatch's options of the whole job: command-line options, as variables of the shell override the script's.
 
-    The environment stays out of the job, because a site's database may keep the environment.
+    The environment of `sbatch` itself, which is nearly empty (entrypoints/host/slurm.py), is the job's: a site's
+    database may keep the environment.
     """
     yield from (f"--nodes={plan.instances}", "--ntasks-per-node=1", f"--time={math.ceil(plan.cap_s / 60)}")
     # A requeue begins Slurm's time limit anew, which no budget covers.
     yield "--requeue" if plan.budget_micro is None else "--no-requeue"
-    yield from ("--export=NIL", "--open-mode=append", "--output=batch.log")
+    yield from ("--export=ALL", "--open-mode=append", "--output=batch.log")
     for option in ("partition", "account", "qos", "constraint", "reservation", "licenses", "nodelist", "exclude"):
         if (value := getattr(block, option)) is not None:
             yield f"--{option}={value}"
@@ -76,6 +88,8 @@ def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
         yield "--exclusive"
     if block.mem is not None:
         yield f"--mem={block.mem}"
+    if config.queue.priority == "low":  # a user may only lower the priority of a job
+        yield f"--nice={LOW_NICE}"
 
 
 def _per_node(plan: Plan, block: Slurm) -> list[str]:

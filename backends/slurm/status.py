@@ -1,32 +1,19 @@
-"""Slurm's words about a job as our state, from the text of squeue, scontrol and sacct; a node's own verdict goes first.
+"""Slurm's words about a job as our state, from the text of scontrol and sacct; a node's own verdict goes first.
 
-All three commands run with `ENVIRONMENT`: times in unix seconds, and no format of the user's shell.
+Times are in unix seconds. The commands run in entrypoints/host/slurm.py.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.launcher.job import JobState, State
 
-__all__ = [
-    "ENVIRONMENT",
-    "SACCT",
-    "SQUEUE",
-    "SlurmJob",
-    "of_sacct",
-    "of_scontrol",
-    "of_squeue",
-    "state_of",
-    "wait_in_words",
-]
+__all__ = ["SlurmJob", "of_sacct", "of_scontrol", "read", "state_of", "wait_in_words"]
 
-# `env -u` takes the formats of the user's shell away.
-ENVIRONMENT = ("env", "-u", "SQUEUE_FORMAT", "-u", "SQUEUE_FORMAT2", "-u", "SACCT_FORMAT", "SLURM_TIME_FORMAT=%s")
-SQUEUE = ("squeue", "-h", "-t", "all", "-o", "%i|%T|%r|%S|%e|%N")
-SACCT = ("sacct", "-nPXD", "-o", "JobIDRaw,State,ExitCode,Start,End,NodeList")
 _STATES: dict[str, JobState] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
     **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"), "pending"),
@@ -39,6 +26,12 @@ _REASONS = {
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), "time_limit"),
     **dict.fromkeys(("PREEMPTED",), "preempted"),
     **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"), "node_failure"),
+}
+# By state, or by exit code: slurmd leaves 0:53 if it cannot open the log in the attempt's folder (seen in 22.05).
+_FAULTS = {
+    "OUT_OF_MEMORY": "Slurm ended the job for using more memory than slurm.mem",
+    "0:53": "the compute node cannot write the job's log: set slurm.workdir to a folder on a disk that login node and "
+    "compute nodes share",
 }
 # Slurm's reason of a wait: in words, and for a wait that may never end, the cure.
 _WAITS = {
@@ -59,6 +52,11 @@ _WAITS = {
     "Licenses": "waits for licences",
     "AccountNotAllowed": "may not use the partition with this account: set slurm.account",
     "QOSNotAllowed": "may not use the partition with this QOS: set slurm.qos",
+    "launch_failed_requeued_held": "is held, as a node could not start the job: scontrol release {id}, or stop the job",
+    "job_requeued_in_held_state": "is held after a requeue: scontrol release {id}, or stop the job",
+    "JobHoldMaxRequeue": "is held after too many requeues: scontrol release {id}, or stop the job",
+    "user_env_retrieval_failed": "is held, as a node could not read the login's start-up files: correct the "
+    "files, then scontrol release {id}",
     "InvalidQOS": "names a QOS that is not the user's, and never starts: set slurm.qos",
     "InvalidAccount": "names an account that is not the user's, and never starts: set slurm.account",
 }
@@ -68,7 +66,10 @@ _SPENT = re.compile(r"(Minutes|RunMinutes)")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only."""
+    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only.
+
+    `by`: the user that has cancelled the job, if not the job's owner.
+    """
 
     number: int
     state: str
@@ -79,14 +80,14 @@ class SlurmJob:
     ended_s: float | None = None
     nodes: str = ""
     seconds: float | None = None
+    by: str = ""
 
 
-def of_squeue(text: str) -> list[SlurmJob]:
-    """Return the jobs in the output of `SQUEUE`."""
-    return [
-        SlurmJob(int(number), state, reason, started_s=_time(start), ended_s=_time(end), nodes=nodes)
-        for number, state, reason, start, end, nodes in (line.split("|") for line in text.splitlines() if line)
-    ]
+def read(told: Mapping[str, Any]) -> SlurmJob | None:
+    """Return the job in the answer of `ask` (entrypoints/host/slurm.py), None if Slurm does not know the job."""
+    readers = {"scontrol": of_scontrol, "sacct": of_sacct}
+    job = readers[told["program"]](told["text"]) if told["program"] in readers else None
+    return job and replace(job, by=told.get("by", ""))
 
 
 def of_scontrol(text: str) -> SlurmJob | None:
@@ -108,7 +109,7 @@ def of_scontrol(text: str) -> SlurmJob | None:
 
 
 def of_sacct(text: str) -> SlurmJob | None:
-    """Return the job in the output of `SACCT -j NUMBER`, a line a run; None if accounting does not know the job yet."""
+    """Return the job in sacct's output, a line a run; None if accounting does not know the job yet."""
     runs = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
     if not runs:
         return None
@@ -134,9 +135,9 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
         return State("succeeded", **facts)
     reason = _REASONS.get(name, "error")
     if kind == "stopped":
+        facts["detail"] = f"cancelled by the user {job.by} of the cluster" if job.by else None
         return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
-    words = {"OUT_OF_MEMORY": "Slurm ended the job for using more memory than slurm.mem"}.get(name)
-    message = words or f"Slurm says {name} {job.exit_code}".rstrip()
+    message = _FAULTS.get(name) or _FAULTS.get(job.exit_code) or f"Slurm says {name} {job.exit_code}".rstrip()
     error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}
     return State("failed", reason, is_resumable, error, **facts)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.ssh import block, channel_calls, check, doctor, jobs, jobs_send, models, rehearsal, request
-    from cloudtrain.backends.ssh.channel_calls import Fleet
+    from cloudtrain.backends.channel.calls import Fleet
+    from cloudtrain.backends.ssh import block, check, doctor, jobs, jobs_send, models, rehearsal, request
     from cloudtrain.launcher.backend import (
         Check,
         FoundAttempt,
@@ -55,8 +55,10 @@ class SshBackend:
     @property
     def fleet(self) -> Fleet:
         """The channels, the same object in every thread."""
+        from cloudtrain.backends.channel import calls
+
         with self._opening:
-            self._fleet = self._fleet or channel_calls.open_fleet()
+            self._fleet = self._fleet or calls.open_fleet()
             return self._fleet
 
     def capacity(self, config: JobConfig) -> Capacity:
@@ -108,12 +110,16 @@ class SshBackend:
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
-        return jobs.brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
+        from cloudtrain.backends.channel import copies
+
+        return copies.brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
 
     def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
+        from cloudtrain.backends.channel import copies
+
         places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
-        return jobs.brought(self.fleet, places, folder)
+        return copies.brought(self.fleet, places, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.ssh import hosts as config_hosts
+from cloudtrain.backends.channel.calls import Call, Fleet
 from cloudtrain.backends.ssh.block import Ssh
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet
 from cloudtrain.backends.ssh.hosts_placement import examine
+from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
@@ -39,7 +39,7 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
 
 def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
     """Return the use of each GPU of the config's hosts, in the config's order, and the jobs in line."""
-    found = config_hosts.of_config(config)
+    found = of_config(config)
     locks = {"lock_folder": config.block(Ssh).gpu_locks}
     rows: list[HostUse] = []
     for host, answer in fleet.ask({host: Call("holders", locks) for host in found}, is_urgent=True).items():

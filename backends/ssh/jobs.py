@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh import channel_hedged, channel_master
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import hedged, master
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.copies import CLOCKS_S, chunks
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.entrypoints.agent.node_logs import Chunk
-from cloudtrain.entrypoints.bundle_file import sha256_of
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import JobRef, LogPage
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["brought", "logs", "logs_from", "shell", "state", "stop"]
+__all__ = ["logs", "logs_from", "shell", "state", "stop"]
 
 STOP_S = 40.0
-BLOCK = 4 << 20
-SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
-CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement
 
 
 def state(fleet: Fleet, ref: JobRef) -> State:
@@ -58,11 +53,11 @@ def logs(
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
         calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
-    answers = fleet.ask(calls) if now else channel_hedged.ask(fleet, calls, _has_one)
+    answers = fleet.ask(calls) if now else hedged.ask(fleet, calls, _has_one)
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
-            found[node] = _chunks(answer)
+            found[node] = chunks(answer)
             ahead_s[node] = _ahead_s(fleet, handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
@@ -114,37 +109,6 @@ def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
         say(f"{name} did not get the stop request; the other agents pass it on: {error.message if error else ''}")
 
 
-def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
-    """Copy a folder of each node below `folder`; return the files there.
-
-    If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
-    host was skipped, after the files of the reached hosts are in the folder.
-    """
-    files: dict[Path, int] = {}
-    missing = []
-    for number, (host, place) in enumerate(places):
-        try:
-            reply = fleet.call(host, "tree", {"folder": place})
-        except UnreachableError:
-            missing.append(host.name)
-            continue
-        here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
-        like = [name for name, size in reply["files"] if here[name] == size]
-        sums = fleet.call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
-        for name, size in reply["files"]:
-            path = _inside(folder, name)
-            if name in sums and sums[name] == sha256_of(path):
-                continue  # from a disk that the hosts share, or equal on each host
-            if here[name] is not None:
-                path = _inside(folder / f"node-{number}", name)
-            _download(fleet, host, f"{place}/{name}", size, path)
-            files[path] = size
-    if missing:
-        what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
-        raise UnreachableError(f"{what}; what the others have left is in {folder}", hint="the same call again, later")
-    return sorted(files)
-
-
 def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
     """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
     nodes = SshRef.load(ref).nodes
@@ -152,7 +116,7 @@ def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
     host = nodes[node].host
     path = fleet.call(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
-    command = channel_master.argv(host, fleet.masters.socket(host), is_terminal=not argv)
+    command = master.argv(host, fleet.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
@@ -164,7 +128,7 @@ def _look(
         place = handle.nodes[node]
         numbers[place.host] = node
         calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
-    answers = channel_hedged.ask(fleet, calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
+    answers = hedged.ask(fleet, calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
@@ -184,52 +148,6 @@ def _nodes_of(handle: SshRef, ranks: frozenset[int] | None) -> list[int]:
     return sorted({rank // handle.nproc_per_node for rank in ranks} & set(range(len(handle.nodes))))
 
 
-def _chunks(answer: HostAnswer) -> list[Chunk]:
-    chunks, begin = [], 0
-    for reply in answer.reply["chunks"]:
-        data = answer.data[begin : begin + reply["size"]]
-        begin += reply["size"]
-        chunks.append(
-            Chunk(
-                reply["name"],
-                reply["offset"],
-                data,
-                tuple((size, time_s) for size, time_s in reply["times"]),
-                reply["has_more"],
-            )
-        )
-    return chunks
-
-
 def _ahead_s(fleet: Fleet, host: Host) -> float:
     found = fleet.channel(host).ahead_s
     return found if abs(found) > CLOCKS_S else 0.0
-
-
-def _inside(folder: Path, name: str) -> Path:
-    path = folder / name
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ConfigError(f"a host names a file outside the folder: {name!r}", where=str(folder))
-    return path
-
-
-def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> None:
-    """Copy one file. Raises ConfigError if the file cannot be written here."""
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            while file.tell() < size:
-                call = Call("get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
-                answer = fleet.ask({host: call}, 600.0, is_urgent=True)[host]
-                if answer.error is not None:
-                    raise answer.error
-                if not answer.data:
-                    break  # the file has become shorter meanwhile
-                file.write(answer.data)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"the output cannot be copied: {error.strerror}", where=str(path)) from error
-    except CloudtrainError:
-        partial.unlink(missing_ok=True)
-        raise

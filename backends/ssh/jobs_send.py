@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.ssh import files_code, hosts
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import archives
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from cloudtrain.backends.ssh.records import SshNode, SshRef
+from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
@@ -66,7 +67,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     pairs = zip(assignments, nodes, strict=True)
     _all(fleet, {seat.host: Call("make", _folders(node) | made_of) for seat, node in pairs})
-    paths = files_code.ship(fleet, shipment.bundle, assignments, body["ports"])
+    paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
@@ -109,7 +110,7 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
     """
-    asked = hosts.of_config(config) if config is not None else []
+    asked = of_config(config) if config is not None else []
     if not asked:
         notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
         asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet
-from cloudtrain.backends.ssh.hosts import Host, of_config
+from cloudtrain.backends.channel.calls import Call, Fleet
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import address_of
+from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.launcher.backend import PushedModel, PushOutcome
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 

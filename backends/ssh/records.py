@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.backend import StoredRecord
 
 __all__ = ["SshNode", "SshRef"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.backends.ssh.jobs_send import agent_spec
 from cloudtrain.backends.ssh.records import SshNode

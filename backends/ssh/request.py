@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.ssh import hosts
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["build", "port_range"]
+__all__ = ["build", "of_config", "port_range"]
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
@@ -34,7 +34,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         queue=queue_terms(config),
         gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,
         ranks_are_chosen=config.distributed.nproc_per_node != "auto",
-        hosts=[host.dump() for host in hosts.of_config(config)],
+        hosts=[host.dump() for host in of_config(config)],
         ports=port_range(block.ports),
         gpu_locks=block.gpu_locks,
         allow_busy=block.allow_busy,
@@ -56,3 +56,24 @@ def port_range(text: str) -> list[int] | None:
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
     found = [int(match[1]), int(match[2])] if match else []
     return found if found and 1024 <= found[0] < found[1] <= 65535 else None
+
+
+def of_config(config: JobConfig) -> list[Host]:
+    """Return the config's hosts, with the block's settings as defaults."""
+    from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
+
+    block = config.block(Ssh)
+    return [
+        Host(
+            name=each.host,
+            user=each.user or block.user,
+            port=each.port,
+            python=each.python or block.python,
+            workdir=each.workdir or block.workdir,
+            address=each.address,
+            interface=each.interface or block.interface,
+            ssh_config=block.ssh_config,
+            accepts_new_keys=block.accept_new_host_keys,
+        )
+        for each in block.hosts
+    ]

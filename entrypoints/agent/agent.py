@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, is_done
+from cloudtrain.entrypoints.agent.boot import (
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_SAVED,
+    EXIT_STOPPED,
+    SLURM,
+    is_done,
+)
 from cloudtrain.entrypoints.agent.boot_environment import boot_environment
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
@@ -85,9 +93,13 @@ class Agent:
             listener = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.held_port: socket.socket | None = None
         self.line = Membership(spec, server, self._fresh_port, listener)
+        if spec.succeeds:
+            self.report = replace(self.report, address=spec.address, ports=(self.line.port, 0))
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
         self.ended: ExitReport | None = None
+        # Whether the agents start again after this verdict: then the job has not ended, and has no exit report.
+        self.comes_again: Callable[[ExitReport], bool] = lambda verdict: verdict.reason == REQUEUE
         # The job's environment, if `python` alone is not enough: a venv locked against clean-up, or a container.
         self.kept = venvs.hold(spec.environment_lock) if spec.environment_lock else None
         self.container = dockerrun.Container(**spec.container) if spec.container else None
@@ -117,6 +129,8 @@ class Agent:
         """Count the job's time before a preemption: its first start in unix seconds, and the seconds used since."""
         self.started_s = started_s or self.started_s
         self.line.zero_s -= used_s
+        if self.notifier is not None:
+            self.notifier.count_earlier(used_s)
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
@@ -276,7 +290,7 @@ class Agent:
             self.asked_to_stop = True
             self._not_launched(EXIT_STOPPED)
             if self.boot is not None and self.boot.returncode is None and self.report.phase == "running":
-                processes.kill(self.boot.pid, signal.SIGTERM)
+                processes.kill(self.boot.pid, signal.SIGUSR1 if SLURM in os.environ else signal.SIGTERM)
 
     def _kill_ranks(self) -> list[int]:
         """Kill all descendants; return the pids that could not be killed."""
@@ -396,7 +410,7 @@ class Agent:
         self._kill_tree()
         result = self._result()
         written = atomic_json.read_json(result / "result.json") or {}
-        if code == -signal.SIGTERM and (written or self.asked_to_stop):
+        if code in (-signal.SIGTERM, -signal.SIGUSR1) and (written or self.asked_to_stop or self.terminated):
             code = written.get("code", EXIT_STOPPED)  # the signal came after or before boot's handler was in place
         failures = tuple(written.get("failures", ()))[:MAX_FAILURES]
         if self.container is not None:
@@ -413,7 +427,7 @@ class Agent:
 
     def _end(self, verdict: ExitReport) -> None:
         if self.notifier is not None:
-            self.notifier.leave() if verdict.reason == REQUEUE else self.notifier.end(verdict)
+            self.notifier.leave() if self.comes_again(verdict) else self.notifier.end(verdict)
         if self.meter is not None:
             self.meter.finish()
         stuck = self._kill_ranks()
@@ -436,7 +450,7 @@ class Agent:
             unkillable=tuple(stuck),
             unkept=tuple(unkept),
         )
-        if verdict.reason != REQUEUE:  # else the job waits again, and has not ended
+        if not self.comes_again(verdict):
             self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files

@@ -43,6 +43,7 @@ __all__ = [
     "EXIT_RENDEZVOUS",
     "EXIT_SAVED",
     "EXIT_STOPPED",
+    "SLURM",
     "is_done",
     "main",
     "root_cause_first",
@@ -58,6 +59,9 @@ EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun, which
 EXIT_BARRIER_S = 300.0  # torchrun's own wait for ranks on all nodes, at its end (torch 2.13)
 GRACE_S = 120.0  # for stopping, without CLOUDTRAIN_GRACE
 SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within its grace
+# Slurm sends SIGTERM to all processes of a job at once: torchrun needs no second signal, and a rank may have obeyed
+# before boot's handler runs. Signals of the agent are then SIGUSR1.
+SLURM, AT_ONCE_S = "SLURM_JOB_ID", 1.0
 HANG_ACCOUNTS_S = 5.0  # from a hang to the kill: ranks on remaining nodes would report the kill as a cause
 
 
@@ -193,9 +197,12 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
+            is_for_all = signum == signal.SIGTERM and SLURM in os.environ
             is_over = _left_code(folder, spec.nproc_per_node) == EXIT_DONE  # a script may obey the signal at once
+            if is_for_all and is_over and _left_ago_s(folder) < AT_ONCE_S:
+                is_over = False
             # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
-            if not asked_s:
+            if not asked_s and not is_for_all:
                 processes.kill(child.pid, signal.SIGTERM)
             if not is_over:
                 asked_s.append(time.monotonic())
@@ -283,6 +290,10 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
     message = f"made no step for {hang.silent_s:.0f} s; {where}"
     failure = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
     return {**failure, "lines": last_lines.of_rank(hang.rank)}
+
+
+def _left_ago_s(folder: Path) -> float:
+    return time.time() - max((path.stat().st_mtime for path in folder.glob("left-*")), default=0.0)
 
 
 def _torchrun_log() -> AbstractContextManager[TextIO | None]:

@@ -18,6 +18,7 @@ __all__ = [
     "HEAD_PORT",
     "MISLEADING",
     "Node",
+    "ELSEWHERE",
     "address_of",
     "ask_interface",
     "identify",

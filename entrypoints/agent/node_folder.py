@@ -14,7 +14,7 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
-__all__ = ["agent_pid", "ask_to_stop", "end", "look", "sweep"]
+__all__ = ["agent_pid", "ask_to_stop", "end", "last_sign_s", "look", "sweep"]
 
 OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 
@@ -36,7 +36,7 @@ def look(root: Path, checkpoints: Path) -> NodeStatus:
     if is_alive:  # all processes share the monotonic clock, which counts from the machine's start
         return replace(status, held_s=state.held_s if state.zero_s is None else time.monotonic() - state.zero_s)
     sweep(root)  # the ranks' processes may still run
-    last_s, held_s = _last_sign_s(root, state.started_s), state.held_s
+    last_s, held_s = last_sign_s(root, state.started_s), state.held_s
     if held_s is not None:  # the last written value, extended to the last log line by STATE_EVERY_S at most
         held_s = min(max(last_s - state.started_s, held_s), held_s + STATE_EVERY_S)
     is_saved, is_rebooted = has_checkpoint(checkpoints), not processes.is_of_this_boot(state.stamp)
@@ -76,6 +76,15 @@ def sweep(root: Path) -> None:
         processes.kill(pid, signal.SIGKILL)
 
 
+def last_sign_s(root: Path, started_s: float) -> float:
+    """Return when the node last wrote a log line, `started_s` if never."""
+    signs = [started_s]
+    for path in root.glob("log/*.log"):
+        with contextlib.suppress(OSError):
+            signs.append(path.stat().st_mtime)
+    return max(signs)
+
+
 def _state(root: Path) -> AgentState | None:
     found = atomic_json.read_json(root / STATE)
     return found and AgentState.load(found)
@@ -86,11 +95,3 @@ def _is_elsewhere(state: AgentState | None) -> bool:
     if state is None or state.machine in (None, os.uname().nodename):
         return False
     return not processes.is_of_this_boot(state.stamp)
-
-
-def _last_sign_s(root: Path, started_s: float) -> float:
-    signs = [started_s]
-    for path in root.glob("log/*.log"):
-        with contextlib.suppress(OSError):
-            signs.append(path.stat().st_mtime)
-    return max(signs)

@@ -6,6 +6,7 @@ not fall behind the remaining ranks, and the sequence of pages is in order.
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import log_times
@@ -42,6 +44,11 @@ class Chunk:
     times: tuple[tuple[int, float], ...] = ()
     has_more: bool = False
 
+    def dump(self) -> dict[str, Any]:
+        """Return the chunk's description for a channel, which carries the bytes apart."""
+        told = {"name": self.name, "offset": self.offset, "size": len(self.data)}
+        return {**told, "times": self.times, "has_more": self.has_more}
+
     @property
     def rank(self) -> int | None:
         """The rank of the lines, None for the node's own lines."""
@@ -55,16 +62,21 @@ class Chunk:
 
 
 def read(
-    root: Path, offsets: Mapping[str, int], ranks: Collection[int] | None = None, page_bytes: int = PAGE_BYTES
+    root: Path,
+    offsets: Mapping[str, int],
+    ranks: Collection[int] | None = None,
+    page_bytes: int = PAGE_BYTES,
+    *,
+    has_ended: bool | None = None,
 ) -> list[Chunk]:
     """Return the bytes after the offsets in the node's log files, at most a page in total; empty without new lines.
 
     With `ranks`, only the ranks' files. A last line without newline waits for the end of the node or of its agent.
+    `has_ended`: whether the node has ended, if the agent's process cannot be seen from this machine.
     """
-    found = atomic_json.read_json(root / STATE)
-    state = found and AgentState.load(found)
-    has_ended = (root / EXIT).exists() or (state is not None and not processes.alive(state.pid, state.stamp))
-    sizes = {path: path.stat().st_size for path in _files(root / "log", ranks)}
+    if has_ended is None:
+        has_ended = _has_ended(root)
+    sizes = {path: _size(path) for path in _files(root / "log", ranks)}
     news = {path: size for path, size in sizes.items() if size > offsets.get(path.name, 0)}
     limit = max(FILE_BYTES, page_bytes // max(1, len(news)))
     pieces = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
@@ -86,6 +98,18 @@ def near_end(
         # A line more than requested: the last line may not be whole yet.
         found[path.name] = at if lines is None else max(at, _last_lines(path, size, lines + 1))
     return found
+
+
+def _has_ended(root: Path) -> bool:
+    found = atomic_json.read_json(root / STATE)
+    state = found and AgentState.load(found)
+    return (root / EXIT).exists() or (state is not None and not processes.alive(state.pid, state.stamp))
+
+
+def _size(path: Path) -> int:
+    """Return the file's size; a network file system asks its server again when the file is opened."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def _files(folder: Path, ranks: Collection[int] | None) -> Iterator[Path]:

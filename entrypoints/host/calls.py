@@ -48,6 +48,15 @@ VERBS = {
     "keep_model": "host.models:keep",
     "use_model": "host.models:use",
     "back_model": "host.models:back",
+    "slurm_run": "host.slurm:run",
+    "slurm_discard": "host.slurm:discard",
+    "slurm_door": "host.slurm:door",
+    "slurm_look": "host.slurm:look",
+    "slurm_ask": "host.slurm:ask",
+    "slurm_read": "host.slurm:read",
+    "slurm_near_end": "host.slurm:near_end",
+    "slurm_stop": "host.slurm:stop",
+    "slurm_enter": "host.slurm:enter",
 }
 # Verbs whose first parameter is the host (`here`).
 VERBS_OF_HOST = {
@@ -59,6 +68,8 @@ VERBS_OF_HOST = {
     "put": "host.files:put",
     "keep": "host.files:keep",
     "facts": "host.survey:facts",
+    "slurm_prepare": "host.slurm:prepare",
+    "slurm_jobs": "host.slurm:jobs",
 }
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "close_admission",
+    "commands",
     "give_up",
     "jobs",
     "look",
@@ -40,6 +41,7 @@ __all__ = [
     "near_end",
     "read",
     "script",
+    "script_file",
     "start",
     "stop",
     "unpack",
@@ -179,11 +181,8 @@ def read(*, root: str, offsets: dict[str, int], ranks: list[int] | None, page_by
     """
     has_ended = node_folder.agent_pid(Path(root)) is None
     chunks = node_logs.read(Path(root), offsets, ranks, page_bytes)
-    described = [
-        {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
-        for c in chunks
-    ]
-    return {"chunks": described, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
+    data = b"".join(chunk.data for chunk in chunks)
+    return {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended, "payload": data}
 
 
 def near_end(*, root: str, ranks: list[int] | None, lines: int | None, since_s: float | None) -> dict[str, Any]:
@@ -234,9 +233,20 @@ def give_up(*, root: str, for_ever: bool) -> dict[str, Any]:
 def script(*, root: str, argv: list[str]) -> dict[str, Any]:
     """Write a script that runs `argv` (by default a shell) in the node's code folder, as a rank; return its `path`.
 
-    The script is started by a command that holds only the path, without quotes. The variables come from a process of
-    the job, if any runs, else from the file written at the start: no secret is written. If the job runs in a container,
-    `argv` runs in the container.
+    The script is started by a command that holds only the path, without quotes.
+    """
+    plain, terminal = commands(root, argv)
+    lines = ['rm -f -- "$0"', f"exec {shlex.join(plain)}"]
+    if terminal != plain:  # only the script knows whether the standard input is a terminal
+        lines.insert(1, f"test ! -t 0 || exec {shlex.join(terminal)}")
+    return {"path": script_file(lines)}
+
+
+def commands(root: str, argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the command that runs `argv` as a rank of the node, without and with a terminal.
+
+    The variables come from a process of the job, if any runs, else from the file written at the start: no secret is
+    written. If the job runs in a container, `argv` runs in the container.
     """
     node = Path(root)
     place = node / "code" if (node / "code").is_dir() else node
@@ -245,12 +255,15 @@ def script(*, root: str, argv: list[str]) -> dict[str, Any]:
     pid = inside[2] if inside else min(processes.with_environment(CLOUDTRAIN_LOG_DIR=str(node / "log")), default=0)
     python = inside[0].python if inside else sys.executable
     command = [python, "-I", "-S", "-c", _AS, str(pid), str(place), str(node / VARIABLES), *argv]
-    lines = ['rm -f -- "$0"', f"exec {shlex.join(command)}"]
-    if inside:  # only the script knows whether the standard input is a terminal
-        plain, terminal = (shlex.join(dockerrun.exec_argv(*inside[:2], command, is_tty)) for is_tty in (False, True))
-        lines[1:] = [f"test ! -t 0 || exec {terminal}", f"exec {plain}"]
+    if not inside:
+        return command, command
+    return dockerrun.exec_argv(*inside[:2], command, False), dockerrun.exec_argv(*inside[:2], command, True)
+
+
+def script_file(lines: list[str]) -> str:
+    """Write a script that no other user can read; return its path, which needs no quotes."""
     folder = tempfile.gettempdir()
     kept, path = tempfile.mkstemp(".sh", "cloudtrain-", folder if _PLAIN_PATH.fullmatch(folder) else "/tmp")
     with os.fdopen(kept, "wb") as file:
         file.write(os.fsencode("\n".join([*lines, ""])))
-    return {"path": path}
+    return path

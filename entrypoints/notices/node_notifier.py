@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ class NodeNotifier:
         self._wall_s = time.time() - time.monotonic()  # measured once: the wall clock may be set meanwhile
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
+
+    def count_earlier(self, used_s: float) -> None:
+        """Count the time that the job has used before this start; its limits include the time. Call before `start`."""
+        spec = self._spec
+        self._spec = replace(
+            spec,
+            used_s=spec.used_s + used_s,
+            max_duration_s=spec.max_duration_s - used_s,
+            deadline_s=spec.deadline_s - used_s,
+        )
 
     def start(self) -> None:
         """Start the thread."""

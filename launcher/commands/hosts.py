@@ -28,6 +28,8 @@ HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 def command(file: Path, as_json: bool) -> int:
     """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, other processes, and jobs in line.
 
+    Of a Slurm cluster: which nodes of the partition are free.
+
     Exit code 7 if a machine cannot be reached, 3 if its name is unknown, as `submit` has it.
     """
     from cloudtrain.launcher import backend as backends

@@ -59,11 +59,13 @@ def command(
 
 def _settings(file: Path | None) -> JobConfig | None:
     """Return the config with the settings of the user's machines, if the file has such settings."""
+    from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher import config as configs
     from cloudtrain.launcher.backend_table import traits
 
     chosen = Path(DEFAULT_FILE) if file is None else file
     if file is None and not chosen.exists():
         return None
-    name = next((each for each in configs.backends_configured(chosen) if traits(each).own_machines), None)
+    own = (each for each in configs.backends_configured(chosen) if traits(each).own_machines)
+    name = next((each for each in own if isinstance(backends.load(each), backends.ReceivesModels)), None)
     return None if name is None else configs.load(chosen, backend=name)

@@ -53,6 +53,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "attempt": attempt.number,
         "restarts": state.restarts,
         "platform_name": attempt.name,
+        "platform_number": attempt.platform_number,
         "url": state.url,
         "instances": attempt.plan.instances,
         "ranks": attempt.plan.ranks,

@@ -159,7 +159,9 @@ def _head(job: Job, now_s: float) -> list[str]:
     if parent := lineage(job.config, attempt.progress):
         lines.append(f"  parent      {parent}")
     if attempt.ref is not None and not traits(job.backend).runs_here:
-        lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
+        number = f", job {attempt.platform_number}" if attempt.platform_number else ""
+        place = f": {state.url}" if state.url else ""
+        lines.append(f"  there       {attempt.name}{number}, as {job.backend} knows it{place}")
     return lines
 
 
@@ -294,8 +296,9 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
     attempt, state = job.attempt, job.attempt.state
     lines = []
     if state.started_s:
-        took_s = (state.ended_s or now_s) - state.started_s
-        ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
+        took_s = state.billed_s if state.waits_again and state.billed_s else (state.ended_s or now_s) - state.started_s
+        last_run = "last run " if state.waits_again else ""
+        ended = f", {last_run}ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
         lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:

@@ -41,6 +41,8 @@ class StopResult:
         if self.kills:
             return "at once, without saving"
         attempt = self.job.attempt
+        if attempt.state.state == "pending" and attempt.state.detail and attempt.state.started_s is None:
+            return "before its start"  # the platform has told why the job waits
         saved = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
         if attempt.plan.keeps:
             saved = "the files of `keep` are saved"

@@ -132,7 +132,7 @@ def steady(known: State, report: State, now_s: float) -> State:
     So a job that waits or runs as expected is not stored at each poll, and its cost keeps counting while its backend is
     unreachable.
     """
-    if report.billed_s is None or report.state not in ACTIVE:
+    if report.billed_s is None or report.state not in ACTIVE or report.waits_again:
         return report
     if known.state == report.state and known.billed_s is not None and known.told_s is not None:
         expected_s = known.billed_s + now_s - known.told_s
@@ -186,7 +186,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
         _price_micro(attempt),
         state.started_s,
         # An ended attempt without an end time costs the seconds that its platform counted.
-        state.ended_s if not runs else None,
+        state.ended_s if not runs or state.waits_again else None,
         state.billed_s,
         _told_s(state),
         _most_s(attempt),

@@ -43,7 +43,7 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     last = job.attempt
     legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
-    began_s = last.state.started_s if job.active else None
+    began_s = last.state.started_s if job.active and not last.state.waits_again else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if began_s is not None:
         cap_at_s, deadline_at_s = began_s + last.plan.cap_s, _deadline_at_s(began_s, last.plan)

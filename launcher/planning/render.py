@@ -21,6 +21,7 @@ __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "re
 _UNPRINTABLE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 YAML_WIDTH = 120
 _TEXT = "tag:yaml.org,2002:str"
+_EXPONENT = re.compile(r"-?\d+(\.\d+)?[eE][-+]?\d+$")
 
 
 def render_json(template: str, **values: Any) -> dict[str, Any]:
@@ -36,7 +37,11 @@ def render_yaml(template: str, **values: Any) -> dict[str, Any]:
     """Return the YAML mapping of the rendered text. The template contains `{{ value | yaml }}` for every value."""
     import yaml
 
-    body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Reads JSON's `1e-08` as a number; YAML 1.1 asks for a point."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-0123456789"))
+    body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=Loader)
     return body
 
 

@@ -31,6 +31,12 @@ backend: ssh
 resources: {instances: 2}
 ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
 """,
+    "slurm": """\
+backend: slurm
+resources: {instances: 2}
+limits: {max_duration: 50m}
+slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
+""",
     "sagemaker": """\
 backend: sagemaker
 resources: {instances: 2, instance_type: ml.m5.xlarge}
@@ -50,6 +56,7 @@ vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 }
 STAND_INS = {
     "ssh": "ssh_pair",
+    "slurm": "slurm",
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
@@ -61,7 +68,7 @@ REAL = {
 }  # real interpreters, outside and inside a container; the other backends start the same code
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
 # The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
-SHORTEST_S = {"azureml": 61, "vertex": 90}
+SHORTEST_S = {"azureml": 61, "slurm": 120, "vertex": 90}
 
 PAUSED = """\
 task: task.py
@@ -229,7 +236,7 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
-@cases("local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex"))  # in the tutorials' tests, too
+@cases("local", "ssh", "slurm", "sagemaker", soaked=("processes", "azureml", "vertex"))  # in the tutorials' tests, too
 def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
     """A stop lets the ranks save; a resume is the next attempt, whose ranks see all saved and kept files."""
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
@@ -271,7 +278,7 @@ def test_job_of_version_0_1_is_followed_stopped_and_resumed(cli: Any, job: Any, 
     assert cli("rm", "last", "-y").code == 0
 
 
-@cases("local", "ssh", "vertex", soaked=("processes", "azureml", "sagemaker"))
+@cases("local", "ssh", "vertex", soaked=("processes", "slurm", "azureml", "sagemaker"))
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
     """`--now` kills if the platform can; the job is stopped by its user, without a save to resume from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
@@ -282,7 +289,7 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-@cases("local", "sagemaker", soaked=("processes", "ssh", "azureml", "vertex"))  # ssh has local's agent
+@cases("local", "sagemaker", soaked=("processes", "ssh", "slurm", "azureml", "vertex"))  # ssh has local's agent
 def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 
@@ -328,7 +335,7 @@ def test_missing_secret_is_reported_before_the_submit(cli: Any, job: Any) -> Non
     assert cli("list", "--json").json["jobs"] == []
 
 
-@cases("local", soaked=("ssh", "sagemaker", "azureml", "vertex"))  # agent and trainer are the same everywhere
+@cases("local", soaked=("ssh", "slurm", "sagemaker", "azureml", "vertex"))  # agent and trainer are the same everywhere
 def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp_path: Path) -> None:
     """A pause is a good end: exit code 0, no retry; further pauses and the end equal a run without a pause."""
     folder = tmp_path / "project"
@@ -362,7 +369,7 @@ checkpoint: {every_steps: 2, keep: 3}
 """
 
 
-@cases(soaked=("local", "ssh", "sagemaker", "azureml", "vertex"))  # local in tests/launcher/test_evaluations.py, too
+@cases(soaked=("local", "ssh", "slurm", "sagemaker", "azureml", "vertex"))  # local: test_evaluations.py
 def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path: Path) -> None:
     """The nodes fetch the parent's checkpoint by themselves; the first evaluation is the parent's, bit for bit."""
     folder = tmp_path / "project"
@@ -392,7 +399,7 @@ def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path:
     assert (refused.code, "no job `nobody`" in refused.stderr) == (3, True)
 
 
-@cases("local", "vertex", soaked=("ssh", "sagemaker", "azureml"))  # agent and trainer are the same everywhere
+@cases("local", "vertex", soaked=("ssh", "slurm", "sagemaker", "azureml"))  # agent and trainer are the same everywhere
 def test_packed_sweep_trains_its_trials_on_both_nodes(backend: str, cli: Any, tmp_path: Path) -> None:
     """The best trial's file, submitted as a job of its own, has the trial's loss bit for bit."""
     folder = tmp_path / "project"

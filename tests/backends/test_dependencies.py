@@ -26,6 +26,12 @@ backend: ssh
 resources: {instances: 2}
 ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
 """,
+    "slurm": """\
+backend: slurm
+resources: {instances: 2}
+limits: {max_duration: 30m}
+slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
+""",
     "sagemaker": """\
 backend: sagemaker
 resources: {instances: 2, instance_type: ml.m5.xlarge}
@@ -42,7 +48,7 @@ resources: {{instances: 2, instance_type: n1-standard-4}}
 vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """,
 }
-STAND_INS = {"ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+STAND_INS = {"ssh": "ssh_pair", "slurm": "slurm", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
 CLOUDS = ("sagemaker", "azureml", "vertex")
 ONE_NODE = {"azureml"}  # in the test of reuse: this machine's two nodes build at once, a single node fills a store
@@ -123,7 +129,11 @@ def told(texts: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",  # hosts run local's code, the clouds' containers that of Azure ML's
-    ["local", "azureml", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ssh", "sagemaker", "vertex"))],
+    [
+        "local",
+        "azureml",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("ssh", "slurm", "sagemaker", "vertex")),
+    ],
     indirect=True,
 )
 def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any, backend: str) -> None:
@@ -276,7 +286,7 @@ def test_request_contains_installs_only_if_configured(
         file = folder / "cloudtrain.yaml"
         request = prepare(configs.load(file), file, tmp_path / "cache", dry=True).request
         texts.append("\n".join(request.files.values()))
-    assert ['"commands"' in text for text in texts] == [False, True]
+    assert [bool(re.search(r"\bcommands\"?:", text)) for text in texts] == [False, True]
     assert [bool(re.search(r"/environments$|/environments\"", text, re.M)) for text in texts] == [
         False,
         backend in CLOUDS,

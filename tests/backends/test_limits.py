@@ -29,6 +29,7 @@ resources: {accelerators: "A100:8"}
 budget: {limit: 5000 USD}
 local: {price_per_hour: 2 USD}
 ssh: {hosts: [a, b, c, d, e, f, g, h], price_per_hour: 30 USD}
+slurm: {price_per_hour: 30 USD, cpus_per_node: 8}
 sagemaker: {region: us-east-1, role: "arn:aws:iam::111122223333:role/train", keep_alive: 10m}
 azureml: {subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research, region: eastus,
   compute: c, idle: 5m}
@@ -39,6 +40,7 @@ NAMES = list(backends.BUILT_IN)
 READ: dict[str, Callable[[dict[str, Any]], int]] = {
     "local": lambda body: int(body["max_duration_s"]),
     "ssh": lambda body: int(body["max_duration_s"]),
+    "slurm": lambda body: int(next(o for o in body["sbatch"] if o.startswith("--time=")).partition("=")[2]) * 60,
     "sagemaker": lambda body: int(body["StoppingCondition"]["MaxRuntimeInSeconds"]),
     "azureml": lambda body: int(body["limits"]["timeout"]),
     "vertex": lambda body: int(body["jobSpec"]["scheduling"]["timeout"].removesuffix("s")),
@@ -49,6 +51,8 @@ def told(name: str, request: Request) -> dict[str, Any]:
     """Return the spec of the job's own processes."""
     if name in ("local", "ssh"):
         return request.body
+    if name == "slurm":
+        return request.body["order"]
     if name == "azureml":
         return json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
     return request.sending["spec" if name == "sagemaker" else "order"]

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = {
     "local": "resources: {instances: 2}",
     "ssh": "resources: {instances: 2}\nssh: {hosts: [h0, h1]}",
+    "slurm": "resources: {instances: 2}\nslurm: {cpus_per_node: 2}",
     "sagemaker": """\
 resources: {instances: 2, instance_type: ml.m5.xlarge}
 sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain", bucket: a-bucket}""",

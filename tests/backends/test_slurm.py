@@ -60,8 +60,10 @@ slurm:
 # In place of the interpreter: a node's agent, which notes its rank, and ends with the code in the file `verdict`.
 AGENT = """\
 #!/bin/bash
-echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES ${LEAKED:-clean} $*" > "agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}"
 trap 'touch requeue; exit 75' TERM
+touch head.json
+note=agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}
+echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES $*" > "$note.part" && mv "$note.part" "$note"
 until [ -e verdict ]; do sleep 0.05; done
 exit "$(cat verdict)"
 """
@@ -117,10 +119,81 @@ def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[...,
     assert "--cpus-per-task=1" in made.body["sbatch"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((), ["~/venv 1/bin/python", "-I", "-c"]),
+        (
+            ("slurm.container=apptainer", "image=~/train 1.sif"),
+            [
+                *("apptainer", "exec", "--bind", "~/work 1", "--bind", "/data/a b"),
+                *("--pwd", "~/work 1/jobs/digits-abcde", "~/train 1.sif", "~/venv 1/bin/python", "-I", "-c"),
+            ],
+        ),
+        (
+            ("slurm.container=pyxis", "image=docker://registry.example/train:1"),
+            [
+                *("--container-image=docker://registry.example/train:1", "--no-container-mount-home"),
+                *("--container-workdir=~/work 1/jobs/digits-abcde",),
+                *("--container-mounts=~/work 1:~/work 1,/data/a b:/data/a b", "~/venv 1/bin/python", "-I", "-c"),
+            ],
+        ),
+    ],
+)
+def test_script_starts_the_agents_with_whole_words(
+    settings: tuple[str, ...], words: list[str], render: Callable[..., Request], tmp_path: Path
+) -> None:
+    """srun gets each path as one word, in an image too: bash runs the script, with functions in the programs' place."""
+    home = tmp_path / "home 1"
+    places = ("slurm.workdir=~/work 1", "inputs={train: /data/a b}", "slurm.python=~/venv 1/bin/python")
+    made = render(PLAIN, *places, *settings)
+    folder = home / "work 1/jobs/digits-abcde/attempt-1"
+    (folder / "node-0").mkdir(parents=True)
+    (folder / "open").touch()
+    told = {f"BASH_FUNC_{name}%%": "() { :; }" for name in ("scontrol", "apptainer")}
+    told["BASH_FUNC_srun%%"] = "() { printf '%s\\0' \"$@\" > words; touch head.json; }"
+    done = subprocess.run(
+        ["bash", "-s"], input=made.body["script"], cwd=folder, env={"HOME": str(home), **told}, text=True, check=False
+    )
+    assert done.returncode == 0
+    found = (folder / "words").read_text().replace(str(home), "~").replace("/attempt-1", "").split("\0")
+    begin = found.index("--cpus-per-task=4") + 1
+    assert found[begin : begin + len(words)] == words
+    assert found[begin + len(words) + 1 :] == [
+        "~/work 1/jobs/digits-abcde/package",
+        "~/work 1/jobs/digits-abcde/order.json",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "stop", "requeues", "report"), [(143, False, 5, True), (143, True, 0, False), (137, False, 0, True)]
+)
+def test_script_requeues_a_job_without_agents_a_limited_number_of_times(
+    code: int, stop: bool, requeues: int, report: bool, render: Callable[..., Request], tmp_path: Path
+) -> None:
+    """An interpreter that is killed is a failure; TERM is a pre-emption, up to 5 times in a row, unless a stop came."""
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "open").touch()
+    stops = "echo > node-0/stop.json;" * stop
+    told = {
+        "BASH_FUNC_srun%%": f"() {{ {stops} return {code}; }}",
+        "BASH_FUNC_squeue%%": "() { echo RUNNING; }",
+        "BASH_FUNC_scontrol%%": "() { echo $1 >> told; }",
+        "BASH_FUNC_sleep%%": "() { :; }",
+    }
+    for _ in range(requeues + 1):
+        done = subprocess.run(["bash", "-s"], input=render(PLAIN).body["script"], cwd=tmp_path, env=told, text=True)
+    assert done.returncode == (75 if stop else code)
+    assert (tmp_path / "told").exists() == bool(requeues)
+    assert (tmp_path / "node-0/exit.json").exists() == report
+    assert not requeues or len((tmp_path / "told").read_text().split()) == requeues
+
+
 @pytest.mark.soak
 def test_script_runs_an_agent_a_node_and_requeues_itself(render: Callable[..., Request], slurm: Slurm) -> None:
-    """On a real Slurm: no variable of the login shell reaches the job, the agents' code is the job's code, and a job
-    that is pre-empted and leaves in the grace runs again."""
+    """On a real Slurm: the agents' code is the job's code, and a job that is pre-empted and leaves in the grace runs
+    again."""
     made = render(PLAIN, "slurm.partition=spot", "slurm.python=~/agent", "limits.max_duration=30m")
     folder = slurm.home() / "attempt 1"
     folder.mkdir()
@@ -130,13 +203,11 @@ def test_script_runs_an_agent_a_node_and_requeues_itself(render: Callable[..., R
         path.chmod(0o755)
     (folder / "open").touch()
     words = " ".join(f"'{option}'" for option in made.body["sbatch"])
-    sent = slurm.ssh(
-        f"cd 'attempt 1' && LEAKED=yes SBATCH_EXPORT=ALL sbatch --parsable --chdir=\"$PWD\" {words} job.sh"
-    )
+    sent = slurm.ssh(f"cd 'attempt 1' && sbatch --parsable --chdir=\"$PWD\" {words} job.sh")
     assert sent.returncode == 0, sent.stderr
     number = int(sent.stdout)
     until(lambda: all((folder / f"agent-{rank}-0").exists() for rank in (0, 1)))
-    assert (folder / "agent-1-0").read_text() == "1  clean -m cloudtrain.entrypoints.container . order.json\n"
+    assert (folder / "agent-1-0").read_text().startswith("1  -I -c import sys; ")
     urgent = slurm.submit("true", "--nodes=3", "--exclusive")
     slurm.wait(urgent, "RUNNING", "COMPLETED")
     until(lambda: slurm.job(number)["JobState"] == "PENDING")

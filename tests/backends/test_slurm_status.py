@@ -17,20 +17,18 @@ RULES = {"is_asked": False, "is_resumable": True, "limit_reason": "budget"}
 
 @pytest.mark.soak
 def test_words_of_a_real_slurm_are_read(slurm: Slurm) -> None:
-    """The three commands agree on a job that waits, runs, is requeued and is cancelled, also in a strange shell."""
+    """Both commands agree on a job that waits, runs, is requeued and is cancelled, also in a strange shell."""
     (slurm.home() / ".bashrc").write_text("export SQUEUE_FORMAT=%j SACCT_FORMAT=User SLURM_TIME_FORMAT=relative\n")
     begun = time.time()
     number = slurm.submit("sleep 100", "--hold", "--comment='a JobState=X b'")
-    held = _queued(slurm, number)
+    held = _shown(slurm, number)
     assert (held.state, held.reason, held.started_s) == ("PENDING", "JobHeldUser", None)
-    assert _shown(slurm, number).state == "PENDING"
     assert status.state_of(held, **RULES).detail == f"is held: scontrol release {number}"  # type: ignore[arg-type]
     slurm.ssh(f"scontrol release {number}")
     slurm.wait(number, "RUNNING")
     assert (running := _shown(slurm, number)) is not None
     assert (running.state, running.nodes, running.restarts) == ("RUNNING", "node0", 0)
     assert abs((running.started_s or 0) - begun) < 20
-    assert _queued(slurm, number).started_s == running.started_s
     slurm.ssh(f"scontrol requeue {number}")
     until(lambda: _shown(slurm, number).state == "PENDING")
     slurm.ssh(f"scontrol update job={number} StartTime=now+2")
@@ -68,6 +66,20 @@ def test_each_state_has_its_meaning(name: str, state: str, reason: str | None) -
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("FAILED", "0:53", "slurm.workdir"),
+        ("OUT_OF_MEMORY", "0:125", "slurm.mem"),
+        ("FAILED", "1:0", "Slurm says FAILED 1:0"),
+    ],
+)
+def test_failure_without_a_report_names_the_key(name: str, code: str, words: str) -> None:
+    """A workdir on a disk of the login node alone, and too little memory, are told as the cure."""
+    told = status.state_of(SlurmJob(1, name, exit_code=code), **RULES)  # type: ignore[arg-type]
+    assert words in (told.error or {})["message"]
+
+
+@pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("(Resources)", "waits for free nodes"),
@@ -84,11 +96,6 @@ def test_reason_of_a_wait_is_told_in_words(reason: str, words: str) -> None:
     assert told.startswith(words)
 
 
-def _queued(slurm: Slurm, number: int) -> SlurmJob:
-    (job,) = status.of_squeue(_told(slurm, *status.SQUEUE, "-j", str(number)))
-    return job
-
-
 def _shown(slurm: Slurm, number: int) -> SlurmJob:
     job = status.of_scontrol(_told(slurm, "scontrol", "show", "job", "-o", str(number)))
     assert job is not None
@@ -96,10 +103,12 @@ def _shown(slurm: Slurm, number: int) -> SlurmJob:
 
 
 def _recorded(slurm: Slurm, number: int) -> SlurmJob | None:
-    return status.of_sacct(_told(slurm, *status.SACCT, "-j", str(number)))
+    fields = "JobIDRaw,State,ExitCode,Start,End,NodeList"
+    return status.of_sacct(_told(slurm, "sacct", "-nPXD", "-j", str(number), "-o", fields))
 
 
 def _told(slurm: Slurm, *words: str) -> str:
-    done = slurm.ssh(shlex.join([*status.ENVIRONMENT, *words]))
+    environ = ("env", "-u", "SACCT_FORMAT", "SLURM_TIME_FORMAT=%s")  # as the verb `run`
+    done = slurm.ssh(shlex.join([*environ, *words]))
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from cloudtrain.backends.slurm import submission
-from cloudtrain.backends.slurm.submission import Done
+from cloudtrain.backends.slurm import jobs_submission as submission
+from cloudtrain.backends.slurm.channel import Done
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from doubles.slurm.handle import Slurm
 

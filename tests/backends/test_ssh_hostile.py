@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh import check, jobs
-from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import load
 from cloudtrain.launcher.errors import CloudtrainError

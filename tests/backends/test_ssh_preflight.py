@@ -273,7 +273,7 @@ def test_unreachable_host_gives_a_reason(words: str, found: str, cure: str) -> N
 
 def test_remedies_of_ssh_faults_match_our_own_messages() -> None:
     """The transport has its own sentences for the same faults."""
-    from cloudtrain.backends.ssh.channel_errors import fault_of
+    from cloudtrain.backends.channel.errors import fault_of
 
     for words, found in (
         ("Host key verification failed.", "its host key is not known here"),
@@ -288,7 +288,7 @@ def test_remedies_of_ssh_faults_match_our_own_messages() -> None:
 
 def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) -> None:
     """For `submit` and `hosts` an unknown name is a config fault (3), and a silent resolver is unreachable (7)."""
-    from cloudtrain.backends.ssh.channel_errors import fault_of
+    from cloudtrain.backends.channel.errors import fault_of
 
     where = "ssh: Could not resolve hostname h0"
     assert fault_of(f"{where}: Name or service not known", "h0", "ssh h0").exit_code == 3

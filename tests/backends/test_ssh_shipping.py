@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import channel_master, files_code
-from cloudtrain.backends.ssh.channel_calls import Fleet
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import archives, master
+from cloudtrain.backends.channel.calls import Fleet
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import Bundle
@@ -101,21 +101,21 @@ def sent_bytes(cluster: Cluster) -> int:
 def test_code_is_sent_once(pair: Cluster, code: Callable[..., Bundle], calls: list[Any]) -> None:
     """A second submit of the same files only asks, and sends no bytes."""
     bundle, hosts = code(), seats(pair)
-    paths = files_code.ship(fleet(), bundle, hosts)
+    paths = archives.ship(fleet(), bundle, hosts)
     assert [kept(pair, 0), kept(pair, 1)] == [[f"{bundle.sha256}.tar.gz"]] * 2
     assert Path(paths["h0"]).name == f"{bundle.sha256}.tar.gz"
     calls.clear()
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     assert sorted(calls) == [("h0", "has", 0), ("h1", "has", 0)]
 
 
 def test_archive_damaged_on_the_disk_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """After a power cut name and size may be right, but the bytes wrong."""
     bundle, hosts = code(), seats(pair, 1)
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     path = pair.hosts[0].home / ".cloudtrain/cache" / f"{bundle.sha256}.tar.gz"
     path.write_bytes(bytes(bundle.bytes))
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     assert path.read_bytes() == bundle.path.read_bytes()
 
 
@@ -123,15 +123,15 @@ def test_interrupted_upload_continues_at_its_offset(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first submit dies after two of three blocks; the next submit sends the third."""
-    monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
+    monkeypatch.setattr(archives, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
-    host, asked = hosts[0].host, files_code._asked(bundle)
+    host, asked = hosts[0].host, archives._asked(bundle)
     fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
     first = bundle.path.read_bytes()[: 2 << 20]
     fleet().call(host, "put", {**asked, "offset": 0}, first)
     fleet().run(fleet()._close())
     calls.clear()
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     assert sum(size for _, verb, size in calls if verb == "put") == bundle.bytes - len(first)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -140,8 +140,8 @@ def test_upload_continues_after_a_broken_connection(
     pair: Cluster, code: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same submit connects again."""
-    monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
-    monkeypatch.setattr(files_code, "PAUSE_S", 0.1)
+    monkeypatch.setattr(archives, "BLOCK", 1 << 20)
+    monkeypatch.setattr(archives, "PAUSE_S", 0.1)
     bundle, hosts = code(3), seats(pair, 1)
     plain, broken = Fleet.call, []
 
@@ -153,7 +153,7 @@ def test_upload_continues_after_a_broken_connection(
         return plain(self, host, verb, ask, *more, **named)
 
     monkeypatch.setattr(Fleet, "call", tell)
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     assert broken
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -161,24 +161,24 @@ def test_upload_continues_after_a_broken_connection(
 def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
-    host, asked = hosts[0].host, files_code._asked(bundle)
+    host, asked = hosts[0].host, archives._asked(bundle)
     fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
     fleet().call(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
 def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """The second submit waits for the first upload and uses the file; if the first dies, the second takes over."""
     bundle, hosts = code(2), seats(pair, 1)
-    asked = files_code._asked(bundle)
-    other = Fleet(fleet().loop, channel_master.Masters())
+    asked = archives._asked(bundle)
+    other = Fleet(fleet().loop, master.Masters())
     assert other.call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
     assert fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["busy"]
     done = threading.Event()
 
     def second() -> None:
-        files_code.ship(fleet(), bundle, hosts)
+        archives.ship(fleet(), bundle, hosts)
         done.set()
 
     thread = threading.Thread(target=second)
@@ -195,12 +195,12 @@ def test_submits_that_wait_for_each_other_both_end(
 ) -> None:
     """A submit serves its free hosts before the wait for a busy host: a competing submit may need these free hosts."""
     bundle, hosts = code(), seats(pair)
-    other = Fleet(fleet().loop, channel_master.Masters())
-    assert not other.call(hosts[0].host, "has", {**files_code._asked(bundle), "bytes": bundle.bytes})["busy"]
-    thread = threading.Thread(target=files_code.ship, args=(fleet(), bundle, hosts))
+    other = Fleet(fleet().loop, master.Masters())
+    assert not other.call(hosts[0].host, "has", {**archives._asked(bundle), "bytes": bundle.bytes})["busy"]
+    thread = threading.Thread(target=archives.ship, args=(fleet(), bundle, hosts))
     thread.start()
     wait_until(lambda: kept(pair, 1) == [f"{bundle.sha256}.tar.gz"], 30)
-    files_code.ship(other, bundle, list(reversed(hosts)))
+    archives.ship(other, bundle, list(reversed(hosts)))
     thread.join(30)
     assert not thread.is_alive()
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
@@ -212,14 +212,14 @@ def test_full_disk_is_reported_before_the_upload(pair: Cluster, code: Callable[.
     bundle = code(6)
     pair.hosts[0].resize("/data", 12)
     with pytest.raises(CloudtrainError, match=r"h0: the code does not fit: /data/ct/cache has 1\d MB left, 6 MB"):
-        files_code.ship(fleet(), bundle, seats(pair, 1, workdir="/data/ct"))
+        archives.ship(fleet(), bundle, seats(pair, 1, workdir="/data/ct"))
     assert [path for path in pair.hosts[0].path("/data/ct/cache").iterdir() if path.stat().st_size] == []
 
 
 def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
-    asked = files_code._asked(bundle)
+    asked = archives._asked(bundle)
     fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
     with pytest.raises(CloudtrainError, match="the code does not fit"):
@@ -230,7 +230,7 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
 def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """A submit removes files without use for 30 days; the package in use stays."""
     bundle, hosts = code(), seats(pair, 1)
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     workdir = pair.hosts[0].home / ".cloudtrain"
     old = [workdir / "cache" / f"{'0' * 64}.tar.gz", workdir / "cache" / ".dead.part", workdir / "runtime" / ("0" * 64)]
     old[2].mkdir()
@@ -255,9 +255,9 @@ def test_change_in_a_large_file_sends_the_difference(
     pair: Cluster, code: Callable[..., Bundle], there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a change of 100 bytes in 20 MB, one MiB travels if both ends have rsync, else the whole archive."""
-    monkeypatch.setattr(files_code, "RSYNC_BYTES", 10 << 20)
+    monkeypatch.setattr(archives, "RSYNC_BYTES", 10 << 20)
     hosts = seats(pair, 1)
-    files_code.ship(fleet(), code(20), hosts)
+    archives.ship(fleet(), code(20), hosts)
     blob = tmp_path / "code/blob"
     with blob.open("r+b") as file:
         file.seek(10_000_000)
@@ -266,7 +266,7 @@ def test_change_in_a_large_file_sends_the_difference(
     if not there:
         pair.hosts[0].run(["mount", "--bind", "/dev/null", shutil.which("rsync") or ""])
     before = sent_bytes(pair)
-    files_code.ship(fleet(), changed, hosts)
+    archives.ship(fleet(), changed, hosts)
     travelled = sent_bytes(pair) - before
     assert f"{changed.sha256}.tar.gz" in kept(pair, 0)
     assert len(kept(pair, 0)) == 2
@@ -282,14 +282,14 @@ def test_slow_uplink_is_used_once(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second host fetches the code from the first; without a connection between them, the client sends twice."""
-    monkeypatch.setattr(files_code, "SLOW_S", 0.3)
-    monkeypatch.setattr(files_code, "FAN_OUT_S", 0.5)
+    monkeypatch.setattr(archives, "SLOW_S", 0.3)
+    monkeypatch.setattr(archives, "FAN_OUT_S", 0.5)
     bundle, hosts = code(2), seats(pair, 2)
     if not reached:
         for host in pair.hosts:
             host.isolate()
     pair.client.slow(rate_mbit_s=12)
-    files_code.ship(fleet(), bundle, hosts)
+    archives.ship(fleet(), bundle, hosts)
     pair.client.join()
     times = sum(size for _, verb, size in calls if verb == "put") / bundle.bytes
     assert times == (1 if reached else 2)

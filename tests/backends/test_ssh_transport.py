@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import channel, channel_master
-from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import host_channel, master
+from cloudtrain.backends.channel.calls import Call, HostAnswer
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts import host as sshhost
@@ -181,7 +181,7 @@ def test_login_with_a_foreign_program_is_reported(pair: Cluster, login: str) -> 
 
 def test_login_that_hangs_is_reported_in_limited_time(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The case of a start-up file that asks a question."""
-    monkeypatch.setattr(channel, "CALL_S", 1.0)
+    monkeypatch.setattr(host_channel, "CALL_S", 1.0)
     (pair.hosts[0].home_of("alice") / ".bashrc").write_text("echo which project?; sleep 30 < /dev/null\n")
     error = error_of(to(pair, user="alice"))
     assert (error.exit_code, "within 1 s, after `which project?`" in error.message) == (UNREACHABLE, True)
@@ -239,7 +239,7 @@ def test_server_with_one_session_and_no_terminal_works(pair: Cluster) -> None:
     answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
     assert [answer.error for answer in answers.values()] == [None] * 4
     command = [
-        *channel_master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True),
+        *master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True),
         *targets[0].target,
     ]
     done = subprocess.run([*command, "echo here"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
@@ -271,8 +271,8 @@ def test_master_that_hangs_is_replaced(pair: Cluster, monkeypatch: pytest.Monkey
     new_command()
     stopped = master_of(target)
     os.kill(stopped, signal.SIGSTOP)
-    monkeypatch.setattr(channel, "CALL_S", 2.0)
-    monkeypatch.setattr("cloudtrain.backends.ssh.channel_mux.OPEN_S", 2.0)
+    monkeypatch.setattr(host_channel, "CALL_S", 2.0)
+    monkeypatch.setattr("cloudtrain.backends.channel.mux.OPEN_S", 2.0)
     try:
         answers = [ask(target) for _ in range(2)]
     finally:
@@ -293,7 +293,7 @@ def test_masters_of_killed_commands_do_not_pile_up(pair: Cluster, home: Path) ->
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found]
     waiting = [line for line in lines if b"ControlMaster=yes" in line]
     assert len(waiting) == 3
-    assert all(f"ControlPersist={channel_master.PERSIST_S}".encode() in line for line in waiting)
+    assert all(f"ControlPersist={master.PERSIST_S}".encode() in line for line in waiting)
     assert len({line[line.index(b"-S") + 1] for line in waiting}) == 3
 
 

@@ -20,7 +20,7 @@ SECTIONS = ["A first run", "Your own script", "Backends", "Compared with other l
 MAX_LINES, FIRST_RUN_LINES, SCRIPT_LINES, BLOCK_LINES = 200, 5, 10, 3
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BACKENDS = ["local", "ssh", "sagemaker", "azureml", "vertex"]
+BACKENDS = ["local", "ssh", "slurm", "sagemaker", "azureml", "vertex"]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
 NAMES = sorted(path.parent.name for path in SCRIPTS.glob("*/cloudtrain.yaml"))
 ON_THE_PAGE = ["nanogpt", "trainer", "sft", "accelerate", "lightning", "fsdp2"]
-BACKENDS = ["local", "ssh", "sagemaker", "azureml", "vertex"]
+BACKENDS = ["local", "ssh", "slurm", "sagemaker", "azureml", "vertex"]
 BLOCK = re.compile(r"^```yaml\n(name: .*?)^```$", re.MULTILINE | re.DOTALL)
 
 # Arguments for a run that lasts until a test ends the job, and the script's words when it continues from a checkpoint.

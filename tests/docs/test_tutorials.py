@@ -20,6 +20,7 @@ STAND_INS = {
     "local": None,
     "sweep": None,
     "serving": None,
+    "slurm": "slurm",
     "ssh": "ssh_pair",
     "sagemaker": "aws",
     "azureml": "azure",

@@ -92,6 +92,13 @@ def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
     assert [each.key for each in found.due({}, time.time())] == ["budget:50@1000000"]
 
 
+def test_time_before_a_requeue_counts(tmp_path: Path) -> None:
+    """After a requeue on Slurm or in a queue, the deadline comes earlier by the time of the earlier runs."""
+    found = notifier(agent_spec(tmp_path, "http://127.0.0.1:1/"), time.time() - 6)
+    found.count_earlier(895)
+    assert [each.key for each in found.due({}, time.time())] == ["budget:100@1000000", "deadline:1"]
+
+
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     """Without a price, only the deadline and the end give notices."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate_micro_h": None})

@@ -67,8 +67,8 @@ def test_built_in_backend_matches_the_protocol_parameters(name: str, method: str
 
 def test_unknown_backend_is_a_config_error_with_all_names() -> None:
     """The hint has every valid name."""
-    with pytest.raises(ConfigError, match="unknown backend `slrum`") as caught:
-        backends.load("slrum")
+    with pytest.raises(ConfigError, match="unknown backend `elsewhere`") as caught:
+        backends.load("elsewhere")
     assert all(name in str(caught.value) for name in backends.names())
 
 

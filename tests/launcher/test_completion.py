@@ -92,7 +92,7 @@ def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job
     [
         ("submit --backend a", ["azureml", "all"]),
         ("submit --backend=ver", ["--backend=vertex"]),
-        ("plan --backend local,s", ["local,ssh", "local,sagemaker"]),
+        ("plan --backend local,s", ["local,ssh", "local,slurm", "local,sagemaker"]),
         ("doctor ss", ["ssh"]),
         ("explain resources.sp", ["resources.spot"]),
         ("explain reso", ["resources."]),

@@ -47,6 +47,8 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     script = replace(made, attempt=replace(made.attempt, plan=replace(made.attempt.plan, saves=False)))
     saves = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
     assert stopping.StopResult(script, "asked").words == f"stopping j with SIGTERM ({saves})"
+    waiting = replace(script, attempt=replace(script.attempt, state=State("pending", detail="waits for free nodes")))
+    assert stopping.StopResult(waiting, "asked").words == "stopping j before its start"
     loses = replace(script, attempt=replace(script.attempt, progress={"unkept": ["model.pt"]}))
     assert stopping.StopResult(loses, "asked").words == (
         f"stopping j with SIGTERM ({saves}; not kept: model.pt; to keep: `keep: [model.pt]` in the config)"

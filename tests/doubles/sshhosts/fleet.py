@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.ssh.backend import SshBackend
-from cloudtrain.backends.ssh.channel_calls import Fleet
 from cloudtrain.launcher import backend as backends
 
 __all__ = ["fleet", "forget"]

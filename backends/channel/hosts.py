@@ -1,4 +1,4 @@
-"""A host: how ssh reaches the machine, and the host's settings. From the config, or from a job's reference."""
+"""A host: how ssh reaches the machine, and the host's settings. From a config, or from a job's reference."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import hashlib
 import os
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend import StoredRecord
 
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+__all__ = ["HERE", "Host"]
 
-__all__ = ["Host", "of_config"]
+HERE = "this machine"  # as a host's name: calls go to a process here, without ssh
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,11 @@ class Host(StoredRecord):
     accepts_new_keys: bool = False
 
     @property
+    def is_here(self) -> bool:
+        """Whether the host is this machine, reached without ssh."""
+        return self.name == HERE
+
+    @property
     def config(self) -> tuple[str, ...]:
         """Return ssh's arguments for the configuration file."""
         return ("-F", os.path.expanduser(self.ssh_config)) if self.ssh_config else ()  # noqa: PTH111 - "none" is one
@@ -45,6 +48,8 @@ class Host(StoredRecord):
     @property
     def by_hand(self) -> str:
         """Return the command that a user types to log in."""
+        if self.is_here:
+            return "sh -c"
         return shlex.join(["ssh", *(word for word in self.target if word != "--")])
 
     @property
@@ -52,24 +57,3 @@ class Host(StoredRecord):
         """Return a key that identifies the connection's settings."""
         identity = (self.name, self.user, self.port, self.ssh_config, self.accepts_new_keys)
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-
-
-def of_config(config: JobConfig) -> list[Host]:
-    """Return the config's hosts, with the block's settings as defaults."""
-    from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
-
-    block = config.block(Ssh)
-    return [
-        Host(
-            name=each.host,
-            user=each.user or block.user,
-            port=each.port,
-            python=each.python or block.python,
-            workdir=each.workdir or block.workdir,
-            address=each.address,
-            interface=each.interface or block.interface,
-            ssh_config=block.ssh_config,
-            accepts_new_keys=block.accept_new_host_keys,
-        )
-        for each in block.hosts
-    ]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
 
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.errors import UnreachableError
 
 __all__ = ["PATIENCE_S", "ask"]

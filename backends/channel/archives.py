@@ -9,18 +9,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from cloudtrain.backends.ssh import channel_master
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import Assignment
+from cloudtrain.backends.channel import master
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["ship"]
+__all__ = ["Receiver", "ship"]
 
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
@@ -33,8 +32,24 @@ TRIES, PAUSE_S = 4, 2.0  # of an upload over a breaking connection, which resume
 BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
 
 
+class Receiver(Protocol):
+    """A host that gets the archive: its folder for jobs, and its address for the other hosts."""
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+
+    @property
+    def workdir(self) -> str:
+        """The folder for jobs and caches, an absolute path."""
+
+    @property
+    def address(self) -> str:
+        """The address for the other hosts."""
+
+
 def ship(
-    fleet: Fleet, bundle: Bundle, assignments: Sequence[Assignment], ports: Sequence[int] | None = None
+    fleet: Fleet, bundle: Bundle, assignments: Sequence[Receiver], ports: Sequence[int] | None = None
 ) -> dict[str, str]:
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
@@ -58,7 +73,7 @@ def ship(
 def _ship_to_free(
     fleet: Fleet,
     bundle: Bundle,
-    assignments: Sequence[Assignment],
+    assignments: Sequence[Receiver],
     reply: Mapping[Host, Mapping[str, Any]],
     ports: Sequence[int] | None,
 ) -> None:
@@ -161,10 +176,10 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
 
 def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
     """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
-    if shutil.which("rsync") is None:
+    if host.is_here or shutil.which("rsync") is None:
         return ""
     path = str(fleet.call(host, "basis", _asked(bundle))["path"])
-    over = [*channel_master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
+    over = [*master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
     if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits its remote shell command at blanks
         return ""
     command = ["rsync", "--inplace", "--no-whole-file", "--protect-args", "--timeout=60", "-e", " ".join(over)]
@@ -182,8 +197,8 @@ def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
 
 
 def _fan_out(
-    fleet: Fleet, bundle: Bundle, source: Assignment, targets: Sequence[Assignment], ports: Sequence[int] | None
-) -> list[Assignment]:
+    fleet: Fleet, bundle: Bundle, source: Receiver, targets: Sequence[Receiver], ports: Sequence[int] | None
+) -> list[Receiver]:
     """Have the hosts fetch the archive from `source`; return the hosts without success."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}

@@ -18,11 +18,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh import channel_master as masters
-from cloudtrain.backends.ssh import channel_mux
-from cloudtrain.backends.ssh.channel_errors import BROKEN, fault_of, is_passing, last_words, no_ssh
-from cloudtrain.backends.ssh.channel_master import Masters
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel import master as masters
+from cloudtrain.backends.channel import mux
+from cloudtrain.backends.channel.errors import BROKEN, fault_of, is_passing, last_words, no_ssh
+from cloudtrain.backends.channel.hosts import Host
+from cloudtrain.backends.channel.master import Masters
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 __all__ = ["HostChannel", "HostRefusal"]
@@ -53,7 +53,7 @@ class HostChannel:
     masters: Masters
     about: dict[str, Any] = field(default_factory=dict)  # the host's report about itself: workdir, address, ...
     ahead_s: float = 0.0  # the host's clock minus ours
-    _process: asyncio.subprocess.Process | channel_mux.Session | None = None
+    _process: asyncio.subprocess.Process | mux.Session | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _words: bytearray = field(default_factory=bytearray)
     _reader: asyncio.Task[None] | None = None
@@ -94,7 +94,8 @@ class HostChannel:
 
     async def _open(self) -> None:
         for pause_s in (*PAUSES_S, None):
-            socket = await self.masters.connected(self.host)  # `connected` has retries of its own
+            # `connected` has retries of its own.
+            socket = None if self.host.is_here else await self.masters.connected(self.host)
             try:
                 await self._open_once(socket)
             except UnreachableError as error:  # a master may lose its connection while it opens a session
@@ -104,11 +105,12 @@ class HostChannel:
             else:
                 return
 
-    async def _open_once(self, socket: Path) -> None:
+    async def _open_once(self, socket: Path | None) -> None:
         await self._closed()  # a process that has ended since the last call
         self._words.clear()
         try:
-            self._process = await channel_mux.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
+            session = await mux.opened(socket, COMMAND, MAX_LINE) if socket else None
+            self._process = session or await self._own_process(socket)
         except asyncio.TimeoutError as error:  # the next try starts a new master, if the host is reachable
             self.masters.forget(self.host)
             raise UnreachableError(f"{self.host.name}: {BROKEN}: its line is cut, or it went down") from error
@@ -131,9 +133,11 @@ class HostChannel:
             await self._closed()
             raise
 
-    async def _own_ssh(self, socket: Path) -> asyncio.subprocess.Process:
-        """Return an ssh process; it makes a connection of its own if the master opens no more sessions."""
-        command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
+    async def _own_process(self, socket: Path | None) -> asyncio.subprocess.Process:
+        """Return a shell's process here, or an ssh process: with a new connection if the master is out of sessions."""
+        command = ["sh", "-c", COMMAND]
+        if socket is not None:
+            command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
         try:
             return await asyncio.create_subprocess_exec(
                 *command,
@@ -219,7 +223,7 @@ class HostChannel:
             raise EOFError
         return line
 
-    async def _keep_words(self, process: asyncio.subprocess.Process | channel_mux.Session) -> None:
+    async def _keep_words(self, process: asyncio.subprocess.Process | mux.Session) -> None:
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             self._words += data
@@ -230,7 +234,7 @@ class HostChannel:
         process, self._process = self._process, None
         if process is None:
             return ""
-        if isinstance(process, channel_mux.Session):
+        if isinstance(process, mux.Session):
             process.close()
         else:
             await masters.killed(process)

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from cloudtrain.backends.ssh.channel import CALL_S, HostChannel
-from cloudtrain.backends.ssh.channel_master import Masters
-from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.channel.host_channel import CALL_S, HostChannel
+from cloudtrain.backends.channel.hosts import Host
+from cloudtrain.backends.channel.master import Masters
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
 __all__ = ["HostAnswer", "Call", "Fleet", "open_fleet"]

@@ -1,0 +1,96 @@
+"""Files from hosts: folders of a job, copied below a local folder, and pieces of log files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.channel.hosts import Host
+from cloudtrain.entrypoints.agent.node_logs import Chunk
+from cloudtrain.entrypoints.bundle_file import sha256_of
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+
+__all__ = ["CLOCKS_S", "brought", "chunks"]
+
+BLOCK = 4 << 20
+SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
+CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement
+
+
+def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
+    """Copy a folder of each node below `folder`; return the files there.
+
+    If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
+    host was skipped, after the files of the reached hosts are in the folder.
+    """
+    files: dict[Path, int] = {}
+    missing = []
+    for number, (host, place) in enumerate(places):
+        try:
+            reply = fleet.call(host, "tree", {"folder": place})
+        except UnreachableError:
+            missing.append(host.name)
+            continue
+        here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
+        like = [name for name, size in reply["files"] if here[name] == size]
+        sums = fleet.call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        for name, size in reply["files"]:
+            path = _inside(folder, name)
+            if name in sums and sums[name] == sha256_of(path):
+                continue  # from a disk that the hosts share, or equal on each host
+            if here[name] is not None:
+                path = _inside(folder / f"node-{number}", name)
+            _download(fleet, host, f"{place}/{name}", size, path)
+            files[path] = size
+    if missing:
+        what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
+        raise UnreachableError(f"{what}; what the others have left is in {folder}", hint="the same call again, later")
+    return sorted(files)
+
+
+def chunks(answer: HostAnswer) -> list[Chunk]:
+    """Return the pieces of a node's log files from the answer to the verb `read`."""
+    found, begin = [], 0
+    for reply in answer.reply["chunks"]:
+        data = answer.data[begin : begin + reply["size"]]
+        begin += reply["size"]
+        found.append(
+            Chunk(
+                reply["name"],
+                reply["offset"],
+                data,
+                tuple((size, time_s) for size, time_s in reply["times"]),
+                reply["has_more"],
+            )
+        )
+    return found
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = folder / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ConfigError(f"a host names a file outside the folder: {name!r}", where=str(folder))
+    return path
+
+
+def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> None:
+    """Copy one file. Raises ConfigError if the file cannot be written here."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            while file.tell() < size:
+                call = Call("get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
+                answer = fleet.ask({host: call}, 600.0, is_urgent=True)[host]
+                if answer.error is not None:
+                    raise answer.error
+                if not answer.data:
+                    break  # the file has become shorter meanwhile
+                file.write(answer.data)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the output cannot be copied: {error.strerror}", where=str(path)) from error
+    except CloudtrainError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,267 @@
+"""Jobs of the installed command on a real Slurm, with a script in place of torchrun."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from cloudtrain.backends.slurm.jobs import SILENT_S
+from doubles.slurm.handle import Slurm
+from doubles.sshhosts import lightpython
+
+pytestmark = pytest.mark.slow
+
+# Replaces torchrun: says its rank, and runs until a file `go` appears; saves on SIGTERM.
+TRAIN = """\
+import os, signal, sys, time
+from pathlib import Path
+
+def save(signum, frame):
+    (Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]) / f"saved-{os.environ['RANK']}").touch()
+    sys.exit(1)  # as torchrun after a signal
+
+signal.signal(signal.SIGTERM, save)
+out = Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
+(out / f"began-{os.environ['RANK']}").write_text(os.uname().nodename + os.environ.get("LEAKED", ""))
+while not (out / "go").exists():
+    time.sleep(0.05)
+"""
+CONFIG = """\
+backend: slurm
+resources: {{instances: {instances}}}
+limits: {{max_duration: 10m}}
+slurm: {{{login}python: {python}, cpus_per_node: 1{more}}}
+"""
+LOGIN = 'login: alice@login, ssh_config: "${SSH_CONFIG}", '
+
+
+@pytest.fixture
+def site(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """Return a Slurm that the command finds, with an interpreter that starts no torchrun."""
+    slurm.apply(monkeypatch)
+    for host in (slurm.login, *slurm.nodes):
+        lightpython.install(host)
+    return slurm
+
+
+@pytest.fixture
+def write(site: Slurm, project: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a project for the cluster: `write("partition: spot")`."""
+
+    def make(more: str = "", instances: int = 2, login: str = LOGIN) -> Path:
+        settings = {
+            "instances": instances,
+            "login": login,
+            "python": lightpython.PATH,
+            "more": f", {more}" * bool(more),
+        }
+        return project(CONFIG.format(**settings), script="train.py", text=TRAIN)
+
+    return make
+
+
+@pytest.fixture
+def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
+    """Return a function that submits a job and returns its id."""
+
+    def submit(more: str = "", *, instances: int = 2, secret: str = "") -> str:
+        asked = ("--set", "secrets=[API_TOKEN]") if secret else ()
+        done = cli("submit", "-d", "-y", "--json", *asked, cwd=write(more, instances), env={"API_TOKEN": secret})
+        assert done.code == 0, done.stderr
+        return str(done.json["job"])
+
+    return submit
+
+
+def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], wait_until: Any) -> None:
+    """Without `login`, the same commands work on the login node itself, from submit to artifacts.
+
+    No variable of the submitting shell, or of a login shell, reaches the ranks.
+    """
+    for name in (".profile", ".bash_profile"):
+        (site.home() / name).write_text("export LEAKED=by-a-login-shell\n")
+    shutil.copytree(write(login=""), site.home() / "project")
+    for name in ("launcher", "backends", "templates", "entrypoints"):  # the hosts have no cloudtrain
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, site.home() / "lib/cloudtrain" / name, ignore=ignored)
+    program = "from cloudtrain.launcher.cli import main; main()"
+
+    def run(*args: str) -> str:
+        words = ["env", "LEAKED=by-the-submit", "PYTHONPATH=/home/alice/lib", sys.executable, "-c", program, *args]
+        done = site.ssh(f"cd project && {shlex.join(words)}")
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    job = json.loads(run("submit", "-d", "-y", "--json"))["job"]
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    wait_until(lambda: {path.read_text() for path in output.glob("began-*")} == {"node0", "node1"})
+    assert json.loads(run("status", job, "--json"))["state"] == "running"
+    assert run("exec", job, "--node", "1", "--", "hostname") == "node1\n"
+    run("stop", job, "-y")
+    status = json.loads(run("status", job, "--json"))
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
+    (output / "go").touch()
+    run("resume", job, "-y")
+    assert json.loads(run("status", job, "--json"))["state"] == "succeeded"
+    assert "node 1 of 2" in run("logs", job)
+    files = json.loads(run("artifacts", job, "-o", "/home/alice/out", "--json"))["files"]
+    assert {Path(name).name for name in files} >= {"began-0", "began-1", "go"}
+
+
+def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """The reason of the wait is told in words; followers ask Slurm once in 15 s; a stop cancels the job at once."""
+    site.drain(site.nodes[0])
+    job = send("nodelist: node0", instances=1, secret="s3cret")
+    said = "waits for nodes that are down, drained or reserved"
+    wait_until(lambda: cli("status", job, "--json").json["detail"] is not None)
+    before, begun = site.requests(), time.monotonic()
+    for _ in range(4):
+        status = cli("status", job, "--json").json
+        assert (status["state"], status["detail"]) == ("pending", said)
+    assert site.requests() - before <= (time.monotonic() - begun) // 15 + 1
+    assert cli("stop", job, "-y").code == 0
+    status = cli("status", job, "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", False)
+    order = (site.home() / f".cloudtrain/jobs/{job}/attempt-1/order.json").read_text()
+    assert '"secrets": {}' in order
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_by_root", [False, True])
+def test_job_cancelled_by_slurms_own_command_has_saved(
+    is_by_root: bool, cli: Any, site: Slurm, send: Any, wait_until: Any
+) -> None:
+    """scancel is a stop by the user: the agents save, and the state does not say that the job was pre-empted."""
+    job = send()
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    if is_by_root:
+        site.admin("scancel", "--user=alice")
+    else:
+        site.ssh("scancel --me")
+    assert cli("wait", job).code == 9
+    status = cli("status", job, "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
+    assert status["detail"] == ("cancelled by the user root of the cluster" if is_by_root else None)
+
+
+@pytest.mark.soak
+def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any, send: Any) -> None:
+    """A request that Slurm would refuse, or accept and never run, is refused with the key, and no job is stored."""
+    for more, option, words in (
+        ("partition: nowhere", "limits.max_duration=10m", "invalid partition specified: nowhere"),
+        ("mem: 1G", "resources.instances=4", "the partition main gives 3 at most"),
+        ("partition: short", "resources.instances=1", "the partition short gives 1m at most"),
+        ("mem: 64G", "resources.instances=1", "no node has all of --mem=64G"),
+        ("mem: 1G", "resources.accelerators=A100:8", "no node has all of --gres=gpu:a100:8"),
+        ("account: rich", "resources.instances=1", "at slurm.account"),
+    ):
+        done = cli("submit", "-d", "-y", "--set", option, cwd=write(more))
+        assert (done.code, words in done.stderr) == (3, True), done.stderr
+    assert cli("list", "--json").json["jobs"] == []
+    assert site.admin("squeue", "-h") == ""
+    done = cli("submit", "-d", "-y", "--set", "checkpoint.uri=/root/x", cwd=write("mem: 1G"))
+    assert (done.code, "login: /root/x cannot be made: Permission denied" in done.stderr) == (3, True), done.stderr
+    assert not list((site.home() / ".cloudtrain/jobs").glob("*"))
+    site.drain(site.nodes[0])
+    job = send("nodelist: node0", instances=1)  # the node may come back
+    assert cli("stop", job, "-y").code == 0
+
+
+@pytest.mark.soak
+def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """An agent that is killed leaves no report: Slurm's word ends the job within 45 s, and no process is left."""
+    job = send(instances=1)
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: (output / "began-0").exists())
+    assert cli("status", job, "--json").json["state"] == "running"
+    node = site.nodes[0]
+    (agent,) = [pid for pid, line in node.processes() if "slurm_step" in line and "srun" not in line]
+    begun = time.monotonic()
+    node.kill(agent, signal.SIGKILL)
+    assert cli("wait", job).code == 1
+    assert time.monotonic() - begun < 45
+    status = cli("status", job, "--json").json
+    assert (status["state"], status["error"]["message"]) == ("failed", "Slurm says FAILED 137:0")
+    assert not [line for _, line in node.processes() if "alice" in line or "light" in line]
+
+
+@pytest.mark.soak
+def test_running_job_needs_no_question_to_slurm(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """The agents' files show that a job runs, also without any line for a long time."""
+    job = send()
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    before, begun = site.requests(), time.monotonic()
+    while time.monotonic() - begun < 1.5 * SILENT_S:
+        assert cli("status", job, "--json").json["state"] == "running"
+    assert site.requests() == before
+    (output / "go").touch()
+    assert cli("wait", job).code == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keeps_notes", [True, False])
+def test_job_is_adopted(cli: Any, site: Slurm, send: Any, write: Any, keeps_notes: bool) -> None:
+    """The job's folder holds the record: with a note of the login node `adopt` needs no config, else a config."""
+    job = send()
+    for path in cli.home.glob("registry*"):
+        path.unlink()
+    if not keeps_notes:
+        shutil.rmtree(cli.home / "slurm")
+    done = cli("adopt", "-y", "--json", "--backend", "slurm", cwd=cli.cwd if keeps_notes else write())
+    assert (done.code, done.json["adopted"]) == (0, [job]), done.stderr
+    assert cli("status", job, "--json").json["state"] in ("pending", "running")
+    assert cli("stop", job, "--now", "-y").code == 0
+    assert cli("wait", job).code == 9
+
+
+@pytest.mark.soak
+def test_running_job_is_shown_and_stopped_without_the_controller(
+    cli: Any, site: Slurm, send: Any, wait_until: Any
+) -> None:
+    """The agents' files are enough for a running job; a waiting job is unreachable until the controller answers."""
+    job = send()
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    waiting = send("nodelist: node2, raw: [--begin=now+1hour]", instances=1)
+    site.slurmctld.kill(signal.SIGTERM)
+    assert cli("status", job, "--json").json["state"] == "running"
+    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is not None, 60, 1.0)
+    assert cli("stop", job, "-y").code == 0
+    assert cli("status", job, "--json").json["resumable"] is True
+    site.slurmctld.start()
+    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is None, 60, 1.0)
+    assert cli("stop", waiting, "-y").code == 0
+
+
+@pytest.mark.soak
+def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+    """A pre-empted job waits without a rate and without a limit; a stop of the waiting job keeps the paid time."""
+    site.drain(site.nodes[2])
+    job = send("partition: spot, price_per_hour: 3600 USD")
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    assert cli("status", job, "--json").json["burn_usd_per_hour"] == 7200
+    site.wait(site.submit("sleep 600", "--nodes=2", "--exclusive"), "RUNNING")
+    wait_until(lambda: cli("status", job, "--json").json["state"] == "pending", 45, 0.5)
+    waiting = cli("status", job, "--json").json
+    assert (waiting["burn_usd_per_hour"], waiting["cap_at_s"]) == (0, None)
+    assert waiting["spend_usd"] > 2
+    assert str(waiting["platform_number"]) in cli("status", job).stdout
+    assert cli("stop", job, "-y").code == 0
+    assert cli("wait", job).code == 9
+    ended = cli("status", job, "--json").json
+    assert (ended["state"], ended["reason"]) == ("stopped", "user")
+    assert ended["spend_usd"] == pytest.approx(waiting["spend_usd"], rel=0.01)
