@@ -302,7 +302,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
         lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:
-        lines.append(f"  spend       {spent(job, money)}")
+        lines.append(f"  spend       {spent(job, money)}{_gpu_hours(attempts, attempt, now_s)}")
         if money.deadline_at_s is not None and (limit := limit_times(job, money, now_s)):
             lines.append(f"  limit       {limit}")
         lines += _outlook_lines(job, money, now_s)
@@ -310,10 +310,25 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         from cloudtrain.launcher.money.unit_cost import achieved, in_words
 
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
-        lines.append(f"  cost        {spent(job, money)}{f' ({bought})' if bought else ''}")
+        more = f" ({bought})" if bought else _gpu_hours(attempts, attempt, now_s)
+        lines.append(f"  cost        {spent(job, money)}{more}")
     if attempt.idle_usd:
         lines.append(f"  idle        up to {attempt.idle_usd:.2f} USD more while its machines idle after it")
     return lines
+
+
+def _gpu_hours(attempts: Sequence[Attempt], last: Attempt, now_s: float) -> str:
+    """Return the time of the GPUs of a job without a price, in words; "" for a job with a price or without GPUs."""
+    if last.plan.price_micro != 0 or not last.plan.gpus_per_instance:
+        return ""
+    from cloudtrain.launcher.metering import meter
+
+    seconds = sum(
+        leg.instances * each.plan.gpus_per_instance * leg.seconds(now_s)
+        for each in [*attempts[:-1], last]
+        for leg in meter.legs_of([each])
+    )
+    return f", {seconds / 3600:,.2f} GPU-hours"
 
 
 def _outlook_lines(job: Job, money: Forecast, now_s: float) -> list[str]:

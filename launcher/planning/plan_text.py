@@ -75,7 +75,9 @@ def _money(plan: Plan, backend: str) -> Iterator[str]:
         yield f"price unknown: {plan.price_source}"
         return
     if plan.price_micro == 0:
-        yield f"no cost: {plan.price_source}"
+        gpus = plan.instances * plan.gpus_per_instance
+        hours = f", at most {gpus * plan.cap_s / 3600:,.2f} GPU-hours" if gpus else ""
+        yield f"no cost: {plan.price_source}{hours}"
         if plan.unpriced_budget_micro is not None:
             yield f"no price for {plan.machine or 'this machine'}: the budget does not apply on {backend}"
         return

@@ -138,6 +138,14 @@ def test_plan_multiplies_price_instances_and_time(planned: Callable[..., Plan]) 
     assert (plan.hourly_usd, plan.worst_case_usd) == (6.0, 9.0)
 
 
+def test_plan_of_own_gpus_counts_their_hours(planned: Callable[..., Plan]) -> None:
+    """Without a price, the plan gives the GPU-hours of the longest duration; without GPUs there are no such hours."""
+    wanted = ("resources.instances=2", "limits.max_duration=90m", "training.global_batch_size=64")
+    plan = planned(*wanted, capacity=Capacity(8, 0.0, "your cluster"))
+    assert "no cost: your cluster, at most 24.00 GPU-hours" in plan_text.lines(plan)
+    assert "no cost: your own machine" in plan_text.lines(planned(*wanted))
+
+
 def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]) -> None:
     """An unknown price is not 0."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))

@@ -109,6 +109,19 @@ def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[
     assert "saves" not in shown
 
 
+def test_status_of_own_gpus_counts_the_hours_of_all_attempts(make_job: Callable[..., Job]) -> None:
+    """Without a price, the line of the cost has the GPU-hours; an earlier attempt counts too."""
+    made = make_job("x")
+    plan = replace(made.attempt.plan, instances=2, gpus_per_instance=4, price_micro=0, hourly_usd=0.0)
+    sent = replace(made.attempt, plan=plan, phase="sent", ref={"x": 1})
+    earlier = replace(sent, state=State("stopped", "preempted", started_s=NOW_S - 9000, ended_s=NOW_S - 7200))
+    last = replace(sent, number=2, state=State("running", started_s=NOW_S - 1800))
+    shown = "\n".join(as_lines(replace(made, attempt=last), [earlier, last]))
+    assert "spend       0.00 USD, 8.00 GPU-hours" in shown
+    priced = replace(last, plan=replace(plan, price_micro=1_000_000))
+    assert "GPU-hours" not in "\n".join(as_lines(replace(made, attempt=priced), [priced]))
+
+
 def test_status_of_a_stalled_job_has_no_forecast(screen: Callable[..., str]) -> None:
     """A job without a step for longer than its forecast has neither a finish time nor a final price."""
     still = {**STEPS, "stepped_s": NOW_S - 1800, "eta_s": 900.0}
