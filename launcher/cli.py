@@ -94,7 +94,7 @@ SECTIONS = {
     "After the training": ("evaluate", "export", "serve", "push", "register", "deploy", "extend", "undeploy"),
     "Money": ("cost", "budget", "prices"),
 }
-INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery
+INTERRUPT_AGAIN_S = 0.01  # between two looks whether the hook of a lost interrupt has ended
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 
 
@@ -188,10 +188,18 @@ def _deliver_again(lost: sys.UnraisableHookArgs) -> None:
         return
     import signal
     import threading
+    import time
 
-    main_thread = threading.main_thread().ident
+    main_thread, has_ended = threading.main_thread().ident, [False]
     assert main_thread is not None, "a running thread has an identifier"
-    threading.Timer(INTERRUPT_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+
+    def deliver() -> None:
+        while not has_ended[0]:
+            time.sleep(INTERRUPT_AGAIN_S)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    threading.Thread(target=deliver, daemon=True).start()
+    has_ended[0] = True  # no call follows, so Python delivers no signal before the return
 
 
 def _run(argv: list[str], debug: bool, as_json: bool) -> int:

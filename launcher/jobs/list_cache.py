@@ -25,7 +25,7 @@ from cloudtrain.launcher.text.terminal import json_line
 
 __all__ = ["FORM", "JobFilter", "ListRow", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 8  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
+FORM = 9  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 _BATCH = 500  # rows in a transaction
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +17,18 @@ from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.metering import meter
 from doubles.plans import plan_of
 
-NOW = time.time()
+NOW = time.time() - 3600  # a late run of the tests must not matter
 HANDLE = SlurmRef(Host("login"), "/f", "/c", "/o", nodes=2, nproc_per_node=1, number=7, sent_s=NOW - 1000)
 # The first run of the job: 100 s on both nodes, until 300 s ago.
 EARLIER = AgentState(1, "s", phase="ended", generation=1, started_s=NOW - 400, held_s=100.0)
 LEFT = {node: NodeStatus(EARLIER, held_s=100.0, saved=True, last_s=NOW - 300, now_s=NOW) for node in (0, 1)}
 AGAIN = {"restarts": 1, "started_s": NOW - 60, "ended_s": NOW - 20, "nodes": "node[0-1]"}
+
+
+@pytest.fixture(autouse=True)
+def _clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge at the time of the files, however late the test runs."""
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: NOW))
 
 
 @pytest.mark.parametrize(
