@@ -30,7 +30,7 @@ __all__ = ["HostChannel", "HostRefusal"]
 CALL_S = 60.0
 MAX_LINE = 64 << 20
 MAX_NOISE = 1 << 20  # bytes that a login may print before our first program answers
-END_S = 5.0  # for ssh's exit code, after the end of the host's output
+END_S = 5.0  # for ssh's exit code and standard error, after the end of the host's output
 PAUSES_S = (0.3, 0.6, 1.2)  # before each retry of a temporary failure
 # The interpreter's path comes first, on a line of its own. The command has no quote, `$` or `!` that fish or csh read.
 MARK = b"::cloudtrain::\n"  # as in entrypoints/host/bootstrap.py
@@ -234,6 +234,8 @@ class HostChannel:
         process, self._process = self._process, None
         if process is None:
             return ""
+        if self._reader is not None and process.stdout is not None and process.stdout.at_eof():
+            await asyncio.wait([self._reader], timeout=END_S)  # a close drops unread output
         if isinstance(process, mux.Session):
             process.close()
         else:

@@ -14,6 +14,7 @@ import pytest
 import wholejobs
 
 from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.sweep.journal import NAME
 from doubles.aws.handle import ROLE, Aws
 
@@ -66,6 +67,7 @@ def test_sweep_ends_without_a_launcher(cli: Any, tmp_path: Path, wait_until: Cal
     assert cli("submit", "-d", "-y", "--name", "alone", cwd=folder).code == 0
     node = cli.home / "local" / "alone" / "attempt-1" / "node-0"
     wait_until((node / "exit.json").exists, 120, 0.2)
+    wait_until(lambda: node_folder.agent_pid(node) is None, 20, 0.1)  # the job runs until the end of its agent
     wait_until(lambda: not processes.with_environment(CLOUDTRAIN_JOB="alone"), 20, 0.1)
     shown = cli("status", "alone", "--json").json
     assert (shown["state"], shown["trials"], shown["is_finished"], shown["held_usd"]) == ("ended", 4, True, 0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.store.registry import Registry
 
@@ -193,7 +194,8 @@ def test_submit_polls_jobs_that_fill_the_budget(
     folder = project(paid(script, "project: vision\n"))
     assert cli("budget", "set", "vision", "15").code == 0
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
-    wait_until(lambda: list(cli.home.glob("local/one/attempt-1/node-0/exit.json")))
+    node = cli.home / "local/one/attempt-1/node-0"
+    wait_until(lambda: (node / "exit.json").exists() and node_folder.agent_pid(node) is None)
     (folder / "cloudtrain.yaml").write_text((folder / "cloudtrain.yaml").read_text().replace("brief", "idle"))
     second = cli("submit", "-d", "-y", "--name", "two", cwd=folder)
     assert second.code == 0, second.stderr
