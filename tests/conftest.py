@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import importlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,11 +200,21 @@ class Cli:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a private state folder, not yet made, for every process that the test starts."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a private state folder, not yet made, for every process that the test starts; remove ssh's sockets."""
     folder = tmp_path / "home"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(folder))
-    return folder
+    yield folder
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"cloudtrain-{os.getuid()}-{digest}", ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torchrun_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the log folders of torchrun in pytest's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PET_LOG_DIR", str(tmp_path_factory.mktemp("torchrun")))
+        yield
 
 
 @pytest.fixture
