@@ -136,7 +136,7 @@ class World:
                 self.promised.setdefault(job, turn.start_s)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 20))])
 def test_random_gangs_all_start_and_no_head_is_late(seed: int) -> None:
     """Random gangs on four hosts: no host is used twice, all jobs run, and no head starts after its reserved start."""
     draw = random.Random(seed)
@@ -168,7 +168,7 @@ def test_random_gangs_all_start_and_no_head_is_late(seed: int) -> None:
     assert len(world.promised) > 5
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 10))])
 def test_random_priorities_never_deadlock(seed: int) -> None:
     """With late jobs of higher priority too, all jobs start and no host is used twice."""
     draw = random.Random(seed)
