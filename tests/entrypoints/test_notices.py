@@ -101,7 +101,7 @@ def test_hang_is_cut(way: int) -> None:
         sends = [partial(send, Channel("webhook", hook.url), notice()) for hook in (stuck, told)]
         first, second = try_all(sends, 0.4)
         assert (first and first.message, second) == ("no answer within 0 s", None)
-        assert time.monotonic() - begin_s < 2.0
+        assert time.monotonic() - begin_s < 5.0
 
 
 def test_slack_escapes_links_and_mentions() -> None:

@@ -347,7 +347,7 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
     ]
     start = time.monotonic()
     told = reachability.dial(peers=peers, token="word", limit_s=0.5)
-    assert time.monotonic() - start < 1.9
+    assert time.monotonic() - start < 5
     silent.close()
     assert told["reached"] == 1
     assert [(failed["name"], failed["how"]) for failed in told["failed"]] == [

@@ -139,7 +139,7 @@ def test_hanging_receiver_delays_neither_exit_nor_sound_receivers(job: Job, home
         carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
         told.wait(1)
         carrier.close(0.2)
-        assert time.monotonic() - begin_s < 2.0
+        assert time.monotonic() - begin_s < 5.0
     assert any("not delivered yet" in words for words in said)
 
 

@@ -187,4 +187,4 @@ def test_hanging_receiver_does_not_delay_a_followed_job(cli: Callable[..., Any],
         process.stderr.close()
     assert (code, "done" in printed) == (0, True), said
     assert "alerts not delivered yet: slack env:HOOK" in said[-1]
-    assert 2.0 < held_s < 3.5  # a part of the time is the end of the command on a busy machine
+    assert 2.0 < held_s < 8.0  # a part of the time is the end of the command on a busy machine
