@@ -240,23 +240,49 @@ def _start_template(address: str, preloaded: tuple[str, ...]) -> None:
     template.returncode = 0  # ends by itself after the last server
 
 
+class _Ends:
+    """A file for `select` that is readable after the end of a child process."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._reader
+
+    def clear(self) -> None:
+        """Forget the ends so far: call before the search for ended processes."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+    def close(self) -> None:
+        """Watch no processes: for a fork of the watching process."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
 def _template(listener: socket.socket) -> tuple[socket.socket, str, bool] | None:
     """Fork a server for every request; return the request in the server, None after the end of the last server."""
     running: set[int] = set()
-    is_asked = False
+    ends = _Ends()
     while True:
-        if select.select([listener], [], [], POLL_S * 10 if is_asked else UNUSED_S)[0]:
+        if listener in select.select([listener, ends], [], [], None if running else UNUSED_S)[0]:
             link, _ = listener.accept()
             request = link.recv(MESSAGE_BYTES)
             pid = os.fork() if request else 0
             if request and pid == 0:
+                ends.close()
                 listener.close()
                 path, adopts = json.loads(request)
                 return link, path, adopts
             if request:
                 running.add(pid)
-                is_asked = True
             link.close()
+        ends.clear()
         while running and (pid := os.waitpid(-1, os.WNOHANG)[0]):
             running.discard(pid)
         if not running:
@@ -269,16 +295,17 @@ def _serve(listener: socket.socket, link: socket.socket) -> dict[str, Any]:
     The server ends when the worker at the other end of `link` ends.
     """
     running: dict[int, socket.socket] = {}
+    ends = _Ends()
     while True:
-        ready = select.select([listener, link], [], [], POLL_S if running else None)[0]
+        ready = select.select([listener, link, ends], [], [])[0]
         if link in ready:
             os._exit(0)
-        if ready:
+        if listener in ready:
             connection, _ = listener.accept()
             data, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
             pid = os.fork()
             if pid == 0:
-                for each in (listener, link, connection, *running.values()):
+                for each in (ends, listener, link, connection, *running.values()):
                     each.close()
                 for number, file in zip((1, 2), files, strict=True):
                     os.dup2(file, number)
@@ -288,6 +315,7 @@ def _serve(listener: socket.socket, link: socket.socket) -> dict[str, Any]:
                 os.close(file)
             connection.send(str(pid).encode())
             running[pid] = connection
+        ends.clear()
         _tell_ends(running)
 
 
