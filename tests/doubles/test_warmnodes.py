@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +14,18 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import events
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_nodes")]
 
 # The module's name makes the process warm.
 TELL = """\
 import json, os, pathlib, signal, sys, time
+from cloudtrain.entrypoints import events
 stop = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 environ = dict(pair.split("=", 1) for pair in pathlib.Path("/proc/self/environ").read_text().split(chr(0)) if pair)
 print(json.dumps({"warm": "torch" in sys.modules, "argv": sys.argv, "cwd": os.getcwd(), "word": os.environ["WORD"],
+    "file": events.parse.__code__.co_filename,
     "shown": environ["WORD"], "user": os.getuid(), "ignores": stop, "umask": os.umask(0)}), flush=True)
 sys.argv[1] == "wait" and time.sleep(60)
 sys.exit(75)
@@ -33,6 +38,7 @@ def command(tmp_path: Path) -> list[str]:
     folder = tmp_path / "cloudtrain/entrypoints/agent"
     folder.mkdir(parents=True)
     (folder / "worker.py").write_text(TELL)
+    shutil.copy(events.__file__, folder.parent)
     return [sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.worker"]
 
 
@@ -45,11 +51,12 @@ def run(command: list[str], folder: Path, *words: str, **more: str) -> tuple[int
 
 
 def test_warm_rank_equals_a_cold_rank(command: list[str], tmp_path: Path) -> None:
-    """Arguments, folder, environment in /proc and exit code are equal; only the warm rank has torch imported."""
+    """Arguments, folder, environment in /proc, files and exit code are equal; only the warm rank has torch imported."""
     os.umask(0o027)
     warm, cold = run(command, tmp_path, "x"), run(command, tmp_path, "x", COLD_PYTHON="1")
     os.umask(0o022)
     assert (warm[1].pop("warm"), cold[1].pop("warm"), warm) == (True, False, cold)
+    assert warm[1]["file"] == str(tmp_path / "cloudtrain/entrypoints/events.py")
 
 
 def test_ignored_signals_are_taken_over(command: list[str], tmp_path: Path) -> None:
