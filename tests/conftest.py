@@ -51,6 +51,7 @@ COMMAND = Path(sys.executable).with_name("cloudtrain")
 PRELOADED = (
     *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "rich.live", "rich.table", "click"),
     *("cloudtrain.launcher.*", "cloudtrain.backends.local.*", "cloudtrain.backends.ssh.*"),
+    str(Path(__file__).parent / "doubles/builtschema.py"),
 )
 CLOUDS = (
     *("azure.ai.ml", "azure.identity", "requests", "boto3", "botocore.session", "s3transfer.manager"),

@@ -393,7 +393,10 @@ def _flush() -> None:
 
 
 def _import(name: str) -> None:
-    """Import a module; `package.*` is a package with all modules below."""
+    """Import a module; `package.*` is a package with all modules below, and `/PATH.py` a file."""
+    if name.endswith(".py"):
+        runpy.run_path(name)
+        return
     package = importlib.import_module(name.removesuffix(".*"))
     if name.endswith(".*"):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
