@@ -62,6 +62,8 @@ CLOUDS = (
     ),
 )
 
+SOAK_S = 1800  # for a test of many repeats on a busy machine
+
 # Runs for a minute in small steps, with only light imports: for jobs that a test stops.
 LOOP = """\
 import time
@@ -92,7 +94,10 @@ main()
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests for several workers."""
+    """Order the tests for several workers, and give tests of many repeats their time."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(SOAK_S))
     if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
         items[:] = order.in_shares(items, workers)
 

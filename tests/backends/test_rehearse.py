@@ -195,4 +195,4 @@ def test_rehearsal_works_without_namespaces(cli: Any, tmp_path: Path) -> None:
     environ = {"CLOUDTRAIN_SANDBOX": "none"}
     done = cli("rehearse", "--steps", "3", "--nodes", "1", "--json", cwd=folder, env=environ)
     assert done.code == 0, json.dumps(done.json)
-    assert any("nobody make namespaces" in each for each in done.json["not_checked"])
+    assert any("does not allow namespaces" in each for each in done.json["not_checked"])

@@ -30,7 +30,7 @@ def test_followed_job_goes_on_after_a_preemption(
 ) -> None:
     """A follower lifts Slurm's delay of 2 minutes: the job trains within 45 s, in the same attempt; no line is lost."""
     slurm.apply(monkeypatch)
-    whole = wholejobs.run_whole(cli, wholejobs.write_task(tmp_path / "project", CONFIG))
+    whole = wholejobs.run_whole(cli, wholejobs.write_task(tmp_path / "project", CONFIG), tmp_path)
     assert cli("submit", "--force", "-y", "-d", "--name", "kept", cwd=tmp_path / "project").code == 0
     cli.watch("step 30/", "logs", "-f", "kept")
     following = cli.start("wait", "kept")
