@@ -220,7 +220,8 @@ class Watcher:
         self._is_closing = True
         self._news.set()
         end_s = time.monotonic() + wait_s
-        self._thread.join(wait_s)
+        if self._thread.is_alive():  # else never started
+            self._thread.join(wait_s)
         self.poller.close(max(0.0, end_s - time.monotonic()))
         self.logs.close(max(0.0, end_s - time.monotonic()))
 

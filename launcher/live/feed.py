@@ -38,7 +38,10 @@ _READING = threading.BoundedSemaphore(8)  # an abandoned reader waits while its 
 
 
 class JobFeed:
-    """All watched jobs: the named jobs, or, without names, the jobs of `watch.chosen`. Call `close` at the end."""
+    """All watched jobs: the named jobs, or, without names, the jobs of `watch.chosen`.
+
+    Call `start` once the view has the terminal, because a poll may print; call `close` at the end.
+    """
 
     def __init__(self, names: Sequence[str], every_s: float = 0.0, folder: Path | None = None) -> None:
         """Raises NoSuchJobError for an unknown name, ConfigError if the registry cannot be used."""
@@ -54,6 +57,9 @@ class JobFeed:
         self.watcher = Watcher(
             self.folder, names, self._show, self.note, start=self._begin, step=self._step, every_s=every_s
         )
+
+    def start(self) -> None:
+        """Start the polls."""
         self.watcher.start()
 
     def scene(self, now_s: float) -> Scene:

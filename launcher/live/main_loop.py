@@ -62,6 +62,7 @@ def show(names: Sequence[str], every_s: float = 0.0) -> int:
     is_left = False  # by a key, or because all jobs have ended, so a longer wait is acceptable
     try:
         with Screen(feed.still) as screen:
+            feed.start()
             _open(feed, state)
             code = _run(screen, feed, state, bool(names))
             is_left = True

@@ -29,7 +29,10 @@ MOST_NOTES = 20
 
 
 class SweepFeed:
-    """Drives the sweep and reads its rows, each in a thread; call `close` at the end."""
+    """Drives the sweep and reads its rows, each in a thread.
+
+    Call `start` once the view has the terminal, because a send may print; call `close` at the end.
+    """
 
     def __init__(self, folder: Path, sweep: SweepRecord, every_s: float) -> None:
         self._folder, self._id, self._every_s = folder, sweep.id, every_s
@@ -39,6 +42,9 @@ class SweepFeed:
         self._shot: SweepShot | None = None
         self.code: int | None = None
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._drive, self._read)]
+
+    def start(self) -> None:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -64,7 +70,7 @@ class SweepFeed:
         """End the threads, waiting at most CLOSE_S seconds for a send in progress."""
         self._closing.set()
         end_s = time.monotonic() + CLOSE_S
-        for thread in self._threads:
+        for thread in filter(threading.Thread.is_alive, self._threads):
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _drive(self) -> None:
@@ -98,6 +104,7 @@ def show(registry: Registry, sweep: SweepRecord, every_s: float = 0.0) -> int:
     feed, code, has_terminal = SweepFeed(registry.folder, sweep, every_s or driving.LOOK_S), 130, True
     try:
         with Screen(feed.still) as screen:
+            feed.start()
             code = _run(screen, feed)
     except SignalExit as ended:
         code = ended.exit_code

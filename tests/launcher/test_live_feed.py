@@ -41,6 +41,7 @@ def feed() -> Iterator[Callable[..., JobFeed]]:
 
     def begin(*names: str) -> JobFeed:
         begun.append(JobFeed(names))
+        begun[-1].start()
         return begun[-1]
 
     yield begin
