@@ -217,11 +217,22 @@ class LocalBackend:
 
 
 def _copied(source: Path, folder: Path) -> list[Path]:
+    """Copy the files, and return the copies; files that a running job removes meanwhile are left out."""
+    copies = []
+
+    def copy(file: str, to: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(file, to)
+            copies.append(Path(to))
+
     try:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
+        shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=copy)
+    except shutil.Error as error:  # a list of (file, copy, reason)
+        if faults := [reason for file, _, reason in error.args[0] if os.path.lexists(file)]:
+            raise ConfigError(f"the output cannot be copied: {faults[0]}", where=str(folder)) from error
+    except OSError as error:
         raise ConfigError(f"the output cannot be copied: {error}", where=str(folder)) from error
-    return [folder / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    return sorted(copies)
 
 
 def _make_own(folder: Path, job: str) -> None:

@@ -147,15 +147,19 @@ def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:
     files = []
     been: set[tuple[int, int]] = set()
     for where, folders, names in os.walk(root, followlinks=True):
-        about = Path(where).stat()
+        try:
+            about = Path(where).stat()
+        except FileNotFoundError:  # removed by a running job, as the files below
+            continue
         if (about.st_dev, about.st_ino) in been:  # a link that leads back
             folders.clear()
             continue
         been.add((about.st_dev, about.st_ino))
         for name in sorted(names):
             path = Path(where, name)
-            if path.is_file():
-                files.append([path.relative_to(root).as_posix(), path.stat().st_size])
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    files.append([path.relative_to(root).as_posix(), path.stat().st_size])
     return {"files": sorted(files)}
 
 

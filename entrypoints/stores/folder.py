@@ -80,8 +80,11 @@ class FolderStore:
         """Return the files' names below the root that begin with `prefix`; other folders are not searched."""
         above, _, start = prefix.rpartition("/")
         entries = [each for each in (self._root / above).glob("*") if each.name.startswith(start)]
-        found = (path for entry in entries for path in (entry, *([] if entry.is_symlink() else entry.rglob("*"))))
-        names = (path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        found = [each for each in entries if each.is_file()]
+        for entry in entries:  # a walk passes over folders that a different rank removes meanwhile
+            if not entry.is_symlink():
+                found += [Path(place, name) for place, _, files in os.walk(entry) for name in files]
+        names = (path.relative_to(self._root).as_posix() for path in found)
         return sorted(name for name in names if not name.endswith((".tmp", ".lock")))
 
     def delete(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -386,3 +387,28 @@ def test_this_machine_refuses_bad_configs(cli: Any, project: Callable[..., Path]
     assert done.code == 3
     assert message in done.stderr
     assert not [job for job in cli("list", "--json").json["jobs"] if job["state"] != "failed"]
+
+
+def test_files_that_vanish_during_a_copy_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running job removes an old checkpoint while its files are fetched: the rest is fetched."""
+    source, real = tmp_path / "checkpoints", shutil.copy2
+    for name in ("step-1/rank-0", "step-2/rank-0"):
+        (source / name).parent.mkdir(parents=True)
+        (source / name).write_text(name)
+
+    def copy(file: str, to: str) -> None:
+        shutil.rmtree(source / "step-1", ignore_errors=True)
+        real(file, to)
+
+    monkeypatch.setattr(shutil, "copy2", copy)
+    assert backend._copied(source, tmp_path / "out") == [tmp_path / "out/step-2/rank-0"]
+
+
+def test_file_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    """A folder in the place of a file."""
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/a").write_text("a")
+    (tmp_path / "out/a").mkdir(parents=True)
+    (tmp_path / "out/a/a").mkdir()
+    with pytest.raises(ConfigError, match=r"the output cannot be copied: .*directory"):
+        backend._copied(tmp_path / "output", tmp_path / "out")

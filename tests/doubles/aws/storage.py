@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -94,9 +95,9 @@ class Mirror:
 
     def _now(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for path in self.folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                if path.is_file():
+        for place, _, names in os.walk(self.folder):  # passes over folders that are removed meanwhile
+            for path in (Path(place, name) for name in names):
+                with contextlib.suppress(OSError):
                     known = path.stat()
                     found[path.relative_to(self.folder).as_posix()] = (known.st_mtime_ns, known.st_size)
         return found
