@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.stores import gcs, google_access
+from cloudtrain.entrypoints.stores import gcs, google_access, google_http
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.google.handle import BUCKET, SERVICE_ACCOUNT, Google
 
@@ -135,7 +136,8 @@ def test_object_replaced_during_a_get_is_not_mixed(
     place = opened()
     place.put(file, "shard")
     store.fault("storage.download", "cut", count=1)
-    monkeypatch.setattr("time.sleep", lambda seconds: store.put_object("x/shard", bytes(6 * MIB)))
+    clock = SimpleNamespace(sleep=lambda seconds: store.put_object("x/shard", bytes(6 * MIB)))
+    monkeypatch.setattr(google_http, "time", clock)  # of this module alone: threads of earlier tests sleep, too
     with pytest.raises(OSError, match="another process has written the same object meanwhile"):
         place.get("shard", file.with_name("back"))
     assert not file.with_name("back").exists()
