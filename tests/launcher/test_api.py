@@ -257,7 +257,12 @@ def test_types_of_the_interface_hold(tmp_path: Path) -> None:
         "print(wait('last', timeout=3))\n"
         "print(wait('last').state.upper() + 1)\n"
     )
-    mypy = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--no-error-summary"]
+    config = tmp_path / "pyproject.toml"
+    # Without torch's 1,400 modules; `make lint` checks the package itself.
+    faster = [("torch.*", "follow_imports = 'skip'"), ("cloudtrain.*", "ignore_errors = true")]
+    more = "".join(f"[[tool.mypy.overrides]]\nmodule = '{name}'\n{setting}\n" for name, setting in faster)
+    config.write_text(f"{(ROOT / 'pyproject.toml').read_text()}\n{more}")
+    mypy = [sys.executable, "-m", "mypy", "--config-file", config, "--no-error-summary", "--cache-dir", tmp_path]
     done = subprocess.run([*mypy, PIPELINE, wrong], cwd=ROOT, capture_output=True, text=True, check=False)
     places = [line.partition(": error:")[0].rpartition("/")[2] for line in done.stdout.splitlines() if "error:" in line]
     assert places == ["wrong.py:2", "wrong.py:3", "wrong.py:4", "wrong.py:5"], done.stdout + done.stderr
