@@ -8,11 +8,9 @@ Runs in the code folder, as memory.py. SAVED is a JSON file with the shape of ea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from cloudtrain.entrypoints.checkpoints import matching
 from cloudtrain.entrypoints.contract import InitSettings
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer.initial import same_tensors
-from cloudtrain.entrypoints.trainer.memory import limit_memory, reason, without_data
+from cloudtrain.entrypoints.trainer.memory import answering, without_data
 from cloudtrain.entrypoints.trainer.settings import read_spec
 from cloudtrain.entrypoints.trainer.task import load_task
 
@@ -33,15 +31,8 @@ __all__ = ["compare", "main"]
 
 def main(spec_file: str, saved_file: str) -> None:
     """Print the result of the comparison."""
-    out = sys.stdout
-    warnings.simplefilter("ignore")
-    limit_memory()
-    with contextlib.redirect_stdout(sys.stderr):  # the task may print
-        try:
-            found = compare(spec_file, json.loads(Path(saved_file).read_text()))
-        except Exception as error:  # of the task: the node will tell
-            found = {"why": reason(error)}
-    print(json.dumps(found), file=out, flush=True)
+    with answering() as answer:  # after an exception of the task, the node will tell
+        answer(compare(spec_file, json.loads(Path(saved_file).read_text())))
 
 
 def compare(spec_file: str, saved: Mapping[str, Sequence[int]]) -> dict[str, Any]:

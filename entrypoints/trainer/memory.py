@@ -63,7 +63,7 @@ from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
-__all__ = ["Estimate", "StorageCounter", "estimate", "limit_memory", "main", "reason", "without_data"]
+__all__ = ["Estimate", "StorageCounter", "answering", "estimate", "main", "without_data"]
 
 Changes = dict[str, Any]  # keys of `training` with their values
 
@@ -89,24 +89,33 @@ class Estimate:
 
 def main(spec_file: str, usable_bytes: int) -> None:
     """Print the layouts, a JSON line each; `usable_bytes` is 0 if unknown."""
+    with answering() as answer:
+        spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
+        os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
+        ranks = job.nodes * job.nproc_per_node
+        for changes, found in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
+            answer({"changes": changes, **dataclasses.asdict(found)})
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that prints a JSON line, for a block that builds a model; an exception becomes `{"why": ...}`.
+
+    Limit this process to half of the main memory: a model that needs values has real weights.
+    """
     out = sys.stdout
     warnings.simplefilter("ignore")
-    limit_memory()
-    with contextlib.redirect_stdout(sys.stderr):  # the task may print
-        try:
-            spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
-            os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
-            ranks = job.nodes * job.nproc_per_node
-            for changes, found in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
-                print(json.dumps({"changes": changes, **dataclasses.asdict(found)}), file=out, flush=True)
-        except Exception as error:
-            print(json.dumps({"why": reason(error)}), file=out, flush=True)
-
-
-def limit_memory() -> None:
-    """Limit this process to half of the main memory: a model that needs values has real weights."""
     physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_DATA, (physical_bytes // 2,) * 2)
+
+    def answer(found: dict[str, Any]) -> None:
+        print(json.dumps(found), file=out, flush=True)
+
+    with contextlib.redirect_stdout(sys.stderr):  # the task may print
+        try:
+            yield answer
+        except Exception as error:
+            answer({"why": _reason(error)})
 
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
@@ -268,7 +277,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     try:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     except Exception as error:
-        return Estimate(static_bytes, static_bytes, parameters, is_assumed, reason(error))
+        return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
 
@@ -434,7 +443,7 @@ def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, b
         spread.walk(feed)
 
 
-def reason(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return the error in one line."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return _DATA
