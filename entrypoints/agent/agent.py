@@ -33,7 +33,7 @@ from cloudtrain.entrypoints.agent.boot import (
     SLURM,
     is_done,
 )
-from cloudtrain.entrypoints.agent.boot_environment import boot_environment
+from cloudtrain.entrypoints.agent.boot_environment import boot_environment, boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 from cloudtrain.entrypoints.agent.queue_wait import REQUEUE
@@ -51,7 +51,7 @@ from cloudtrain.entrypoints.scripts.newest import newest
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
 
-__all__ = ["Agent", "boot_module", "supervise"]
+__all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
 KEEP_S = 60.0  # time to copy the kept files at the job's end
@@ -113,7 +113,11 @@ class Agent:
         self.is_task = run.is_own
         where = self.root / "code", self.checkpoints, run.keep, self.root / "log" / "rank-0.log"
         self.keeper = None if self.is_task else FileKeeper(*where)
-        self.notifier = _notifier(spec, self.started_s)
+        self.notifier: NodeNotifier | None = None  # of a job that sends notifications by itself
+        if spec.job.notices is not None:
+            from cloudtrain.entrypoints.notices import node_notifier
+
+            self.notifier = node_notifier.of_agent(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.copies:
             self._share_checkpoints(Path(spec.copies))
@@ -438,17 +442,15 @@ class Agent:
         if self.notifier is not None:
             self.notifier.finish()
             self.times.note(time.time())
-        unkept = self._report_unkept()
-        resumable = verdict.state != "succeeded" and has_checkpoint(self.checkpoints)
         self.ended = replace(
             verdict,
-            resumable=resumable,
+            unkept=tuple(self._report_unkept()),
+            resumable=verdict.state != "succeeded" and has_checkpoint(self.checkpoints),
             started_s=self.started_s,
             ended_s=time.time(),
             held_s=self.line.held_s(),
             gone_s=self.line.gone_s(),
             unkillable=tuple(stuck),
-            unkept=tuple(unkept),
         )
         if not self.comes_again(verdict):
             self._write(EXIT, self.ended)
@@ -486,21 +488,6 @@ class Agent:
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
-
-
-def _notifier(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
-    """Return the job's notifier, None if the job sends no notifications by itself."""
-    if spec.job.notices is None:
-        return None
-    from cloudtrain.entrypoints.notices import node_notifier
-
-    return node_notifier.of_agent(spec, began_s)
-
-
-def boot_module(root: Path) -> str:
-    """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""
-    has_rooms = (root / "runtime" / "cloudtrain" / "entrypoints" / "agent" / "boot.py").exists()
-    return "cloudtrain.entrypoints.agent.boot" if has_rooms else "cloudtrain.entrypoints.boot"
 
 
 def _failure(message: str, kind: str = "config") -> dict[str, Any]:

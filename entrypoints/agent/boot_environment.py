@@ -1,4 +1,4 @@
-"""The environment variables of boot and of the ranks on a node."""
+"""The environment variables of boot and of the ranks on a node, and the name of boot's module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from cloudtrain.entrypoints.contract import AgentSpec
 from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.rank import variables
 
-__all__ = ["boot_environment", "node_variables"]
+__all__ = ["boot_environment", "boot_module", "node_variables"]
+
+
+def boot_module(root: Path) -> str:
+    """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""
+    has_rooms = (root / "runtime" / "cloudtrain" / "entrypoints" / "agent" / "boot.py").exists()
+    return "cloudtrain.entrypoints.agent.boot" if has_rooms else "cloudtrain.entrypoints.boot"
 
 
 def boot_environment(

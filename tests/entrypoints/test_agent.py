@@ -15,7 +15,8 @@ import pytest
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.agent.agent import Agent, boot_module
+from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.agent.boot_environment import boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired
 from cloudtrain.entrypoints.contract import AgentSpec
 
