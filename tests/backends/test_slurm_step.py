@@ -348,9 +348,8 @@ def _undisturbed(make: Make) -> dict[int, float]:
     return _WHOLE
 
 
-@pytest.mark.soak
-def test_agent_killed_while_the_controller_is_down(make: Make, slurm: Slurm) -> None:
-    """The batch script waits for the controller, and then requeues the job."""
+def _left_by_agents(make: Make, slurm: Slurm) -> tuple[SlurmAttempt, int]:
+    """Return a job whose agents have left for a requeue, with a dead controller, and the job's number."""
     attempt = make()
     number = attempt.submit()
     attempt.wait_for_step(15)
@@ -359,6 +358,13 @@ def test_agent_killed_while_the_controller_is_down(make: Make, slurm: Slurm) -> 
     slurm.slurmctld.kill()
     _kill(slurm.nodes[1], AGENT)
     until(lambda: "is requeued" in attempt.lines(0), 45)
+    return attempt, number
+
+
+@pytest.mark.soak
+def test_agent_killed_while_the_controller_is_down(make: Make, slurm: Slurm) -> None:
+    """The batch script waits for the controller, and then requeues the job."""
+    attempt, number = _left_by_agents(make, slurm)
     slurm.slurmctld.start()
     until(lambda: slurm.job(number)["Restarts"] == "1", 45)
     until(lambda: attempt.processes() == [], 15)
@@ -428,14 +434,7 @@ def test_node_that_cannot_start_ends_all_nodes(node: int, make: Make, slurm: Slu
 @pytest.mark.soak
 def test_stop_before_the_requeue_prevents_the_requeue(make: Make, slurm: Slurm) -> None:
     """The user stops the job after the agents have left: the batch script ends the job."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
-    slurm.wait_until_saved(number)
-    pace(slurm, 0.1)
-    slurm.slurmctld.kill()
-    _kill(slurm.nodes[1], AGENT)
-    until(lambda: "is requeued" in attempt.lines(0), 45)
+    attempt, number = _left_by_agents(make, slurm)
     attempt.ask_to_stop()
     slurm.slurmctld.start()
     job = slurm.wait(number, "FAILED", timeout_s=120)
