@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from cloudtrain.backends.edge import RemoteFault
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
+
+from .edge import RemoteFault
 
 __all__ = ["BUSY", "HttpClient", "Platform", "RemoteError", "Signer", "error_in", "object_in"]
 

@@ -1,6 +1,6 @@
 """The trainer under its public name: `python -m torch.distributed.run ... -m cloudtrain.entrypoints.train`."""
 
-from cloudtrain.entrypoints.trainer.train import main
+from .trainer.train import main
 
 if __name__ == "__main__":
     main()

@@ -27,16 +27,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cloudtrain.launcher.errors import UnreachableError, UsageError
-from cloudtrain.launcher.job import ACTIVE, JobState, require_name
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import reporting
+from .errors import UnreachableError, UsageError
+from .job import ACTIVE, JobState, require_name
+from .jobs.refresh import refresh
+from .store.registry import Registry
+from .text.terminal import reporting
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config import schema
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from .config import schema
+    from .job import Job
+    from .planning.prepare import Prepared
 
 __all__ = ["Config", "DryRun", "JobLine", "JobStatus", "logs", "resume", "status", "stop", "submit", "wait"]
 
@@ -68,8 +68,8 @@ class Config:
         overrides: Sequence[str] = (),
         **keys: Any,
     ) -> None:
-        from cloudtrain.launcher import config
-        from cloudtrain.launcher.planning.prepare import refused
+        from . import config
+        from .planning.prepare import refused
 
         if source is None or isinstance(source, Mapping):
             self.file, self._settings = Path(folder) / "Config(...)", tuple(overrides)
@@ -80,8 +80,8 @@ class Config:
             self.values = config.load(self.file, backend=backend, overrides=self._settings, further=refused)
 
     def _prepared(self, cache: Path, *, dry: bool) -> Prepared:
-        from cloudtrain.launcher.config import placing
-        from cloudtrain.launcher.planning.prepare import prepare
+        from .config import placing
+        from .planning.prepare import prepare
 
         with placing(self.file, self._settings):
             return replace(prepare(self.values, self.file, cache, dry=dry), settings=self._settings)
@@ -170,9 +170,9 @@ def submit(
     rehearsal, and a parent that seems not to fit. Raises ConfigError, UsageError (a `name` that is taken), BudgetError,
     CredentialError, CapacityError, UnreachableError (the job may have been sent: use `idempotency_key` to retry).
     """
-    from cloudtrain.launcher.config import placing
-    from cloudtrain.launcher.jobs import submit as sending
-    from cloudtrain.launcher.jobs.approval import require_allowed
+    from .config import placing
+    from .jobs import submit as sending
+    from .jobs.approval import require_allowed
 
     if name is not None:
         require_name(name)
@@ -196,7 +196,7 @@ def status(job: str | JobStatus) -> JobStatus:
     A backend that does not answer within a minute sets `unreachable`. Raises NoSuchJobError, CredentialError,
     ConfigError.
     """
-    from cloudtrain.launcher.jobs.poller import ask
+    from .jobs.poller import ask
 
     with _opened() as registry:
         answers = ask(registry, [registry.find(_id(job))], _PATIENCE_S)
@@ -212,7 +212,7 @@ def wait(job: str | JobStatus, *, timeout_s: float | None = None) -> JobStatus:
 
     Raises TimeoutError if the job has not ended after `timeout_s`; a failed job raises no exception.
     """
-    from cloudtrain.launcher.jobs import follow
+    from .jobs import follow
 
     with _opened() as registry:
         found = registry.find(_id(job))
@@ -246,7 +246,7 @@ def stop(job: str | JobStatus, *, now: bool = False) -> JobStatus:
 
     Raises NoSuchJobError, UsageError (the job is being submitted), UnreachableError, CredentialError.
     """
-    from cloudtrain.launcher.jobs import stopping
+    from .jobs import stopping
 
     with _opened() as registry:
         asked = stopping.ask(registry, _id(job), now=now)
@@ -276,8 +276,8 @@ def resume(
     checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. A done job goes
     on only with such a change, for example more steps. Raises what `submit` raises.
     """
-    from cloudtrain.launcher.jobs import retry
-    from cloudtrain.launcher.jobs import submit as sending
+    from .jobs import retry
+    from .jobs import submit as sending
 
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
@@ -312,7 +312,7 @@ def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _status_of(registry: Registry, job: Job) -> JobStatus:
-    from cloudtrain.launcher.jobs.describe import as_json, headline
+    from .jobs.describe import as_json, headline
 
     found = as_json(job, registry.attempts(job))
     same = ("name", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss")
@@ -328,8 +328,9 @@ def _status_of(registry: Registry, job: Job) -> JobStatus:
 
 def _lines(job: Job, ranks: frozenset[int] | None, tail: int | None, following: bool) -> Iterator[JobLine]:
     from cloudtrain.entrypoints import events
-    from cloudtrain.launcher.jobs.follow import read
-    from cloudtrain.launcher.logs.view import View
+
+    from .jobs.follow import read
+    from .logs.view import View
 
     with contextlib.closing(Registry()) as registry:
         pages = read(registry, job, View(ranks=ranks), tail=tail, following=following)

@@ -18,8 +18,8 @@ try:
 
     import click
 
-    from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.text.terminal import ReaderGoneError, print_json, say
+    from .errors import CloudtrainError
+    from .text.terminal import ReaderGoneError, print_json, say
 except KeyboardInterrupt:  # the imports take most of the first 0.3 s
     sys.stderr.write("\ninterrupted: nothing was sent or changed\n")
     sys.exit(130)
@@ -166,7 +166,7 @@ def main() -> None:
     sys.unraisablehook = _deliver_again
     argv = sys.argv[1:]
     if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # the completion of a shell
-        from cloudtrain.launcher.completion.answering import answer
+        from .completion.answering import answer
 
         answer(cli, argv)
         return
@@ -257,7 +257,7 @@ def _setting(error: click.ClickException) -> str:
         return "cloudtrain submit -- --epochs 10"
     from shlex import quote
 
-    from cloudtrain.launcher.config.fields import as_yaml, field_at, keys_named
+    from .config.fields import as_yaml, field_at, keys_named
 
     keys = keys_named(error.option_name.lstrip("-").replace("-", "_"))
     fields = [(key, field) for key in keys if (field := field_at(tuple(key.split("."))))]

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.plan import Plan
+from .errors import UsageError
+from .plan import Plan
 
 __all__ = [
     "ACTIVE",

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cloudtrain.backends import edge
-from cloudtrain.backends.azureml.records import Workspace
-from cloudtrain.backends.edge import RemoteFault
-from cloudtrain.backends.http import HttpClient, Platform, RemoteError, error_in, object_in
 from cloudtrain.launcher.errors import CapacityError, ConfigError
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.text.remote import one_line
+
+from .. import edge
+from ..edge import RemoteFault
+from ..http import HttpClient, Platform, RemoteError, error_in, object_in
+from .records import Workspace
 
 __all__ = [
     "Azure",

@@ -10,16 +10,26 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
+
+from .records import AzureMLRef, AzureMLSending
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.azureml import (
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+
+    from . import (
         api,
         check,
         doctor,
@@ -33,17 +43,9 @@ if TYPE_CHECKING:
         request,
         status_history,
     )
-    from cloudtrain.backends.azureml.api import Azure, AzureAccess
-    from cloudtrain.backends.azureml.records import Workspace
-    from cloudtrain.backends.azureml.status_history import Details, RunHistory
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.metering.rate import Quote
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+    from .api import Azure, AzureAccess
+    from .records import Workspace
+    from .status_history import Details, RunHistory
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 
@@ -75,8 +77,9 @@ class AzureMLBackend:
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
-        from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region
         from cloudtrain.launcher.text.units import format_duration
+
+        from .machine import block_of, choose, idle_s_of, unknown_region
 
         request.require(config)
         machine, block = choose(config), block_of(config)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml import request_body
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.planning.request_rules import IMAGE, Found, key_of, part
+
+from . import request_body
 
 __all__ = ["faults", "violations"]
 

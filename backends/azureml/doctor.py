@@ -6,15 +6,16 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import api, files, machine_cluster, prices
-from cloudtrain.backends.azureml import secrets as job_secrets
-from cloudtrain.backends.azureml.api import Azure, AzureAccess
-from cloudtrain.backends.azureml.block import AzureML
-from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
-from cloudtrain.backends.azureml.records import plain_region
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.refreshing import compared
+
+from . import api, files, machine_cluster, prices
+from . import secrets as job_secrets
+from .api import Azure, AzureAccess
+from .block import AzureML
+from .machine import block_of, choose, workspace_of
+from .records import plain_region
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import AzureAccess
-from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
+
+from ..job_folder import JobFolder
+from . import api
+from .api import AzureAccess
 
 __all__ = ["datastore_of", "download", "has_checkpoint", "put_model", "saved_shapes"]
 

@@ -14,18 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import api, files, machine_cluster, status, status_history
-from cloudtrain.backends.azureml import logs as streams
-from cloudtrain.backends.azureml import secrets as job_secrets
-from cloudtrain.backends.azureml.api import Azure, AzureAccess
-from cloudtrain.backends.azureml.machine import block_of, workspace_of
-from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced
-from cloudtrain.backends.azureml.status_history import RunHistory
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
+
+from . import api, files, machine_cluster, status, status_history
+from . import logs as streams
+from . import secrets as job_secrets
+from .api import Azure, AzureAccess
+from .machine import block_of, workspace_of
+from .records import AzureMLRef, AzureMLSending, Unpriced
+from .status_history import RunHistory
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -48,7 +49,7 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
     and `find` can later tell whether the job exists.
     """
-    from cloudtrain.backends.azureml.request import SENT, encoded  # few users of this module need the functions
+    from .request import SENT, encoded  # few users of this module need the functions
 
     plan, owner = AzureMLSending.load(request.sending), identity(shipment.home)
     access = AzureAccess(plan.workspace, azure)
@@ -104,7 +105,7 @@ def find(azure: Azure, request: Request, home: Path) -> JobRef | None:
 
 def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the workspace with our tag."""
-    from cloudtrain.backends.azureml.block import AzureML
+    from .block import AzureML
 
     access, found = AzureAccess(workspace_of(AzureML() if config is None else block_of(config)), azure), []
     with api.answers("list the jobs"):
@@ -204,7 +205,7 @@ def _create(
     After any error the job may exist: the SDK retries by itself, and the refusal of a retry says nothing of the first
     try. Raises UnreachableError if the outcome cannot be read.
     """
-    from cloudtrain.backends.azureml import sdk
+    from . import sdk
 
     plan, begin_s = AzureMLSending.load(request.sending), time.monotonic()
     folder = (shipment.base / plan.code_dir).absolute()

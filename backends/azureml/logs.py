@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import Azure
-from cloudtrain.backends.azureml.status_history import Details
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.logs import container_lines
+
+from . import api
+from .api import Azure
+from .status_history import Details
 
 __all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
 

@@ -7,15 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.records import Workspace, plain_region
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
+from .records import Workspace, plain_region
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.azureml.block import AzureML
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .block import AzureML
 
 __all__ = ["block_of", "choose", "idle_s_of", "region_of", "unknown_region", "workspace_of"]
 
@@ -30,7 +32,7 @@ _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 def block_of(config: JobConfig) -> AzureML:
     """Return the config's `azureml` block, or a block of defaults."""
-    from cloudtrain.backends.azureml.block import AzureML  # a poll of a job's state needs no config
+    from .block import AzureML  # a poll of a job's state needs no config
 
     return config.block(AzureML)
 

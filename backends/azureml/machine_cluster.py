@@ -6,14 +6,15 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import AzureAccess
-from cloudtrain.backends.azureml.machine import CLUSTER_IDLE_S
-from cloudtrain.backends.azureml.records import AzureMLSending, plain_region
 from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.times import duration_s
 from cloudtrain.launcher.text.units import format_duration
+
+from . import api
+from .api import AzureAccess
+from .machine import CLUSTER_IDLE_S
+from .records import AzureMLSending, plain_region
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import api, files
-from cloudtrain.backends.azureml.api import Azure, AzureAccess
-from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, VendorCall
 from cloudtrain.launcher.errors import ConfigError
+
+from . import api, files
+from .api import Azure, AzureAccess
+from .machine import block_of, workspace_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.launcher.backend.models import EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
+
+from .machine import block_of, choose, workspace_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import Azure
-from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
+
+from . import api
+from .api import Azure
+from .machine import block_of, choose, region_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

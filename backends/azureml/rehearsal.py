@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.azureml.request import BUNDLE, CHECKPOINTS, ORDER, SENT, encoded
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from .request import BUNDLE, CHECKPOINTS, ORDER, SENT, encoded
 
 __all__ = ["rehearsal"]
 

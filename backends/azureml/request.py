@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region, workspace_of
-from cloudtrain.backends.azureml.records import AzureMLSending
 from cloudtrain.entrypoints.contract import KeyVaultSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
@@ -22,6 +20,9 @@ from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
+
+from .machine import block_of, choose, idle_s_of, unknown_region, workspace_of
+from .records import AzureMLSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

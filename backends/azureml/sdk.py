@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import AzureAccess
-from cloudtrain.backends.azureml.request import BUNDLE
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
+
+from . import api
+from .api import AzureAccess
+from .request import BUNDLE
 
 __all__ = ["create"]
 

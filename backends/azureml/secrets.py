@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.launcher.errors import ConfigError
+
+from . import api
+from .api import AzureAccess
 
 __all__ = ["ROLE", "put", "remove", "url_of"]
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml.status_history import OVER, WAITING, Details
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds
+
+from .status_history import OVER, WAITING, Details
 
 __all__ = ["awaiting", "is_fresh", "machine_of", "may_report_more", "state_of"]
 

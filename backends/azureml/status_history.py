@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import Azure, AzureAccess
-from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.launcher.errors import UnreachableError
+
+from . import api
+from .api import Azure, AzureAccess
+from .records import Workspace
 
 __all__ = ["OVER", "WAITING", "Details", "RunHistory", "root_of"]
 

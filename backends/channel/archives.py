@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from cloudtrain.backends.channel import master
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
+
+from . import master
+from .calls import Call, Fleet, HostAnswer
+from .hosts import Host
 
 __all__ = ["Receiver", "ship"]
 

@@ -17,10 +17,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from cloudtrain.backends.channel.host_channel import CALL_S, HostChannel
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.channel.master import Masters
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+
+from .host_channel import CALL_S, HostChannel
+from .hosts import Host
+from .master import Masters
 
 __all__ = ["HostAnswer", "Call", "Fleet", "open_fleet"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.entrypoints.bundle_file import sha256_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+
+from .calls import Call, Fleet, HostAnswer
+from .hosts import Host
 
 __all__ = ["CLOCKS_S", "brought", "chunks"]
 

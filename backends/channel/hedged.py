@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
 
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.errors import UnreachableError
+
+from .calls import Call, Fleet, HostAnswer
+from .hosts import Host
 
 __all__ = ["PATIENCE_S", "ask"]
 

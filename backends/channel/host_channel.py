@@ -18,12 +18,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.channel import master as masters
-from cloudtrain.backends.channel import mux
-from cloudtrain.backends.channel.errors import BROKEN, fault_of, is_passing, last_words, no_ssh
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.channel.master import Masters
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+
+from . import master as masters
+from . import mux
+from .errors import BROKEN, fault_of, is_passing, last_words, no_ssh
+from .hosts import Host
+from .master import Masters
 
 __all__ = ["HostChannel", "HostRefusal"]
 

@@ -24,10 +24,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudtrain.backends.channel.errors import fault_of, is_passing, no_ssh
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import home
+
+from .errors import fault_of, is_passing, no_ssh
+from .hosts import Host
 
 __all__ = ["Masters", "argv", "killed"]
 

@@ -16,9 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.local import check as rules
-from cloudtrain.backends.local import request as requests
-from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import gpulocks, node_folder
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
@@ -26,6 +23,10 @@ from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STA
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.text.extras import install
+
+from . import check as rules
+from . import request as requests
+from .records import LocalRef
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -48,7 +49,7 @@ class LocalBackend:
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return this machine's GPUs, divided evenly among the instances."""
-        from cloudtrain.backends.local.block import Local  # a poll of a job's state needs no config
+        from .block import Local  # a poll of a job's state needs no config
 
         gpus = len(_visible_gpus())
         price = config.block(Local).price_per_hour
@@ -180,7 +181,7 @@ class LocalBackend:
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare a start of the agents in a folder of its own."""
-        from cloudtrain.backends.local import rehearsal as starts
+        from . import rehearsal as starts
 
         return starts.laid_out(request, stage)
 

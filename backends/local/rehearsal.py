@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from . import backend
 
 __all__ = ["laid_out"]
 

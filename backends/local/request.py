@@ -19,7 +19,7 @@ __all__ = ["build"]
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths begin at the config file's folder."""
-    from cloudtrain.backends.local.block import Local
+    from .block import Local
 
     name = platform_name(job_id, attempt)
     body = render.render_json(

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends import edge
-from cloudtrain.backends.edge import RemoteFault
 from cloudtrain.launcher.errors import (
     CapacityError,
     ConfigError,
@@ -20,8 +18,11 @@ from cloudtrain.launcher.errors import (
 )
 from cloudtrain.launcher.text.extras import install
 
+from .. import edge
+from ..edge import RemoteFault
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
+    from .records import SageMakerRef, SageMakerSending
 
 __all__ = [
     "AwsAccess",

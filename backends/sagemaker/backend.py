@@ -8,17 +8,27 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
-from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
+
+from .machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
+from .records import SageMakerRef, SageMakerSending
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.sagemaker import (
+    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+
+    from . import (
         api,
         check,
         doctor,
@@ -33,15 +43,7 @@ if TYPE_CHECKING:
         rehearsal,
         request,
     )
-    from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.metering.rate import Quote
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+    from .api import AwsAccess, AwsClients
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 

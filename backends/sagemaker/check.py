@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cloudtrain.backends.sagemaker.machine import has_local_disk
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, part
+
+from .machine import has_local_disk
 
 __all__ = ["faults", "violations"]
 

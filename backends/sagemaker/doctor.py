@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudtrain.backends.sagemaker import api, prices, request_images
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-from cloudtrain.backends.sagemaker.block import SageMaker
-from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.refreshing import compared
+
+from . import api, prices, request_images
+from .api import AwsAccess, AwsClients
+from .block import SageMaker
+from .machine import block_of, choose, place_of, region_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -6,12 +6,13 @@ import contextlib
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudtrain.backends.job_folder import JobFolder
-from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.entrypoints.stores.s3 import S3Store
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError
+
+from ..job_folder import JobFolder
+from . import api
+from .api import AwsAccess
 
 __all__ = ["of", "put_bundle"]
 

@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import api, files, status
-from cloudtrain.backends.sagemaker import request as requests
-from cloudtrain.backends.sagemaker import secrets as job_secrets
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-from cloudtrain.backends.sagemaker.machine import block_of, region_of
-from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
+
+from . import api, files, status
+from . import request as requests
+from . import secrets as job_secrets
+from .api import AwsAccess, AwsClients
+from .machine import block_of, region_of
+from .records import SageMakerRef, SageMakerSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -76,7 +77,7 @@ def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
 
 def jobs(clients: AwsClients, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
-    from cloudtrain.backends.sagemaker.block import SageMaker
+    from .block import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:

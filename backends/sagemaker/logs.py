@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.logs import container_lines
+
+from . import api
+from .api import AwsAccess
 
 __all__ = ["GROUP", "HOLD_S", "page"]
 

@@ -16,8 +16,9 @@ from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.sagemaker.block import SageMaker
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .block import SageMaker
 
 __all__ = [
     "S3Location",
@@ -56,7 +57,7 @@ class S3Location:
 
 def block_of(config: JobConfig) -> SageMaker:
     """Return the config's `sagemaker` block, or a block of defaults."""
-    from cloudtrain.backends.sagemaker.block import SageMaker  # a poll of a job's state needs no config
+    from .block import SageMaker  # a poll of a job's state needs no config
 
     return config.block(SageMaker)
 
@@ -140,7 +141,7 @@ def place_of(config: JobConfig) -> S3Location:
 
 def unknown_region(config: JobConfig) -> Fault | None:
     """Return a warning if the config's region is not known."""
-    from cloudtrain.backends.sagemaker.request_images import IMAGES_AS_OF
+    from .request_images import IMAGES_AS_OF
 
     return request_rules.unknown_region("sagemaker", "region", region_of(block_of(config)), IMAGES_AS_OF)
 

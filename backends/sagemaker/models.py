@@ -6,10 +6,11 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import api, files, request_images
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-from cloudtrain.backends.sagemaker.machine import block_of, place_of
 from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, VendorCall
+
+from . import api, files, request_images
+from .api import AwsAccess, AwsClients
+from .machine import block_of, place_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -12,14 +12,15 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import api, files
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_usd, place_of
-from cloudtrain.backends.sagemaker.models import container
-from cloudtrain.backends.sagemaker.records import SageMakerEndpoint
 from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.prices import catalog
+
+from . import api, files
+from .api import AwsAccess, AwsClients
+from .machine import block_of, choose, disk_usd, place_of
+from .models import container
+from .records import SageMakerEndpoint
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

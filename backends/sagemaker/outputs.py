@@ -6,11 +6,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from cloudtrain.backends.sagemaker import files
-from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.entrypoints import bundle_file
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.text.terminal import say
+
+from . import files
+from .api import AwsAccess
 
 __all__ = ["download"]
 

@@ -18,14 +18,15 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
-from cloudtrain.backends.sagemaker.block import SageMaker
-from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog
+
+from . import api
+from .api import AwsAccess, AwsClients
+from .block import SageMaker
+from .machine import block_of, choose, region_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -13,10 +13,11 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.records import SageMakerRef
 from cloudtrain.launcher.backend import Invoice, JobRef
 from cloudtrain.launcher.errors import ConfigError
+
+from . import api
+from .records import SageMakerRef
 
 __all__ = ["TAG", "invoice"]
 

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.sagemaker.records import SageMakerSending
-from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from .records import SageMakerSending
+from .request import BUNDLE, CODE, JOB, SPEC
 
 __all__ = ["rehearsal"]
 

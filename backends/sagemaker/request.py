@@ -11,9 +11,6 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import request_images
-from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, unknown_region
-from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
@@ -22,6 +19,10 @@ from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text.units import format_duration
+
+from . import request_images
+from .machine import S3Location, block_of, choose, disk_gb, place_of, unknown_region
+from .records import SageMakerSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.launcher.errors import ConfigError
+
+from . import api
+from .api import AwsAccess
 
 __all__ = ["put", "remove"]
 

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.channel.calls import Fleet
-    from cloudtrain.backends.slurm import (
+    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+
+    from ..channel.calls import Fleet
+    from . import (
         block,
         channel,
         check,
@@ -26,14 +33,8 @@ if TYPE_CHECKING:
         rehearsal,
         request,
     )
-    from cloudtrain.backends.slurm.channel import Login
-    from cloudtrain.backends.slurm.records import SlurmRef
-    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+    from .channel import Login
+    from .records import SlurmRef
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 
@@ -54,7 +55,7 @@ class SlurmBackend:
     @property
     def fleet(self) -> Fleet:
         """The channels, the same object in every thread."""
-        from cloudtrain.backends.channel import calls
+        from ..channel import calls
 
         with self._opening:
             self._fleet = self._fleet or calls.open_fleet()
@@ -144,7 +145,7 @@ class SlurmBackend:
         return channel.Login.at(self.fleet, handle.login), handle
 
     def _brought(self, ref: JobRef, place: str, folder: Path) -> list[Path]:
-        from cloudtrain.backends.channel.copies import brought
+        from ..channel.copies import brought
 
         login, _ = self._at(ref)
         return brought(self.fleet, [(login.host, place)], folder)

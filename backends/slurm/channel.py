@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import HERE, Host
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+
+from ..channel.calls import Call, Fleet, HostAnswer
+from ..channel.hosts import HERE, Host
 
 __all__ = ["Done", "Login", "Run", "host_of", "in_our_words"]
 

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.slurm.block import Slurm
-from cloudtrain.backends.slurm.channel import Done, Login, host_of
-from cloudtrain.backends.slurm.jobs_partitions import chosen, partitions, would_start
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
+from .block import Slurm
+from .channel import Done, Login, host_of
+from .jobs_partitions import chosen, partitions, would_start
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.channel.calls import Fleet
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from ..channel.calls import Fleet
 
 __all__ = ["checks", "hosts"]
 
@@ -194,9 +196,10 @@ def _container(login: Login, program: str) -> Check:
 
 def _job(login: Login, config: JobConfig) -> Check:
     """Ask Slurm when the config's job would start, without a job."""
-    from cloudtrain.backends.slurm import check, request
-    from cloudtrain.backends.slurm.backend import SlurmBackend
     from cloudtrain.launcher.planning import planner as plans
+
+    from . import check, request
+    from .backend import SlurmBackend
 
     plan = plans.make(config, SlurmBackend().capacity(config))
     body = request.build(plan, config, f"{config.name}-{NAME}", 1, "").body

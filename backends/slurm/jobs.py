@@ -11,14 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.backends.channel import master
-from cloudtrain.backends.channel.calls import HostAnswer
-from cloudtrain.backends.channel.copies import CLOCKS_S, chunks
-from cloudtrain.backends.slurm import status
-from cloudtrain.backends.slurm.channel import Login
-from cloudtrain.backends.slurm.jobs_submission import UNCERTAIN
-from cloudtrain.backends.slurm.records import SlurmRef
-from cloudtrain.backends.slurm.status import SlurmJob
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import LogPage
@@ -26,6 +18,15 @@ from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
+
+from ..channel import master
+from ..channel.calls import HostAnswer
+from ..channel.copies import CLOCKS_S, chunks
+from . import status
+from .channel import Login
+from .jobs_submission import UNCERTAIN
+from .records import SlurmRef
+from .status import SlurmJob
 
 __all__ = ["judged", "logs", "logs_from", "shell", "state", "stop"]
 

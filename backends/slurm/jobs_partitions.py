@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.slurm import jobs_submission as submission
-from cloudtrain.backends.slurm.channel import Login
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.units import format_duration
+
+from . import jobs_submission as submission
+from .channel import Login
 
 __all__ = ["SlurmPartition", "SlurmStart", "chosen", "partitions", "would_start"]
 

@@ -14,19 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.backends.channel import archives
-from cloudtrain.backends.channel.calls import Fleet
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.slurm import jobs_submission as submission
-from cloudtrain.backends.slurm.channel import Login, host_of
-from cloudtrain.backends.slurm.jobs_partitions import would_start
-from cloudtrain.backends.slurm.records import SlurmRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
+
+from ..channel import archives
+from ..channel.calls import Fleet
+from ..channel.hosts import Host
+from . import jobs_submission as submission
+from .channel import Login, host_of
+from .jobs_partitions import would_start
+from .records import SlurmRef
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -118,7 +119,7 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
     Raises UnreachableError, ConfigError.
     """
-    from cloudtrain.backends.slurm.block import Slurm
+    from .block import Slurm
 
     if config is not None:
         asked = [host_of(config.block(Slurm).model_dump(mode="json"))]

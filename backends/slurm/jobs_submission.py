@@ -11,8 +11,9 @@ import re
 import time
 from collections.abc import Sequence
 
-from cloudtrain.backends.slurm.channel import Run
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+
+from .channel import Run
 
 __all__ = ["close", "fault", "find", "open_door", "patience_s", "release", "submit"]
 

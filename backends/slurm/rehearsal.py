@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.slurm.channel import host_of
-from cloudtrain.backends.slurm.jobs_send import agent_spec, handle
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from .channel import host_of
+from .jobs_send import agent_spec, handle
 
 __all__ = ["rehearsal"]
 

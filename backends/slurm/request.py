@@ -14,9 +14,10 @@ from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.backends.slurm.block import Slurm
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
+
+    from .block import Slurm
 
 __all__ = ["build"]
 
@@ -29,7 +30,7 @@ _START = (
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
-    from cloudtrain.backends.slurm.block import Slurm
+    from .block import Slurm
 
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)

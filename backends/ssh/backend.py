@@ -8,16 +8,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules
+
+from .records import SshRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.channel.calls import Fleet
-    from cloudtrain.backends.ssh import block, check, doctor, jobs, jobs_send, models, rehearsal, request
     from cloudtrain.launcher.backend import (
         Check,
         FoundAttempt,
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+
+    from ..channel.calls import Fleet
+    from . import block, check, doctor, jobs, jobs_send, models, rehearsal, request
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 
@@ -55,7 +57,7 @@ class SshBackend:
     @property
     def fleet(self) -> Fleet:
         """The channels, the same object in every thread."""
-        from cloudtrain.backends.channel import calls
+        from ..channel import calls
 
         with self._opening:
             self._fleet = self._fleet or calls.open_fleet()
@@ -110,13 +112,13 @@ class SshBackend:
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
-        from cloudtrain.backends.channel import copies
+        from ..channel import copies
 
         return copies.brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
 
     def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
-        from cloudtrain.backends.channel import copies
+        from ..channel import copies
 
         places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
         return copies.brought(self.fleet, places, folder)

@@ -6,12 +6,13 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.channel.calls import Call, Fleet
-from cloudtrain.backends.ssh.block import Ssh
-from cloudtrain.backends.ssh.hosts_placement import examine
-from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+
+from ..channel.calls import Call, Fleet
+from .block import Ssh
+from .hosts_placement import examine
+from .request import of_config
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -26,9 +27,10 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     own = _own_ssh()
     if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
         return [own]
-    from cloudtrain.backends.ssh import check, request
-    from cloudtrain.backends.ssh.backend import SshBackend
     from cloudtrain.launcher.planning import planner as plans
+
+    from . import check, request
+    from .backend import SshBackend
 
     body = request.build(plans.make(config, SshBackend().capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
     faults = [fault for fault in check.faults(body) if not fault.is_warning]

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.ssh import preflight
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
+
+from ..channel.calls import Call, Fleet, HostAnswer
+from ..channel.hosts import Host
+from . import preflight
 
 __all__ = ["Assignment", "address_of", "assign_hosts", "examine", "path_on", "require_answers"]
 

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.backends.channel import hedged, master
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.copies import CLOCKS_S, chunks
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import JobRef, LogPage
@@ -18,6 +13,12 @@ from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.terminal import say
+
+from ..channel import hedged, master
+from ..channel.calls import Call, Fleet, HostAnswer
+from ..channel.copies import CLOCKS_S, chunks
+from ..channel.hosts import Host
+from .records import SshRef
 
 __all__ = ["logs", "logs_from", "shell", "state", "stop"]
 

@@ -16,12 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.channel import archives
-from cloudtrain.backends.channel.calls import Call, Fleet, HostAnswer
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
-from cloudtrain.backends.ssh.records import SshNode, SshRef
-from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
@@ -29,6 +23,13 @@ from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
+
+from ..channel import archives
+from ..channel.calls import Call, Fleet, HostAnswer
+from ..channel.hosts import Host
+from .hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
+from .records import SshNode, SshRef
+from .request import of_config
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.channel.calls import Call, Fleet
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import address_of
-from cloudtrain.backends.ssh.request import of_config
 from cloudtrain.launcher.backend import PushedModel, PushOutcome
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+
+from ..channel.calls import Call, Fleet
+from ..channel.hosts import Host
+from .hosts_placement import address_of
+from .request import of_config
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.backend import StoredRecord
+
+from ..channel.hosts import Host
 
 __all__ = ["SshNode", "SshRef"]
 

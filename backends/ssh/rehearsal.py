@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import Assignment
-from cloudtrain.backends.ssh.jobs_send import agent_spec
-from cloudtrain.backends.ssh.records import SshNode
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.environments.spec import PreparedEnvironment
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from ..channel.hosts import Host
+from .hosts_placement import Assignment
+from .jobs_send import agent_spec
+from .records import SshNode
 
 __all__ = ["rehearsal"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
+
+from ..channel.hosts import Host
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -21,7 +22,7 @@ __all__ = ["build", "of_config", "port_range"]
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
-    from cloudtrain.backends.ssh.block import Ssh
+    from .block import Ssh
 
     name, block = platform_name(job_id, attempt), config.block(Ssh)
     body = render.render_json(
@@ -60,7 +61,7 @@ def port_range(text: str) -> list[int] | None:
 
 def of_config(config: JobConfig) -> list[Host]:
     """Return the config's hosts, with the block's settings as defaults."""
-    from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
+    from .block import Ssh  # a poll of a job's state needs no config
 
     block = config.block(Ssh)
     return [

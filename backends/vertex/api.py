@@ -17,15 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from cloudtrain.backends import edge
-from cloudtrain.backends.edge import RemoteFault
-from cloudtrain.backends.http import BUSY, HttpClient, Platform, RemoteError, error_in, object_in
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.text.remote import cause, one_line
 
+from .. import edge
+from ..edge import RemoteFault
+from ..http import BUSY, HttpClient, Platform, RemoteError, error_in, object_in
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.records import VertexRef, VertexSending
+    from .records import VertexRef, VertexSending
 
 __all__ = [
     "Google",

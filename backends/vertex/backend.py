@@ -9,17 +9,27 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
+
+from .records import VertexRef, VertexSending
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.backends.vertex import (
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+
+    from . import (
         api,
         check,
         doctor,
@@ -34,16 +44,8 @@ if TYPE_CHECKING:
         rehearsal_store,
         request,
     )
-    from cloudtrain.backends.vertex.api import Google, VertexAccess
-    from cloudtrain.backends.vertex.logs import LogReader
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.metering.rate import Quote
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+    from .api import Google, VertexAccess
+    from .logs import LogReader
 else:  # each module is imported on its first use
     globals().update(lazy_modules(__package__))
 
@@ -76,7 +78,7 @@ class VertexBackend:
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""
-        from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
+        from .machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
 
         request.require(config)
         choice, block, kind = choose(config), block_of(config), kind_of(config)

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unicodedata import category
 
-from cloudtrain.backends.vertex import check_pool
-from cloudtrain.backends.vertex.check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, mapped
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import render, request_rules
 from cloudtrain.launcher.planning.request_rules import key_of, listed, part
+
+from . import check_pool
+from .check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, mapped
 
 __all__ = ["faults", "violations"]
 

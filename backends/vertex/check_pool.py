@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.vertex import machine_types
 from cloudtrain.launcher.planning.request_rules import IMAGE, listed, meant, part
+
+from . import machine_types
 
 __all__ = ["BUCKET", "ID", "PROJECT", "REGION", "Part", "Violation", "mapped", "violations"]
 

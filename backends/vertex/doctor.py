@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import api, files, logs_feed, prices_list
-from cloudtrain.backends.vertex import secrets as job_secrets
-from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
-from cloudtrain.backends.vertex.block import Vertex
-from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.prices.refreshing import compared
 
+from . import api, files, logs_feed, prices_list
+from . import secrets as job_secrets
+from .api import Google, GoogleError, VertexAccess
+from .block import Vertex
+from .machine import block_of, choose, kind_of, location_of, place_of, project_of
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.machine import Kind, MachineChoice
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .machine import Kind, MachineChoice
 
 __all__ = ["checks"]
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.backends.http import TRIES
-from cloudtrain.backends.job_folder import JobFolder
-from cloudtrain.backends.vertex import api
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
 from cloudtrain.entrypoints.stores.google_http import ATTEMPTS, Lost, Reply, Service, ServiceError
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.remote import cause
+
+from ..http import TRIES
+from ..job_folder import JobFolder
+from . import api
+from .api import GoogleError, VertexAccess
 
 __all__ = ["ROLE", "of", "require_bucket", "upload"]
 

@@ -15,16 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import api, files, status
-from cloudtrain.backends.vertex import secrets as job_secrets
-from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
-from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
-from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
+
+from . import api, files, status
+from . import secrets as job_secrets
+from .api import Google, GoogleError, VertexAccess
+from .machine import block_of, location_of, project_of
+from .records import VertexRef, VertexSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -52,8 +53,8 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     with api.answers("write to the bucket", needs=files.ROLE):
         files.upload(access, shipment.bundle.path, plan.code_uri)
         if plan.wheel_uri is not None:  # the boot as a package, for Google's prebuilt images
-            from cloudtrain.backends.vertex import request as requests
-            from cloudtrain.backends.vertex import request_package
+            from . import request as requests
+            from . import request_package
 
             files.upload(access, request_package.build(requests.boot_source())[1], plan.wheel_uri)
         files.of(access).claim(plan.owner_uri, owner)
@@ -95,7 +96,7 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
 
 def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
-    from cloudtrain.backends.vertex.block import Vertex
+    from .block import Vertex
 
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
@@ -197,7 +198,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     Return the job's resource name, and whether a second job with the same label may still arrive. Raises
     UnreachableError if the outcome of the send is unknown.
     """
-    from cloudtrain.backends.vertex import sdk
+    from . import sdk
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
     plan = VertexSending.load(request.sending)
@@ -244,7 +245,7 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
-    from cloudtrain.backends.vertex.request import with_fence  # few users of this module need the function
+    from .request import with_fence  # few users of this module need the function
 
     body = with_fence(request.body, fence)
     return {**body, "labels": {**body["labels"], OWNER_LABEL: owner}}

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess, translated
-from cloudtrain.backends.vertex.logs_feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
-from cloudtrain.backends.vertex.logs_order import Order
-from cloudtrain.backends.vertex.logs_quota import FOLLOWING, PASSING, LogQuota
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
+
+from .api import GoogleError, VertexAccess, translated
+from .logs_feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
+from .logs_order import Order
+from .logs_quota import FOLLOWING, PASSING, LogQuota
 
 __all__ = ["HOLD_BACK_S", "PACE_S", "LogReader"]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from cloudtrain.backends.vertex import api
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
-from cloudtrain.backends.vertex.logs_entries import LogEntry, joined, of_json, task_of
-from cloudtrain.backends.vertex.logs_order import Gap
-from cloudtrain.backends.vertex.logs_quota import LogQuota
+from . import api
+from .api import GoogleError, VertexAccess
+from .logs_entries import LogEntry, joined, of_json, task_of
+from .logs_order import Gap
+from .logs_quota import LogQuota
 
 __all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudtrain.backends.vertex.logs_entries import LogEntry
 from cloudtrain.launcher.backend import LogLine
+
+from .logs_entries import LogEntry
 
 __all__ = ["HOLD_S", "Gap", "Order"]
 

@@ -11,15 +11,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cloudtrain.backends.vertex import machine_types
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
+from . import machine_types
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.block import Vertex
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .block import Vertex
 
 __all__ = [
     "MachineChoice",
@@ -78,7 +80,7 @@ class VertexLocation:
 
 def block_of(config: JobConfig) -> Vertex:
     """Return the config's `vertex` block, or a block of defaults."""
-    from cloudtrain.backends.vertex.block import Vertex  # a poll of a job's state needs no config
+    from .block import Vertex  # a poll of a job's state needs no config
 
     return config.block(Vertex)
 

@@ -10,12 +10,13 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import api, files
-from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
-from cloudtrain.backends.vertex.machine import block_of, place_of
 from cloudtrain.launcher.backend.models import MANIFEST, SERVE, CheckedModel, VendorCall
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.models.exclusive import alone
+
+from . import api, files
+from .api import Google, GoogleError, VertexAccess
+from .machine import block_of, place_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import prices
-from cloudtrain.backends.vertex.machine import block_of, choose, place_of
-from cloudtrain.backends.vertex.models import VertexRegistry
 from cloudtrain.launcher.backend.models import EndpointPlan, EndpointWish, VendorCall
 from cloudtrain.launcher.prices import catalog
 
+from . import prices
+from .machine import block_of, choose, place_of
+from .models import VertexRegistry
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.api import Google
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .api import Google
 
 __all__ = ["plan"]
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.machine import Kind
     from cloudtrain.launcher.metering.rate import Kind as RateKind
     from cloudtrain.launcher.metering.rate import Machine, Rate
+
+    from .machine import Kind
 
 __all__ = ["FEE", "MONTH_H", "ReplicaPrice", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
 

@@ -7,21 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.backends.vertex import api, prices
-from cloudtrain.backends.vertex.api import Google, VertexAccess
-from cloudtrain.backends.vertex.block import Vertex
-from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
-from cloudtrain.backends.vertex.prices import FEE
-from cloudtrain.backends.vertex.prices_skus import Catalogue, Mode, device
-from cloudtrain.backends.vertex.prices_skus import read as catalogue
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog
 
+from . import api, prices
+from .api import Google, VertexAccess
+from .block import Vertex
+from .machine import block_of, choose, label_of, location_of, project_of
+from .prices import FEE
+from .prices_skus import Catalogue, Mode, device
+from .prices_skus import read as catalogue
+
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.machine import Kind
     from cloudtrain.launcher.config.schema import JobConfig
+
+    from .machine import Kind
 
 __all__ = [
     "Catalogue",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from cloudtrain.backends.vertex.prices import MONTH_H
+from .prices import MONTH_H
 
 __all__ = ["Catalogue", "Mode", "Sku", "device", "read"]
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.vertex.records import VertexSending
-from cloudtrain.backends.vertex.request import boot_source
 from cloudtrain.entrypoints.contract import ContainerOrder, FetchedInput
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
+
+from .records import VertexSending
+from .request import boot_source
 
 __all__ = ["STORAGE", "rehearsal"]
 

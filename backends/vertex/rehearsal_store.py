@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from cloudtrain.backends.vertex.rehearsal import STORAGE
+from .rehearsal import STORAGE
 
 __all__ = ["serving"]
 

@@ -15,18 +15,6 @@ from importlib.resources import files
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import machine_types
-from cloudtrain.backends.vertex.machine import (
-    Kind,
-    MachineChoice,
-    block_of,
-    choose,
-    disk_of,
-    kind_of,
-    place_of,
-    unknown_region,
-)
-from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.entrypoints.contract import (
     ContainerOrder,
     ExitCodes,
@@ -42,6 +30,19 @@ from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text.units import format_duration
+
+from . import machine_types
+from .machine import (
+    Kind,
+    MachineChoice,
+    block_of,
+    choose,
+    disk_of,
+    kind_of,
+    place_of,
+    unknown_region,
+)
+from .records import VertexSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -166,7 +167,7 @@ def boot_source() -> str:
 
 
 def _wheel_uri(root: str) -> str:
-    from cloudtrain.backends.vertex import request_package  # only prebuilt images need the wheel
+    from . import request_package  # only prebuilt images need the wheel
 
     name, data = request_package.build(boot_source())
     return f"{root}/code/{request_package.digest(data)}/{name}"

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudtrain.backends.vertex import api
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
+
+from . import api
+from .api import GoogleError, VertexAccess
 
 __all__ = ["create"]
 

@@ -7,8 +7,8 @@ import contextlib
 import json
 from collections.abc import Mapping
 
-from cloudtrain.backends.vertex import api
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
+from . import api
+from .api import GoogleError, VertexAccess
 
 __all__ = ["ROLE", "put", "remove"]
 

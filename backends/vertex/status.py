@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.vertex.api import NO_MACHINES
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds
+
+from .api import NO_MACHINES
 
 __all__ = ["awaiting", "is_over", "may_report_more", "state_of"]
 

@@ -22,9 +22,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import atomic_json, bundle_file, processes
-from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
-from cloudtrain.entrypoints.agent.boot import (
+from .. import atomic_json, bundle_file, processes
+from ..contract import AgentSpec, AgentState, ExitReport
+from ..environments import dockerrun, venvs
+from ..environments.job import Preparation
+from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from ..rank import heartbeat
+from ..replication import copies
+from ..replication.replicas import Replicas
+from ..replication.restore import Gathering
+from ..scripts.keep import FileKeeper, report_unkept
+from ..scripts.newest import newest
+from . import gpulocks, gpumeter, log_times, transport
+from .boot import (
     EXIT_CONFIG,
     EXIT_DONE,
     EXIT_FAILED,
@@ -33,23 +43,13 @@ from cloudtrain.entrypoints.agent.boot import (
     SLURM,
     is_done,
 )
-from cloudtrain.entrypoints.agent.boot_environment import boot_environment, boot_module
-from cloudtrain.entrypoints.agent.coordinate import Desired, Report
-from cloudtrain.entrypoints.agent.membership import Fenced, Membership
-from cloudtrain.entrypoints.agent.queue_wait import REQUEUE
-from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
-from cloudtrain.entrypoints.environments import dockerrun, venvs
-from cloudtrain.entrypoints.environments.job import Preparation
-from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
-from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.replication import copies
-from cloudtrain.entrypoints.replication.replicas import Replicas
-from cloudtrain.entrypoints.replication.restore import Gathering
-from cloudtrain.entrypoints.scripts.keep import FileKeeper, report_unkept
-from cloudtrain.entrypoints.scripts.newest import newest
+from .boot_environment import boot_environment, boot_module
+from .coordinate import Desired, Report
+from .membership import Fenced, Membership
+from .queue_wait import REQUEUE
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
+    from ..notices.node_notifier import NodeNotifier
 
 __all__ = ["Agent", "supervise"]
 
@@ -115,7 +115,7 @@ class Agent:
         self.keeper = None if self.is_task else FileKeeper(*where)
         self.notifier: NodeNotifier | None = None  # of a job that sends notifications by itself
         if spec.job.notices is not None:
-            from cloudtrain.entrypoints.notices import node_notifier
+            from ..notices import node_notifier
 
             self.notifier = node_notifier.of_agent(spec, self.started_s)
         self.replicas: Replicas | None = None

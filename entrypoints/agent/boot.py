@@ -29,12 +29,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from cloudtrain.entrypoints import atomic_json, events, processes
-from cloudtrain.entrypoints.agent import last_lines
-from cloudtrain.entrypoints.agent import node as nodes
-from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.rank import heartbeat, variables
-from cloudtrain.entrypoints.scripts import meeting
+from .. import atomic_json, events, processes
+from ..contract import JobSpec
+from ..rank import heartbeat, variables
+from ..scripts import meeting
+from . import last_lines
+from . import node as nodes
 
 __all__ = [
     "EXIT_CONFIG",

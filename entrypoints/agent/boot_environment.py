@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent.coordinate import Desired
-from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.environments import dockerrun
-from cloudtrain.entrypoints.rank import variables
+from .. import processes
+from ..contract import AgentSpec
+from ..environments import dockerrun
+from ..rank import variables
+from .coordinate import Desired
 
 __all__ = ["boot_environment", "boot_module", "node_variables"]
 

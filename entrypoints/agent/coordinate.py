@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
-from cloudtrain.entrypoints.contract import ExitReport, ExitState
+from ..contract import ExitReport, ExitState
+from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
 __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, processes
+from .. import atomic_json, processes
 
 __all__ = ["main"]
 

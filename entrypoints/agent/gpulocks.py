@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
+from .. import processes
 
 TYPE_CHECKING = False  # in place of typing's, whose import adds 4 ms to each poll of a host
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.agent import gpus
+from .. import events
+from . import gpus
 
 __all__ = ["EVENT_S", "Figures", "GpuMeter", "figures_of", "lines"]
 

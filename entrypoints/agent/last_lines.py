@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cloudtrain.entrypoints import events
+from .. import events
 
 __all__ = ["MOST", "of_rank", "of_text"]
 

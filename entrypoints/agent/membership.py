@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
-from cloudtrain.entrypoints.contract import AgentSpec
+from ..contract import AgentSpec
+from . import transport
+from .coordinate import Coordinator, Desired, Report, Rules
 
 __all__ = ["Fenced", "Membership"]
 

@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
-from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from .. import atomic_json, processes
+from ..contract import AgentState, ExitReport, NodeStatus
+from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
 __all__ = ["agent_pid", "ask_to_stop", "end", "last_sign_s", "look", "sweep"]
 
@@ -68,7 +68,7 @@ def agent_pid(root: Path) -> int | None:
 
 def sweep(root: Path) -> None:
     """Kill the processes that a killed agent has left; the log folder in their environment identifies them."""
-    from cloudtrain.entrypoints.environments import dockerrun  # dry runs of the launcher need no containers
+    from ..environments import dockerrun  # dry runs of the launcher need no containers
 
     if fault := dockerrun.sweep(root):
         print(fault, file=sys.stderr)

@@ -16,10 +16,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import log_times
-from cloudtrain.entrypoints.contract import AgentState
-from cloudtrain.entrypoints.job_files import EXIT, STATE
+from .. import atomic_json, processes
+from ..contract import AgentState
+from ..job_files import EXIT, STATE
+from . import log_times
 
 __all__ = ["FILE_BYTES", "PAGE_BYTES", "Chunk", "near_end", "read"]
 

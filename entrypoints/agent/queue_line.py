@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.agent import gpulocks
-from cloudtrain.entrypoints.agent.queue_turns import Holding, HostLine, QueueTicket, decide
+from . import gpulocks
+from .queue_turns import Holding, HostLine, QueueTicket, decide
 
 __all__ = ["KILL_S", "PlacedTicket", "held_by", "tickets", "why_not"]
 

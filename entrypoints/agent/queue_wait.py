@@ -17,14 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import gpulocks, node_folder, transport
-from cloudtrain.entrypoints.agent.coordinate import Desired, Report
-from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
-from cloudtrain.entrypoints.agent.queue_line import KILL_S, PlacedTicket, held_by
-from cloudtrain.entrypoints.agent.queue_turns import SPARED_S, HostLine, QueueTicket, Turn, decide, victims
-from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
-from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from .. import atomic_json, processes
+from ..contract import AgentSpec, AgentState, ExitReport
+from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from . import gpulocks, node_folder, transport
+from .coordinate import Desired, Report
+from .membership import JOIN_TIMEOUT_S
+from .queue_line import KILL_S, PlacedTicket, held_by
+from .queue_turns import SPARED_S, HostLine, QueueTicket, Turn, decide, victims
 
 __all__ = ["REQUEUE", "Earlier", "QueueWait", "Won"]
 

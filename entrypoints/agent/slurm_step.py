@@ -27,14 +27,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import socket
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import node as nodes
-from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.agent.agent import Agent
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
-from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
-from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
-from cloudtrain.entrypoints.job_files import BEAT, BEAT_S, EXIT, STATE, STOP
+from .. import atomic_json, processes
+from ..contract import AgentSpec, AgentState, ExitReport
+from ..job_files import BEAT, BEAT_S, EXIT, STATE, STOP
+from . import node as nodes
+from . import transport
+from .agent import Agent
+from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from .membership import JOIN_TIMEOUT_S
 
 __all__ = ["main"]
 

@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import gpulocks, queue_line, transport
-from cloudtrain.entrypoints.agent.agent import Agent
-from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
-from cloudtrain.entrypoints.agent.queue_wait import REQUEUE, Earlier, QueueWait
-from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE, STOP
+from .. import processes
+from ..contract import AgentSpec
+from ..job_files import NEVER_SENT, START_LOCK, STATE, STOP
+from . import gpulocks, queue_line, transport
+from .agent import Agent
+from .membership import JOIN_TIMEOUT_S
+from .queue_wait import REQUEUE, Earlier, QueueWait
 
 __all__ = ["main", "start"]
 

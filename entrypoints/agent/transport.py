@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from cloudtrain.entrypoints.agent.coordinate import Desired, Report
-from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.replication.wire import PolledWire, Seal
+from ..contract import AgentSpec
+from ..replication.wire import PolledWire, Seal
+from .coordinate import Desired, Report
 
 __all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "LeaderEnd", "FollowerEnd", "listen", "on_free_port", "reserved"]
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import last_lines
-from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
-from cloudtrain.entrypoints.rank import heartbeat, tracebacks, variables
-from cloudtrain.entrypoints.scripts import rank
+from .. import atomic_json, processes
+from ..checkpoints.folder import CheckpointError
+from ..rank import heartbeat, tracebacks, variables
+from ..scripts import rank
+from . import last_lines
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -97,11 +97,11 @@ class _RankProcess:
 
 def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
     if kind == "sweep":
-        from cloudtrain.entrypoints.sweep import packed
+        from ..sweep import packed
 
         ending.code = packed.main("cloudtrain.entrypoints.agent.elastic", "cloudtrain.entrypoints.agent.worker")
     else:
-        from cloudtrain.entrypoints.trainer import train
+        from ..trainer import train
 
         ending.code = train.main()
     _note_end(ending)
@@ -264,7 +264,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    from cloudtrain.entrypoints.agent import worker
+    from . import worker
 
     # The script takes over `__main__`, so the shell must run from the module `worker`.
     sys.exit(worker.main(sys.argv[1:]))

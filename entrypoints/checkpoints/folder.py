@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
+from .. import atomic_json
 
 __all__ = [
     "AllDamagedError",

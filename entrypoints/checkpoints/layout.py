@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.checkpoints.shards import Box
-from cloudtrain.entrypoints.rank import exchange
+from ..rank import exchange
+from .shards import Box
 
 __all__ = ["Piece", "foreign_pieces", "local_box", "pieces"]
 

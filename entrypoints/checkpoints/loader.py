@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, shards
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.rank.exchange import local_part
+from ..rank import exchange
+from ..rank.exchange import local_part
+from . import folder as folders
+from . import layout, shards
 
 __all__ = ["CheckpointReader", "check", "open_files", "open_reader", "overlap"]
 

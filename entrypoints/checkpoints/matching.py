@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from cloudtrain.entrypoints.errors import TaskError
+from ..errors import TaskError
 
 __all__ = ["Paired", "Wishes", "pair", "saved_names"]
 

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
+from ..errors import TaskError
+from ..stores.store import Store, StoreError, open_store
+from . import folder as folders
 
 __all__ = ["LATEST", "fetch", "latest", "of_job", "open_mirror"]
 

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, shards
-from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.rank import exchange
+from ..rank import exchange
+from . import folder as folders
+from . import layout, shards
+from .uploader import Uploader
 
 __all__ = ["Failure", "Saved", "Saver", "Snapshot", "visible_to"]
 

@@ -10,8 +10,8 @@ import re
 import threading
 from pathlib import Path
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
+from ..stores.store import Store, StoreError, open_store
+from . import folder as folders
 
 __all__ = ["Sweeper", "sweep"]
 

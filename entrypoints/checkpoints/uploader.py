@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints.published import LATEST
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.stores.store import Store
+from ..rank import exchange
+from ..stores.store import Store
+from . import folder as folders
+from .published import LATEST
 
 __all__ = ["Uploaded", "Uploader"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import shards
+from . import folder as folders
+from . import shards
 
 __all__ = ["from_checkpoint", "main", "read", "write"]
 

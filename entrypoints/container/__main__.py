@@ -2,7 +2,7 @@
 
 import sys
 
-from cloudtrain.entrypoints.container.container import main
+from .container import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

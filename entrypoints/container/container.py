@@ -28,17 +28,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import events, processes
-from cloudtrain.entrypoints.agent import agent, transport
-from cloudtrain.entrypoints.agent import node as nodes
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
-from cloudtrain.entrypoints.checkpoints.sweeper import Sweeper
-from cloudtrain.entrypoints.container import elapsed, secrets
-from cloudtrain.entrypoints.container import inputs as staging
-from cloudtrain.entrypoints.container.elapsed import Note
-from cloudtrain.entrypoints.container.folder_sync import Carrier
-from cloudtrain.entrypoints.container.log_relay import LogRelay
-from cloudtrain.entrypoints.contract import (
+from .. import events, processes
+from ..agent import agent, transport
+from ..agent import node as nodes
+from ..agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from ..checkpoints.sweeper import Sweeper
+from ..contract import (
     AgentSpec,
     ContainerOrder,
     ContractError,
@@ -47,7 +42,12 @@ from cloudtrain.entrypoints.contract import (
     KeyVaultSecrets,
     Places,
 )
-from cloudtrain.entrypoints.rank import tracebacks
+from ..rank import tracebacks
+from . import elapsed, secrets
+from . import inputs as staging
+from .elapsed import Note
+from .folder_sync import Carrier
+from .log_relay import LogRelay
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
 

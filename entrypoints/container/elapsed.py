@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import ContainerOrder
-from cloudtrain.entrypoints.stores.store import Store, open_store
+from .. import atomic_json
+from ..contract import ContainerOrder
+from ..stores.store import Store, open_store
 
 __all__ = ["Note", "used_s", "with_lead_back"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from cloudtrain.entrypoints.stores.gcs import Changed, Item, open_at
-from cloudtrain.entrypoints.stores.store import in_threads
+from ..stores.gcs import Changed, Item, open_at
+from ..stores.store import in_threads
 
 __all__ = ["Carrier", "bring"]
 

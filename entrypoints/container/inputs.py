@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.container import folder_sync
-from cloudtrain.entrypoints.contract import ContainerOrder, ExitCodes, ExitReport
-from cloudtrain.entrypoints.stores.store import open_store
+from .. import events
+from ..contract import ContainerOrder, ExitCodes, ExitReport
+from ..stores.store import open_store
+from . import folder_sync
 
 __all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
 

@@ -11,8 +11,8 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from cloudtrain.entrypoints.contract import ParameterSecrets, SecretManagerSecrets, SecretSource
-from cloudtrain.entrypoints.stores import google_access
+from ..contract import ParameterSecrets, SecretManagerSecrets, SecretSource
+from ..stores import google_access
 
 __all__ = ["SecretError", "fetch"]
 

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.errors import Refused
+from .. import processes
+from ..errors import Refused
 
 __all__ = ["LIMIT_S", "cure", "last_words", "lock", "run", "try_lock"]
 

@@ -10,10 +10,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.environments import interpreter
-from cloudtrain.entrypoints.environments.spec import PreparedEnvironment
-from cloudtrain.entrypoints.errors import Refused
+from .. import atomic_json
+from ..errors import Refused
+from . import interpreter
+from .spec import PreparedEnvironment
 
 __all__ = ["find", "known"]
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from cloudtrain.entrypoints import processes
+from .. import processes
 
 __all__ = ["CUT", "MARK", "main"]
 

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.environments import container_init
+from .. import atomic_json, processes
+from . import container_init
 
 __all__ = [
     "Container",
@@ -180,7 +180,7 @@ def client_fault(container: Container, code: int, log: Path) -> str | None:
     """Return the client's error if the client could not start the container, else None; `log` has its output."""
     if code not in _CLIENT_FAILED:
         return None
-    from cloudtrain.entrypoints.environments import images
+    from . import images
 
     try:
         text = log.read_text(errors="replace")[-4000:]

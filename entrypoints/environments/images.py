@@ -12,10 +12,10 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cloudtrain.entrypoints.environments import builds, dockerrun, interpreter
-from cloudtrain.entrypoints.environments.dockerrun import Container
-from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
-from cloudtrain.entrypoints.errors import Refused
+from ..errors import Refused
+from . import builds, dockerrun, interpreter
+from .dockerrun import Container
+from .spec import EnvironmentSpec, PreparedEnvironment
 
 __all__ = ["digest_fault", "explain", "ready"]
 

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints.errors import Refused
+from ..errors import Refused
 
 __all__ = ["OLDEST", "ASK", "Interpreter", "find", "from_answer", "probe"]
 

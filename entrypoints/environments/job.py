@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, SetupSpec
-from cloudtrain.entrypoints.environments import builds, interpreter, requirements, venvs
-from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.rank import rehearsal
+from .. import atomic_json, processes
+from ..contract import AgentSpec, JobSpec, SetupSpec
+from ..errors import Refused
+from ..rank import rehearsal
+from . import builds, interpreter, requirements, venvs
+from .spec import EnvironmentSpec, PreparedEnvironment
 
 __all__ = ["Preparation", "main"]
 

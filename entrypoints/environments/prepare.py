@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.entrypoints.environments import interpreter
-from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
-from cloudtrain.entrypoints.errors import Refused
+from ..errors import Refused
+from . import interpreter
+from .spec import EnvironmentSpec, PreparedEnvironment
 
 __all__ = ["KINDS", "prepare"]
 
@@ -31,15 +31,15 @@ def _prepared(spec: EnvironmentSpec) -> PreparedEnvironment:
         found = interpreter.find(spec.python)
         return PreparedEnvironment(python=found.path, detail=found.words)
     if spec.kind == "venv":
-        from cloudtrain.entrypoints.environments import venvs
+        from . import venvs
 
         return venvs.build(spec)
     if spec.kind == "conda":
-        from cloudtrain.entrypoints.environments import condaenvs
+        from . import condaenvs
 
         return condaenvs.find(spec.conda or "")
     if spec.kind in ("docker", "podman"):
-        from cloudtrain.entrypoints.environments import images
+        from . import images
 
         return images.ready(spec)
     raise Refused(f"no environment `{spec.kind}` is known; choose one of {', '.join(KINDS)}")

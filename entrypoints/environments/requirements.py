@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.errors import Refused
+from ..errors import Refused
 
 __all__ = ["Requirements", "read", "split"]
 

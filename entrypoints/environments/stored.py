@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.stores.store import Store
+    from ..stores.store import Store
 
 __all__ = ["bring", "put"]
 
@@ -49,7 +49,7 @@ def put(uri: str, place: Path, last: str) -> None:
 
 
 def _open(uri: str) -> Store:
-    from cloudtrain.entrypoints.stores.store import open_store  # few jobs need urllib
+    from ..stores.store import open_store  # few jobs need urllib
 
     return open_store(uri)
 

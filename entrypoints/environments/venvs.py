@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json, bundle_file
-from cloudtrain.entrypoints.environments import builds, interpreter, stored
-from cloudtrain.entrypoints.environments.interpreter import Interpreter
-from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
-from cloudtrain.entrypoints.errors import Refused
+from .. import atomic_json, bundle_file
+from ..errors import Refused
+from . import builds, interpreter, stored
+from .interpreter import Interpreter
+from .spec import EnvironmentSpec, PreparedEnvironment
 
 __all__ = ["CURES", "build", "check", "hold", "key", "lay_out", "prune", "show", "variables"]
 

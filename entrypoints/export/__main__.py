@@ -11,10 +11,10 @@ import signal
 import sys
 from typing import Any
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.export import build
-from cloudtrain.entrypoints.models import scratch
-from cloudtrain.entrypoints.models.order import ExportOrder
+from .. import processes
+from ..models import scratch
+from ..models.order import ExportOrder
+from . import build
 
 
 def _end(number: int, _: Any) -> None:

@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import bundle_file
-from cloudtrain.entrypoints.atomic_json import read_json, sync
-from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.export import card, otherstate
-from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models import scratch, tensors
-from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
+from .. import bundle_file
+from ..atomic_json import read_json, sync
+from ..checkpoints import folder as checkpoints
+from ..models import folder as folders
+from ..models import scratch, tensors
+from ..models.order import HUGGINGFACE, ExportOrder
+from . import card, otherstate
 
 __all__ = ["ExportError", "build"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.entrypoints.models.folder import OWN
+from ..models.folder import OWN
 
 __all__ = ["text"]
 

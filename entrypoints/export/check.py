@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.atomic_json import read_json
-from cloudtrain.entrypoints.export import loading
-from cloudtrain.entrypoints.export.reference import CALLS, RESULT, bytes_sha256, first_line
-from cloudtrain.entrypoints.models import tensors
-from cloudtrain.entrypoints.models.folder import CONFIG, ONNX, OWN, PT2
-from cloudtrain.entrypoints.models.order import HUGGINGFACE
+from .. import processes
+from ..atomic_json import read_json
+from ..models import tensors
+from ..models.folder import CONFIG, ONNX, OWN, PT2
+from ..models.order import HUGGINGFACE
+from . import loading
+from .reference import CALLS, RESULT, bytes_sha256, first_line
 
 __all__ = ["FOUND", "compare", "main"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints.atomic_json import read_json
-from cloudtrain.entrypoints.models import calls, tensors
-from cloudtrain.entrypoints.models.folder import CODE, CONFIG, ONNX, PT2, read_config
-from cloudtrain.entrypoints.trainer.task import load_task
+from ..atomic_json import read_json
+from ..models import calls, tensors
+from ..models.folder import CODE, CONFIG, ONNX, PT2, read_config
+from ..trainer.task import load_task
 
 __all__ = ["Call", "huggingface", "onnx", "pt2", "task"]
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from ..checkpoints import folder as checkpoints
 
 __all__ = ["names"]
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.models import calls
-from cloudtrain.entrypoints.models.folder import ONNX, PT2
-from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.task import Task, load_task
+from .. import processes
+from ..checkpoints import folder as folders
+from ..checkpoints import weights
+from ..errors import TaskError
+from ..models import calls
+from ..models.folder import ONNX, PT2
+from ..models.order import HUGGINGFACE, ExportOrder
+from ..trainer import data
+from ..trainer.task import Task, load_task
 
 __all__ = ["CALLS", "RESULT", "SIZES", "bytes_sha256", "evaluated_model", "main"]
 

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints.errors import Refused
+from ..errors import Refused
 
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.replication import copies
-from cloudtrain.entrypoints.replication import entries as listing
+from ..errors import Refused
+from ..replication import copies
+from ..replication import entries as listing
 
 __all__ = ["fetch", "newest", "offer"]
 

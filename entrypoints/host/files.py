@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cloudtrain.entrypoints import bundle_file
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.job_files import EXIT, STATE
+from .. import bundle_file
+from ..errors import Refused
+from ..job_files import EXIT, STATE
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.host.calls import Here
+    from .calls import Here
 
 __all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.models import folder as folders
+from .. import atomic_json
+from ..errors import Refused
+from ..models import folder as folders
 
 __all__ = ["CURRENT", "VERSIONS", "back", "begin", "keep", "known_of", "part_of", "put", "restored", "use", "used"]
 

@@ -10,8 +10,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import node, node_folder
+from .. import processes
+from ..agent import node, node_folder
 
 __all__ = [
     "boot_id",

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from cloudtrain.entrypoints.agent import node
+from ..agent import node
 
 __all__ = ["dial", "close_listener", "listen"]
 

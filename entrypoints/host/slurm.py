@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import node_folder, node_logs
-from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from .. import atomic_json, processes
+from ..agent import node_folder, node_logs
+from ..contract import AgentState, ExitReport, NodeStatus
+from ..errors import Refused
+from ..job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.host.calls import Here
+    from .calls import Here
 
 __all__ = ["ask", "discard", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
 
@@ -90,7 +90,7 @@ def prepare(
     `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`. A failure
     leaves no folder of the attempt.
     """
-    from cloudtrain.entrypoints.host import verbs  # 15 ms, which each poll of a state saves
+    from . import verbs  # 15 ms, which each poll of a state saves
 
     attempt = Path(folder)
     if any((attempt / name).exists() for name in (OPEN, CLOSED)):
@@ -222,7 +222,7 @@ def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]
 
 def jobs(here: Here) -> dict[str, Any]:
     """Return as `jobs` the attempts in Slurm's queue: job, attempt, owner, number, and the record of `prepare`."""
-    from cloudtrain.entrypoints.host import verbs
+    from . import verbs
 
     told = run(argv=["squeue", "-h", "--me", "-o", "%i|%j"])
     if told["code"]:
@@ -243,7 +243,7 @@ def enter(*, folder: str, node: int, number: int, python: str, argv: list[str]) 
 
     The script runs here, and starts a step of the job on the node. A command with the path needs no quotes.
     """
-    from cloudtrain.entrypoints.host import verbs
+    from . import verbs
 
     root = Path(folder, f"node-{node}")
     state = _state(root)

@@ -11,16 +11,16 @@ import threading
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import gpulocks, gpus
-from cloudtrain.entrypoints.errors import Refused
+from .. import processes
+from ..agent import gpulocks, gpus
+from ..errors import Refused
 
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from cloudtrain.entrypoints.host.calls import Here
+    from .calls import Here
 
     Probe = Callable[[], Any]
 
@@ -43,7 +43,7 @@ def facts(
     the GPU locks if not the usual folder; `patience_s`: a probe that takes longer has failed.
     """
     # `holders`, called on many hosts at once, needs neither module.
-    from cloudtrain.entrypoints.host import jobpython, probes
+    from . import jobpython, probes
 
     looks: dict[str, Probe] = {
         "own_name": probes.own_name,
@@ -100,7 +100,7 @@ def address(*, interface: str | None = None, towards: str | None = None) -> dict
     """
     import socket
 
-    from cloudtrain.entrypoints.agent import node
+    from ..agent import node
 
     if interface:
         found = node.address_of(interface)
@@ -126,7 +126,7 @@ def _waiting(lock_folder: str | None) -> list[dict[str, Any]]:
     locks = gpulocks.folder(lock_folder, make=False)
     if not (locks / "queue").is_dir():
         return []
-    from cloudtrain.entrypoints.agent import queue_line  # most hosts have no queue
+    from ..agent import queue_line  # most hosts have no queue
 
     return [{**each.dump(), "locks": each.needs[""]} for each in queue_line.tickets(locks)]
 

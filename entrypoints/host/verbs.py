@@ -19,17 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import atomic_json, bundle_file, processes
-from cloudtrain.entrypoints.agent import node_folder, node_logs
-from cloudtrain.entrypoints.agent.boot_environment import node_variables
-from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.environments import dockerrun
-from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import files
-from cloudtrain.entrypoints.job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
+from .. import atomic_json, bundle_file, processes
+from ..agent import node_folder, node_logs
+from ..agent.boot_environment import node_variables
+from ..contract import AgentSpec
+from ..environments import dockerrun
+from ..errors import Refused
+from ..job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
+from . import files
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.host.calls import Here
+    from .calls import Here
 
 __all__ = [
     "close_admission",

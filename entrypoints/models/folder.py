@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.atomic_json import sync
-from cloudtrain.entrypoints.bundle_file import sha256_of
+from ..atomic_json import sync
+from ..bundle_file import sha256_of
 
 __all__ = [
     "CARD",

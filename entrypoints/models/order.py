@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.contract import Message
+from ..contract import Message
 
 __all__ = ["HUGGINGFACE", "ExportOrder"]
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import matching
-from cloudtrain.entrypoints.models import tensors
-from cloudtrain.entrypoints.models.folder import INDEX, WEIGHT_FILES, WEIGHTS
-from cloudtrain.entrypoints.stores.store import Store, in_threads, open_store
+from ..checkpoints import folder as folders
+from ..checkpoints import matching
+from ..stores.store import Store, in_threads, open_store
+from . import tensors
+from .folder import INDEX, WEIGHT_FILES, WEIGHTS
 
 __all__ = ["NoShapesError", "at", "shapes"]
 

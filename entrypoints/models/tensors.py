@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.models.folder import INDEX, WEIGHTS
+from .folder import INDEX, WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def load(tensor: StoredTensor) -> torch.Tensor:
     """Return the values, in the type of the exported file. Raises OSError, ValueError."""
     import torch
 
-    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+    from ..checkpoints.shards import DTYPES
 
     found, at = bytearray(tensor.nbytes), 0
     for piece in _pieces(tensor):
@@ -211,7 +211,7 @@ def _written(piece: memoryview, tensor: StoredTensor) -> memoryview:
         return piece
     import torch
 
-    from cloudtrain.entrypoints.checkpoints.shards import DTYPES
+    from ..checkpoints.shards import DTYPES
 
     values = torch.frombuffer(piece, dtype=DTYPES[tensor.dtype])
     changed = values.to(DTYPES[tensor.target])

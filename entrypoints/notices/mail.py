@@ -10,8 +10,8 @@ from email.policy import SMTP
 from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
-from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import DeliveryError, masked
+from .message import Notice
+from .sending import DeliveryError, masked
 
 __all__ = ["message", "post"]
 

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.entrypoints.notices.facts import JobFacts
-from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice, resume_advice
+from ..format import dollars, span
+from .facts import JobFacts
+from .resume_cost import ResumeAdvice, resume_advice
 
 __all__ = ["Notice", "at_deadline", "compose"]
 

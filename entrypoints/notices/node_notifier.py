@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, events
-from cloudtrain.entrypoints.contract import AgentSpec, ExitReport, NoticeSettings
-from cloudtrain.entrypoints.job_files import has_checkpoint
-from cloudtrain.entrypoints.notices import rules
-from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts, is_limit_first
-from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, send, try_all
+from .. import atomic_json, events
+from ..contract import AgentSpec, ExitReport, NoticeSettings
+from ..job_files import has_checkpoint
+from . import rules
+from .facts import JobFacts, PriceTerms, StepFacts, is_limit_first
+from .message import Notice
+from .sending import Channel, DeliveryError, back_off_s, send, try_all
 
 __all__ = ["EXIT_S", "NodeNotifier", "of_agent"]
 

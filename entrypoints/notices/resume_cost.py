@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+from .facts import JobFacts, PriceTerms, StepFacts
 
 __all__ = ["ExtraBudget", "ResumeAdvice", "amount", "cap_s", "more", "resume_advice"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
-from cloudtrain.entrypoints.format import counted, dollars, span
-from cloudtrain.entrypoints.notices.facts import JobFacts
-from cloudtrain.entrypoints.notices.message import Notice, at_deadline, compose
+from ..format import counted, dollars, span
+from .facts import JobFacts
+from .message import Notice, at_deadline, compose
 
 __all__ = ["JOB_EVENTS", "corrects", "standing", "unsent", "wanted"]
 

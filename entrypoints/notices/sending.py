@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from cloudtrain.entrypoints.notices.message import Notice
+from .message import Notice
 
 __all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "DeliveryError", "back_off_s", "masked", "send", "try_all"]
 
@@ -58,16 +58,16 @@ class DeliveryError(Exception):
 def send(channel: Channel, notice: Notice) -> None:
     """Deliver the notice. Raises DeliveryError; its text holds no address."""
     if channel.kind == "slack":
-        from cloudtrain.entrypoints.notices import slack, webhook
+        from . import slack, webhook
 
         webhook.post(channel.address, slack.body(notice), notice.id, ANSWER_S)
     elif channel.kind == "webhook":
-        from cloudtrain.entrypoints.notices import teams, webhook
+        from . import teams, webhook
 
         form = teams.body if teams.is_teams(channel.address) else webhook.body
         webhook.post(channel.address, form(notice), notice.id, ANSWER_S)
     elif channel.kind == "email":
-        from cloudtrain.entrypoints.notices import mail
+        from . import mail
 
         mail.post(channel.smtp, mail.message(notice, channel.address, channel.sender, channel.smtp), TIMEOUT_S)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.entrypoints.notices.message import Notice
+from .message import Notice
 
 __all__ = ["body", "escaped"]
 

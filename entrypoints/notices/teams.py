@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudtrain.entrypoints.notices.message import Notice
+from .message import Notice
 
 __all__ = ["body", "is_teams"]
 

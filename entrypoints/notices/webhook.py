@@ -10,8 +10,8 @@ import urllib.request
 from contextlib import suppress
 from typing import Any
 
-from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import DeliveryError, masked
+from .message import Notice
+from .sending import DeliveryError, masked
 
 __all__ = ["body", "post"]
 

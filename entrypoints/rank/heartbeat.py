@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
+from .. import processes
 
 __all__ = ["STALE_S", "Hang", "Supervisor", "Watch", "beat", "enable", "print_stacks"]
 

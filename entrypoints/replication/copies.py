@@ -21,13 +21,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication import fetched_note, partial_files
-from cloudtrain.entrypoints.replication import wire as copywire
-from cloudtrain.entrypoints.replication.entries import File, StoredEntry
-from cloudtrain.entrypoints.replication.sums import Sums
-from cloudtrain.entrypoints.replication.wire import Seal, Wire, WireError
+from ..checkpoints import folder as checkpoints
+from . import entries as listing
+from . import fetched_note, partial_files
+from . import wire as copywire
+from .entries import File, StoredEntry
+from .sums import Sums
+from .wire import Seal, Wire, WireError
 
 __all__ = [
     "CopyError",

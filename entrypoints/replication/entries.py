@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import job_files
-from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from .. import job_files
+from ..checkpoints import folder as checkpoints
 
 __all__ = [
     "StoredEntry",

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.replication.entries import StoredEntry
+from .. import atomic_json
+from .entries import StoredEntry
 
 __all__ = ["has", "is_own", "keep", "put", "read"]
 

@@ -17,11 +17,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication import wire
-from cloudtrain.entrypoints.replication.entries import StoredEntry
+from .. import atomic_json, processes
+from ..checkpoints import folder as checkpoints
+from . import entries as listing
+from . import wire
+from .entries import StoredEntry
 
 __all__ = ["PROBE", "NameTaken", "exclusive", "check_room", "drop", "place", "probe", "remove", "sync"]
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudtrain.entrypoints.replication import copies, fetched_note, partial_files
-from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import StoredEntry
-from cloudtrain.entrypoints.replication.fetched_note import Note, has, is_own
+from . import copies, fetched_note, partial_files
+from . import entries as listing
+from .entries import StoredEntry
+from .fetched_note import Note, has, is_own
 
 __all__ = ["Replicas"]
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cloudtrain.entrypoints.replication import copies, fetched_note, wire
-from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import StoredEntry
-from cloudtrain.entrypoints.replication.fetched_note import has, is_own
+from . import copies, fetched_note, wire
+from . import entries as listing
+from .entries import StoredEntry
+from .fetched_note import has, is_own
 
 __all__ = ["Gathering"]
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.scripts.newest import ARCHIVE, SAVED, is_torn, newest
+from .. import events
+from ..format import quantity
+from .newest import ARCHIVE, SAVED, is_torn, newest
 
 __all__ = ["FileKeeper", "Unkept", "report_unkept", "unkept_words"]
 

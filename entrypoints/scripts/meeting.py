@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cloudtrain.entrypoints.contract import RunSpec
+from ..contract import RunSpec
 
 __all__ = ["WAIT_S", "missing_group", "expect", "failure", "report_missing_group", "watch_groups"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import job_files
+from .. import job_files
 
 __all__ = ["ARCHIVE", "SAVED", "is_torn", "newest"]
 

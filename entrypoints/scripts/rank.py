@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.scripts import meeting, streams, trainers
-from cloudtrain.entrypoints.scripts.steps import Steps
-from cloudtrain.entrypoints.scripts.trainers import Stopping
+from ..contract import JobSpec
+from . import meeting, streams, trainers
+from .steps import Steps
+from .trainers import Stopping
 
 __all__ = ["begin"]
 

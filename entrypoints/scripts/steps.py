@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.scripts import forms
-from cloudtrain.entrypoints.scripts.forms import LineFigures
+from .. import events
+from ..rank import heartbeat
+from . import forms
+from .forms import LineFigures
 
 __all__ = ["Steps"]
 

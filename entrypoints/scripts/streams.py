@@ -14,8 +14,8 @@ import re
 import sys
 import time
 
-from cloudtrain.entrypoints.scripts import forms
-from cloudtrain.entrypoints.scripts.steps import Steps
+from . import forms
+from .steps import Steps
 
 __all__ = ["OutputStream", "say", "watch"]
 

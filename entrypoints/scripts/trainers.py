@@ -15,13 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.rank import variables
-from cloudtrain.entrypoints.scripts import streams
-from cloudtrain.entrypoints.scripts.steps import Steps
+from .. import events
+from ..rank import variables
+from . import streams
+from .steps import Steps
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.rank.agree import Agreement
+    from ..rank.agree import Agreement
 
 __all__ = ["Stopping", "hugging_face", "lightning"]
 
@@ -83,7 +83,7 @@ class Stopping:
     def _made(self) -> Agreement:
         import torch.distributed as dist
 
-        from cloudtrain.entrypoints.rank.agree import Agreement
+        from ..rank.agree import Agreement
 
         meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if meets and self._group is None:

@@ -16,12 +16,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.models.folder import SUMS, ModelFolderError
-from cloudtrain.entrypoints.serve.engine import open_engine
-from cloudtrain.entrypoints.serve.routes import Routes
-from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
-from cloudtrain.entrypoints.stores.store import open_store
+from .. import processes
+from ..models.folder import SUMS, ModelFolderError
+from ..stores.store import open_store
+from .engine import open_engine
+from .routes import Routes
+from .server import ModelServer, ServeLimits
 
 __all__ = ["main"]
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from cloudtrain.entrypoints.models.calls import TensorSlot
-from cloudtrain.entrypoints.serve.engine import BadInput, Engine
+from ..models.calls import TensorSlot
+from .engine import BadInput, Engine
 
 __all__ = ["instances", "object_in", "predictions", "v2_inputs", "v2_outputs", "v2_type"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from cloudtrain.entrypoints.export import loading
-from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.models.calls import TensorSlot
+from ..export import loading
+from ..models import folder as folders
+from ..models.calls import TensorSlot
 
 __all__ = ["BadInput", "Engine", "open_engine"]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.serve import bodies
-from cloudtrain.entrypoints.serve.engine import BadInput, Engine
+from . import bodies
+from .engine import BadInput, Engine
 
 __all__ = ["Answer", "Routes"]
 

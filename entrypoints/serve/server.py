@@ -15,7 +15,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 
-from cloudtrain.entrypoints.serve.routes import Answer, Routes
+from .routes import Answer, Routes
 
 __all__ = ["ServeLimits", "ModelServer"]
 

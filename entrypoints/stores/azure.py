@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from cloudtrain.entrypoints.stores import azure_access
-from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, in_threads, whole_file
+from . import azure_access
+from .store import ABSENT, StoreError, in_threads, whole_file
 
 __all__ = ["AzureStore", "open_at"]
 

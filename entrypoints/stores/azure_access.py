@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.entrypoints.stores.store import StoreError, plain
+from .store import StoreError, plain
 
 __all__ = ["RANGE_BYTES", "BlobLocation", "client", "connect", "failure", "is_broken_off"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, whole_file
+from .store import ABSENT, StoreError, whole_file
 
 __all__ = ["FolderStore", "open_at"]
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
-from cloudtrain.entrypoints.stores import google_access
-from cloudtrain.entrypoints.stores.google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
-from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, whole_file
+from . import google_access
+from .google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
+from .store import ABSENT, StoreError, whole_file
 
 __all__ = ["Changed", "GcsStore", "Item", "open_at"]
 

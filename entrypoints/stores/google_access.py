@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from cloudtrain.entrypoints.stores.store import plain
+from .store import plain
 
 __all__ = ["Identity", "anonymous", "missing_package", "of_environment"]
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cloudtrain.entrypoints.stores.google_access import Identity
-from cloudtrain.entrypoints.stores.store import plain
+from .google_access import Identity
+from .store import plain
 
 __all__ = ["HttpResponse", "Lost", "Patience", "ServiceError", "Reply", "Service", "Untrusted"]
 

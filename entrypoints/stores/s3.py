@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.stores.store import ABSENT, StoreError
+from .store import ABSENT, StoreError
 
 __all__ = ["S3Store", "open_at"]
 

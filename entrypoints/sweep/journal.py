@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.sweep.search import Segment
+from .. import atomic_json
+from .search import Segment
 
 __all__ = ["NAME", "Journal", "SweepState"]
 

@@ -20,13 +20,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, events
-from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import heartbeat, variables
-from cloudtrain.entrypoints.sweep.journal import Journal, SweepState
-from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
-from cloudtrain.entrypoints.sweep.segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
+from .. import atomic_json, events
+from ..contract import JobSpec
+from ..errors import TaskError
+from ..rank import heartbeat, variables
+from .journal import Journal, SweepState
+from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
+from .segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
 
 __all__ = ["main"]
 

@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import RunSpec
-from cloudtrain.entrypoints.scripts.keep import FileKeeper
-from cloudtrain.entrypoints.scripts.newest import newest
+from .. import atomic_json
+from ..contract import RunSpec
+from ..scripts.keep import FileKeeper
+from ..scripts.newest import newest
 
 __all__ = ["ScriptTrial", "ended_at"]
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.entrypoints.sweep.space import Dimension, dimensions, drawn, grid, perturbed, unit
+from .space import Dimension, dimensions, drawn, grid, perturbed, unit
 
 __all__ = [
     "ALGORITHMS",

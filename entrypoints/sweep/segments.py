@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, events, processes
-from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.rank import heartbeat
-from cloudtrain.entrypoints.sweep.script_trials import ScriptTrial, ended_at
-from cloudtrain.entrypoints.sweep.search import BATCH, Segment, script_args, steps_of
+from .. import atomic_json, events, processes
+from ..contract import JobSpec
+from ..rank import heartbeat
+from .script_trials import ScriptTrial, ended_at
+from .search import BATCH, Segment, script_args, steps_of
 
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from cloudtrain.entrypoints.errors import TaskError
+from ..errors import TaskError
 
 __all__ = [
     "Batches",

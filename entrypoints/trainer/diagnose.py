@@ -22,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.events import emit
-from cloudtrain.entrypoints.rank import exchange, savings
-from cloudtrain.entrypoints.rank.agree import Agreed, Agreement
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
-from cloudtrain.entrypoints.trainer.settings import ServerSettings, Spec, TrainingSettings
-from cloudtrain.entrypoints.trainer.task import Task
+from .. import atomic_json
+from ..events import emit
+from ..rank import exchange, savings
+from ..rank.agree import Agreed, Agreement
+from . import data
+from .job import RankContext, TrainingJob, TrainState, build
+from .settings import ServerSettings, Spec, TrainingSettings
+from .task import Task
 
 __all__ = ["Diagnosis", "conclude", "diagnose"]
 

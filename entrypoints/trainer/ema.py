@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints.rank.exchange import local_part
+from ..rank.exchange import local_part
 
 __all__ = ["Ema"]
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange, heartbeat
-from cloudtrain.entrypoints.trainer import data, report
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from ..errors import TaskError
+from ..rank import exchange, heartbeat
+from . import data, report
+from .job import TrainingJob, TrainState
 
 __all__ = ["eval_mode", "evaluate", "mean", "numbers", "shares"]
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cloudtrain.entrypoints.checkpoints import matching
-from cloudtrain.entrypoints.contract import InitSettings
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.initial import same_tensors
-from cloudtrain.entrypoints.trainer.memory import answering, without_data
-from cloudtrain.entrypoints.trainer.settings import read_spec
-from cloudtrain.entrypoints.trainer.task import load_task
+from ..checkpoints import matching
+from ..contract import InitSettings
+from ..errors import TaskError
+from .initial import same_tensors
+from .memory import answering, without_data
+from .settings import read_spec
+from .task import load_task
 
 __all__ = ["compare", "main"]
 

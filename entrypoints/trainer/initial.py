@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints.bundle_file import sha256_of
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, matching
-from cloudtrain.entrypoints.contract import InitSettings
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.models.folder import SUMS, WEIGHT_FILES
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer import report
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.resume import hand_over_copies, load_optimizer
-from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
+from ..bundle_file import sha256_of
+from ..checkpoints import folder as folders
+from ..checkpoints import loader, matching
+from ..contract import InitSettings
+from ..errors import TaskError
+from ..models.folder import SUMS, WEIGHT_FILES
+from ..rank import exchange
+from ..rank.exchange import local_part
+from . import report
+from .job import TrainingJob, TrainState
+from .resume import hand_over_copies, load_optimizer
+from .strategies.strategy import WHOLE
 
 __all__ = ["PLACE", "fill", "initialize", "open_parent", "same_tensors"]
 

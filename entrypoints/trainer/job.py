@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from cloudtrain.entrypoints.checkpoints import published
-from cloudtrain.entrypoints.checkpoints.saver import Saver
-from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.rank.agree import Agreement
-from cloudtrain.entrypoints.rank.rehearsal import RehearsalSteps
-from cloudtrain.entrypoints.stores.store import Store
-from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tensorboard
-from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import refusals
-from cloudtrain.entrypoints.trainer.task import Task
+from ..checkpoints import published
+from ..checkpoints.saver import Saver
+from ..checkpoints.uploader import Uploader
+from ..errors import TaskError
+from ..rank import exchange
+from ..rank.agree import Agreement
+from ..rank.rehearsal import RehearsalSteps
+from ..stores.store import Store
+from . import data, flops, optim, strategies, tensorboard
+from .ema import Ema
+from .metrics import ThroughputMeter, ddp_communication
+from .settings import ParallelSettings, Spec, TrainingSettings
+from .strategies import refusals
+from .task import Task
 
 __all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
 

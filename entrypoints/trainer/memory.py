@@ -42,11 +42,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import default_collate
 
-from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim, strategies
-from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.settings import (
+from ..contract import JobSpec
+from ..errors import TaskError
+from . import data, optim, strategies
+from .ema import Ema
+from .settings import (
     LocalSettings,
     ParallelSettings,
     ServerSettings,
@@ -54,14 +54,14 @@ from cloudtrain.entrypoints.trainer.settings import (
     TrainingSettings,
     read_spec,
 )
-from cloudtrain.entrypoints.trainer.strategies.cut import Output
-from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
-from cloudtrain.entrypoints.trainer.strategies.local import outer_copies
-from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
-from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
-from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
-from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
-from cloudtrain.entrypoints.trainer.task import Task, load_task
+from .strategies.cut import Output
+from .strategies.links import Activation, Links
+from .strategies.local import outer_copies
+from .strategies.offload import saved_on_host
+from .strategies.pipeline import Feed
+from .strategies.sparse import SPARSE
+from .strategies.zero import shard_optimizer
+from .task import Task, load_task
 
 __all__ = ["Estimate", "StorageCounter", "answering", "estimate", "main", "without_data"]
 

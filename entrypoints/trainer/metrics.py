@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.trainer.flops import mfu
+from ..format import quantity
+from .flops import mfu
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes
+    from .strategies.strategy import StageTimes
 
 __all__ = ["ThroughputMeter", "Speed", "ddp_communication", "duration", "peak_memory"]
 

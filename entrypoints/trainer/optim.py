@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings, suggest
+from ..errors import TaskError
+from ..rank.exchange import local_part
+from .settings import OptimizerSettings, ScheduleSettings, suggest
 
 __all__ = [
     "LAMB",

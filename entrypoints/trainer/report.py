@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import atomic_json, events
-from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.metrics import duration
+from .. import atomic_json, events
+from ..format import quantity
+from .job import TrainingJob, TrainState
+from .metrics import duration
 
 __all__ = [
     "is_logged",

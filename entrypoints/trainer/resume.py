@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, published
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.events import emit
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer import saving
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
-from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
+from ..checkpoints import folder as folders
+from ..checkpoints import loader, published
+from ..errors import TaskError
+from ..events import emit
+from ..rank import exchange
+from ..rank.exchange import local_part
+from . import saving
+from .job import TrainingJob, TrainState
+from .strategies.sparse import SPARSE
+from .strategies.strategy import WHOLE
 
 __all__ = ["choose", "differences", "hand_over_copies", "load_optimizer", "resume"]
 

@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
-from cloudtrain.entrypoints.checkpoints.saver import Snapshot
-from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.rank import exchange, heartbeat
-from cloudtrain.entrypoints.trainer import report
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.strategies import tensor
+from ..checkpoints import folder as folders
+from ..checkpoints import weights
+from ..checkpoints.folder import CheckpointError
+from ..checkpoints.saver import Snapshot
+from ..checkpoints.uploader import Uploader
+from ..errors import TaskError
+from ..format import quantity
+from ..rank import exchange, heartbeat
+from . import report
+from .job import TrainingJob, TrainState
+from .strategies import tensor
 
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints.errors import TaskError
+from ..errors import TaskError
 
 __all__ = [
     "ClassCounts",

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.contract import CheckpointSettings, EvaluateSettings, InitSettings, JobSpec
-from cloudtrain.entrypoints.errors import TaskError
+from ..contract import CheckpointSettings, EvaluateSettings, InitSettings, JobSpec
+from ..errors import TaskError
 
 __all__ = [
     "LocalSettings",

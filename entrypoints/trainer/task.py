@@ -22,8 +22,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.settings import suggest
+from ..errors import TaskError
+from .settings import suggest
 
 __all__ = ["Task", "load_task"]
 

@@ -22,18 +22,18 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import matching
-from cloudtrain.entrypoints.contract import EvaluateSettings, InitSettings
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange, heartbeat
-from cloudtrain.entrypoints.rank.agree import Agreement
-from cloudtrain.entrypoints.trainer import data, evaluate, initial, report, scores
-from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
-from cloudtrain.entrypoints.trainer.settings import Spec
-from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
-from cloudtrain.entrypoints.trainer.task import Task
+from .. import atomic_json
+from ..checkpoints import folder as folders
+from ..checkpoints import matching
+from ..contract import EvaluateSettings, InitSettings
+from ..errors import TaskError
+from ..rank import exchange, heartbeat
+from ..rank.agree import Agreement
+from . import data, evaluate, initial, report, scores
+from .job import RankContext, TrainingJob, TrainState, build
+from .settings import Spec
+from .strategies.strategy import WHOLE
+from .task import Task
 
 __all__ = ["at_end", "only", "require_split"]
 

@@ -22,23 +22,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange, heartbeat, rehearsal, variables
-from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
-from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving, testing
-from cloudtrain.entrypoints.trainer.diagnose import diagnose
-from cloudtrain.entrypoints.trainer.evaluate import evaluate
-from cloudtrain.entrypoints.trainer.initial import initialize
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
-from cloudtrain.entrypoints.trainer.parameter_server import training as parameter_server
-from cloudtrain.entrypoints.trainer.resume import resume
-from cloudtrain.entrypoints.trainer.saving import NonFiniteError
-from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
-from cloudtrain.entrypoints.trainer.strategies import tensor
-from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
-from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
-from cloudtrain.entrypoints.trainer.task import load_task
+from ..checkpoints.folder import CheckpointError
+from ..errors import TaskError
+from ..rank import exchange, heartbeat, rehearsal, variables
+from ..rank.agree import NOTHING, Agreed, Agreement
+from . import data, flops, optim, report, saving, testing
+from .diagnose import diagnose
+from .evaluate import evaluate
+from .initial import initialize
+from .job import TrainingJob, TrainState, build, connect
+from .parameter_server import training as parameter_server
+from .resume import resume
+from .saving import NonFiniteError
+from .settings import read_spec, shortened
+from .strategies import tensor
+from .strategies.offload import saved_on_host
+from .strategies.pipeline import Feed
+from .task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 

@@ -18,7 +18,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from cloudtrain.launcher.backend.protocol import (
+from ..backend_table import BUILT_IN, class_of, names, similar
+from ..errors import CloudtrainError, ConfigError, Fault, require_all
+from ..metering.limit import Terms
+from .protocol import (
     Backend,
     Deploys,
     EndsEndpoints,
@@ -35,14 +38,11 @@ from cloudtrain.launcher.backend.protocol import (
     Seekable,
     Sought,
 )
-from cloudtrain.launcher.backend_table import BUILT_IN, class_of, names, similar
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
-from cloudtrain.launcher.metering.limit import Terms
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = [
     "BUILT_IN",

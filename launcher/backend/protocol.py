@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cloudtrain.launcher.backend import (
+    from ..config.schema import JobConfig
+    from ..errors import Fault
+    from ..job import State
+    from ..metering.rate import Quote
+    from ..plan import Plan
+    from . import (
         Capacity,
         Check,
         FoundAttempt,
@@ -25,12 +30,7 @@ if TYPE_CHECKING:
         Request,
         Shipment,
     )
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.metering.rate import Quote
-    from cloudtrain.launcher.plan import Plan
+    from .models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
 
 __all__ = [
     "Backend",

@@ -18,10 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.backend import BUILT_IN, Check
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.store.home import where
+
+from ..backend import BUILT_IN, Check
+from ..backend_table import traits
+from ..errors import CloudtrainError, ConfigError
+from ..store.home import where
 
 __all__ = ["LIMIT_S", "Ask", "answers", "of_this_installation"]
 
@@ -129,7 +130,7 @@ def _clock() -> Iterator[Check]:
 
 
 def _completion() -> Check:
-    from cloudtrain.launcher.completion import SHELLS, installed_at
+    from ..completion import SHELLS, installed_at
 
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError
-from cloudtrain.launcher.text.terminal import confirm, print_json, say
+
+from .. import backend as backends
+from ..errors import CloudtrainError, ConfigError, NoSuchJobError
+from ..text.terminal import confirm, print_json, say
+from .options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import FoundAttempt
+    from ..backend import FoundAttempt
 
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
@@ -31,8 +32,8 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
     Budgets reserve the worst case of each adopted job.
     """
-    from cloudtrain.launcher.jobs import adopt
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs import adopt
+    from ..store.registry import Registry
 
     registry = Registry()
     there, not_asked = _found([backend] if backend else backends.names(), file, registry.folder)
@@ -82,8 +83,8 @@ def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[
 
 
 def _asked(path: Path | None, home: Path, name: str) -> tuple[list[FoundAttempt], CloudtrainError | None]:
-    from cloudtrain.launcher import config
-    from cloudtrain.launcher.jobs import adopt
+    from .. import config
+    from ..jobs import adopt
 
     try:
         is_named = path is not None and name in config.backends_configured(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.commands.options import examples
-from cloudtrain.launcher.text.terminal import say
+from ..text.terminal import say
+from .options import examples
 
 __all__ = ["command"]
 
@@ -17,10 +17,10 @@ def command(sweeps: tuple[str, ...]) -> int:
 
     Without SWEEP, all running sweeps. Any number of calls may run at once: each trial and job is sent once. For cron.
     """
-    from cloudtrain.launcher.jobs.queue import advance_queue
-    from cloudtrain.launcher.store import sweeps as rows
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps.driving import advance
+    from ..jobs.queue import advance_queue
+    from ..store import sweeps as rows
+    from ..store.registry import Registry
+    from ..sweeps.driving import advance
 
     registry = Registry()
     found = [rows.find(registry.database, each) for each in sweeps] or rows.sweeps(registry.database, active=True)

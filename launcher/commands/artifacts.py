@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.commands.options import job_argument, json_option
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+
+from ..errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
+from ..text.terminal import print_json, print_lines, say
+from .options import job_argument, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
+    from ..job import Job
 
 
 @click.command("artifacts")
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @json_option
 def command(job: str, output: Path | None, as_json: bool) -> int:
     """Fetch a job's output folder; of a script also its checkpoint folder, with the files that `keep` names."""
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.refresh import refresh
+    from ..store.registry import Registry
 
     registry = Registry()
     found = refresh(registry, registry.find(job))
@@ -61,7 +62,7 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
 
 def _fetched(job: Job, folder: Path) -> list[Path]:
     """Copy the job's files to the folder and return their paths. Raises CloudtrainError if the job has no files."""
-    from cloudtrain.launcher import backend as backends
+    from .. import backend as backends
 
     backend, ref = backends.load(job.backend), job.attempt.ref
     assert ref is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.backend_table import names
-from cloudtrain.launcher.commands.options import json_option
-from cloudtrain.launcher.text.terminal import print_json, print_lines
+from ..backend_table import names
+from ..text.terminal import print_json, print_lines
+from .options import json_option
 
 
 @click.command("backends")

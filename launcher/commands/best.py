@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.commands.options import examples, json_option
-from cloudtrain.launcher.text.terminal import print_json, print_text, say
+from ..text.terminal import print_json, print_text, say
+from .options import examples, json_option
 
 __all__ = ["command"]
 
@@ -22,11 +22,11 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     With -o, write the config of the sweep with the trial's values, ready for `submit`. The best of many noisy
     evaluations is too good by chance: evaluate the trial once more, on data that chose no trial.
     """
-    from cloudtrain.launcher.errors import ConfigError
-    from cloudtrain.launcher.planning.search_spec import is_packed
-    from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps import driving, overview
+    from ..errors import ConfigError
+    from ..planning.search_spec import is_packed
+    from ..store import sweeps
+    from ..store.registry import Registry
+    from ..sweeps import driving, overview
 
     database = Registry().database
     found = sweeps.find(database, sweep)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, json_option, yes_option
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.text.tables import width, wrapped
-from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..text.tables import width, wrapped
+from ..text.terminal import confirm, print_json, print_lines, say
+from .options import completes, json_option, yes_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.budget_text import BudgetRow
-    from cloudtrain.launcher.store.budgets import LedgerBudget, Period
-    from cloudtrain.launcher.store.database import Database
+    from ..money.budget_text import BudgetRow
+    from ..store.budgets import LedgerBudget, Period
+    from ..store.database import Database
 
 _month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
 _ledger = click.option(
@@ -66,9 +66,10 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     PROJECT is the value of the key `project:` in the config of a job, not the job's name.
     """
     from cloudtrain.entrypoints.format import down, up, usd
-    from cloudtrain.launcher.money import shared_ledger_sync
-    from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import LedgerBudget
+
+    from ..money import shared_ledger_sync
+    from ..store import ledger as ledgers
+    from ..store.budgets import LedgerBudget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
@@ -111,10 +112,10 @@ def show(project: str | None, as_json: bool) -> None:
 
     The platforms are asked about jobs that may have ended, so that their reservations are free.
     """
-    from cloudtrain.launcher.jobs.reserve import reconcile
-    from cloudtrain.launcher.money import budget_text, shared_ledger_sync
-    from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.reserve import reconcile
+    from ..money import budget_text, shared_ledger_sync
+    from ..store import ledger as ledgers
+    from ..store.registry import Registry
 
     if project is not None:
         _require_name(project)
@@ -153,8 +154,8 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    from cloudtrain.launcher.money import shared_ledger_sync
-    from cloudtrain.launcher.store import ledger as ledgers
+    from ..money import shared_ledger_sync
+    from ..store import ledger as ledgers
 
     if project is not None:
         _require_name(project)
@@ -184,7 +185,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
 
 def _unused(database: Database, project: str) -> Iterator[str]:
     """Yield a warning if no job, and no config in the working directory, has the project."""
-    from cloudtrain.launcher import config
+    from .. import config
 
     jobs = (
         "SELECT COUNT(*) FROM jobs WHERE CASE WHEN json_valid(config) THEN json_extract(config, '$.project.name') END"
@@ -216,7 +217,7 @@ def _say_others(database: Database, place: str | None, project: str, period: Per
 
 def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
     """Return the remaining budgets at the same place, budgets of the project first."""
-    from cloudtrain.launcher.store import ledger as ledgers
+    from ..store import ledger as ledgers
 
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, period)]
@@ -244,8 +245,8 @@ def close(job: str, spent: str, yes: bool) -> None:
 
     For a machine that is lost: every other one tells of its jobs' ends by itself.
     """
-    from cloudtrain.launcher.money import shared_ledger_sync
-    from cloudtrain.launcher.store import ledger as ledgers
+    from ..money import shared_ledger_sync
+    from ..store import ledger as ledgers
 
     spent_micro = _money(spent)
     database = _database()
@@ -261,7 +262,7 @@ def close(job: str, spent: str, yes: bool) -> None:
 
 def _overcommit(text: str) -> float:
     """Return the overcommit factor from `1.2` or `120%`. Raises UsageError for text outside 1 to the largest factor."""
-    from cloudtrain.launcher.store.budgets import MOST_OVERCOMMIT_PERCENT
+    from ..store.budgets import MOST_OVERCOMMIT_PERCENT
 
     most = MOST_OVERCOMMIT_PERCENT / 100
     try:
@@ -288,7 +289,7 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _money(text: str) -> int:
-    from cloudtrain.launcher.text.units import parse_money
+    from ..text.units import parse_money
 
     try:
         return parse_money(text)
@@ -297,7 +298,7 @@ def _money(text: str) -> int:
 
 
 def _require_name(project: str) -> None:
-    from cloudtrain.launcher.job import PROJECT_PATTERN
+    from ..job import PROJECT_PATTERN
 
     if not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
@@ -308,7 +309,7 @@ def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> N
     """Raise UsageError for an unknown project: no budget, no spending and no running job."""
     from difflib import get_close_matches
 
-    from cloudtrain.launcher.store import ledger as ledgers
+    from ..store import ledger as ledgers
 
     budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
     known = sorted({*ledgers.projects(database), *budgeted} - {""})
@@ -320,8 +321,8 @@ def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> N
 
 
 def _database() -> Database:
-    from cloudtrain.launcher.jobs.reserve import adopt
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.reserve import adopt
+    from ..store.registry import Registry
 
     registry = Registry()
     adopt(registry)
@@ -330,17 +331,17 @@ def _database() -> Database:
 
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return the place of the project's shared ledger: the given place, else the known place; None if not shared."""
-    from cloudtrain.launcher.money.conditional import located
-    from cloudtrain.launcher.store import ledger as ledgers
+    from ..money.conditional import located
+    from ..store import ledger as ledgers
 
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
 def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
     """Return the local machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
-    from cloudtrain.launcher.money.budget_text import BudgetRow
-    from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget
+    from ..money.budget_text import BudgetRow
+    from ..store import ledger as ledgers
+    from ..store.budgets import OVERALL, LedgerBudget
 
     now_s = time.time()
     wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
@@ -354,9 +355,9 @@ def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
 
 
 def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
-    from cloudtrain.launcher.money import shared_ledger
-    from cloudtrain.launcher.money.budget_text import BudgetRow
-    from cloudtrain.launcher.money.conditional import open_cell
+    from ..money import shared_ledger
+    from ..money.budget_text import BudgetRow
+    from ..money.conditional import open_cell
 
     book = shared_ledger.read(open_cell(place))
     if book is None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
-from cloudtrain.launcher.text.tables import table, width
-from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
+from ..text.tables import table, width
+from ..text.terminal import print_json, print_lines, print_text, say
+from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.report.comparing import Comparison
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..report.comparing import Comparison
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
@@ -45,11 +45,11 @@ def command(
     """
     import time
 
-    from cloudtrain.launcher.commands.report import seen
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.errors import UsageError
-    from cloudtrain.launcher.report import comparing
-    from cloudtrain.launcher.store.registry import Registry
+    from ..errors import UsageError
+    from ..report import comparing
+    from ..store.registry import Registry
+    from .report import seen
+    from .status import sweep_of
 
     registry = Registry()
     if (sweep := sweep_of(registry, jobs)) is not None:
@@ -64,7 +64,7 @@ def command(
     now_s = time.time()
     comparison = comparing.compared(registry, found, now_s, loss)
     if output is not None:
-        from cloudtrain.launcher.report import page
+        from ..report import page
 
         page.require_free(output, force=force)
         page.write(output, page.comparison_html(comparison, now_s))
@@ -81,9 +81,10 @@ def command(
 def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
     """Return the jobs of the sweep's best trials. Raises UsageError for less than two results, and without jobs."""
     from cloudtrain.entrypoints.format import counted
-    from cloudtrain.launcher.errors import UsageError
-    from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.sweeps import overview
+
+    from ..errors import UsageError
+    from ..store import sweeps
+    from ..sweeps import overview
 
     jobs = {each.trial: each.job_id for each in sweeps.segments(registry.database, sweep.id)}
     if sweep.id in jobs.values():
@@ -97,7 +98,7 @@ def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
 
 
 def _print(found: Comparison) -> None:
-    from cloudtrain.launcher.report import comparing
+    from ..report import comparing
 
     names = [job.id for job in found.jobs]
     losses = [[loss for _, loss in comparing.smoothed(data)] for data in found.datas]
@@ -120,7 +121,7 @@ def _print(found: Comparison) -> None:
 
 def _curve(losses: list[float]) -> str:
     """Return the first loss, the curve as text, and the last loss."""
-    from cloudtrain.launcher.text import charts
-    from cloudtrain.launcher.text.charts import signs_of
+    from ..text import charts
+    from ..text.charts import signs_of
 
     return f"{losses[0]:.4g} {charts.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.completion import SHELLS, installed_at
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import print_lines, say
+from ..completion import SHELLS, installed_at
+from ..errors import UsageError
+from ..text.terminal import print_lines, say
 
 
 @click.command(

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.text.tables import csv_text, table, width
-from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
+from ..errors import CloudtrainError, UsageError
+from ..text.tables import csv_text, table, width
+from ..text.terminal import print_json, print_lines, print_text, say
+from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Invoice
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.money.bill import Bill
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..backend import Invoice
+    from ..job import Attempt, Job
+    from ..money.bill import Bill
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -47,8 +47,8 @@ def command(
 
     For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
     """
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.store.registry import Registry
+    from ..store.registry import Registry
+    from .status import sweep_of
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
@@ -75,9 +75,9 @@ def command(
 
 def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
-    from cloudtrain.launcher.jobs.describe import outcome
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.money import bill, bill_text
+    from ..jobs.describe import outcome
+    from ..jobs.refresh import refresh
+    from ..money import bill, bill_text
 
     job = refresh(registry, registry.find(key))
     attempts = registry.attempts(job)
@@ -97,7 +97,7 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
 
 def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of a sweep by trial and rung."""
-    from cloudtrain.launcher.sweeps import costs
+    from ..sweeps import costs
 
     found = costs.costs_of(registry.database, sweep, time.time())
     if as_json:
@@ -116,7 +116,7 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: boo
 
 def _legs(found: Bill) -> list[str]:
     """Return the table of the legs; on a narrow terminal without the less important columns."""
-    from cloudtrain.launcher.money import bill_text
+    from ..money import bill_text
 
     columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
     room = None if columns is None else columns - len("  ")
@@ -125,7 +125,7 @@ def _legs(found: Bill) -> list[str]:
 
 def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
     """Return the vendor's invoice for the job. Raises UsageError if the backend has no billing or the job never ran."""
-    from cloudtrain.launcher import backend as backends
+    from .. import backend as backends
 
     backend = backends.load(job.backend)
     if not isinstance(backend, backends.Invoiced):
@@ -141,9 +141,9 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.money import bill_text, endpoints, period
-    from cloudtrain.launcher.store.endpoints import rows
+    from ..jobs.refresh import refresh
+    from ..money import bill_text, endpoints, period
+    from ..store.endpoints import rows
 
     for line in endpoints.refresh(registry.database):
         say(line)
@@ -176,10 +176,10 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
     """Return the begin and the end of the span, in seconds since 1970. Raises UsageError for an invalid time."""
-    from cloudtrain.launcher.money import period
-    from cloudtrain.launcher.store.budgets import month_of
-    from cloudtrain.launcher.text.times import seconds
-    from cloudtrain.launcher.text.units import parse_duration
+    from ..money import period
+    from ..store.budgets import month_of
+    from ..text.times import seconds
+    from ..text.units import parse_duration
 
     now_s = time.time()
     try:

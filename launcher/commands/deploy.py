@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.commands.options import (
+from ..errors import UsageError
+from ..text.terminal import confirm, print_json, print_lines, say, write
+from .options import (
     DEFAULT_FILE,
     WholeNumber,
     duration_s,
@@ -15,8 +17,6 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say, write
 
 
 @click.command(
@@ -60,12 +60,12 @@ def command(
     platform deletes the endpoint at its end, with your computer on or off: an endpoint without an end is not sent. The
     worst case counts in your budgets until the platform says that the endpoint is gone.
     """
-    from cloudtrain.launcher.backend.models import as_requests
-    from cloudtrain.launcher.models import deploying
-    from cloudtrain.launcher.models.checked import checked_model
-    from cloudtrain.launcher.planning.render import as_json as as_json_text
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.text.money import as_usd
+    from ..backend.models import as_requests
+    from ..models import deploying
+    from ..models.checked import checked_model
+    from ..planning.render import as_json as as_json_text
+    from ..store.registry import Registry
+    from ..text.money import as_usd
 
     if ttl is None:
         raise UsageError("an endpoint needs an end: it is billed until it is deleted", hint="--ttl 8h")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, WholeNumber, config_options, json_option, yes_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.jobs.approval import approved
-from cloudtrain.launcher.text.terminal import print_json, say
+from ..errors import UsageError
+from ..jobs.approval import approved
+from ..text.terminal import print_json, say
+from .options import Overrides, WholeNumber, config_options, json_option, yes_option
 
 
 @click.command("diagnose")
@@ -23,12 +23,12 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     A job of its own makes short runs of the config's task: as it trains, without communication, and with data that is
     loaded already. Nothing is trained or saved. The shares go to standard output.
     """
-    from cloudtrain.launcher.jobs import submit
-    from cloudtrain.launcher.jobs.follow import wait
-    from cloudtrain.launcher.planning.methods import diagnosis_name
-    from cloudtrain.launcher.planning.prepare import prepare
-    from cloudtrain.launcher.store.home import home
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs import submit
+    from ..jobs.follow import wait
+    from ..planning.methods import diagnosis_name
+    from ..planning.prepare import prepare
+    from ..store.home import home
+    from ..store.registry import Registry
 
     measuring = (f"training.diagnose_steps={steps}", "checkpoint.uri=null")
     if overrides.load().task is None:

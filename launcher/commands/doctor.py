@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.backend_table import ALL, DEFAULT
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.text.terminal import print_json, print_text, say
+
+from .. import backend as backends
+from ..backend import Check
+from ..backend_table import ALL, DEFAULT
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..text.terminal import print_json, print_text, say
+from .options import DEFAULT_FILE, completes, examples, file_option, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.checkup.checks import Ask
+    from ..checkup.checks import Ask
 
 HERE = "cloudtrain"  # the heading of the checks of this installation
 
@@ -55,7 +56,7 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
 
 def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
     """Yield the checks of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
-    from cloudtrain.launcher.checkup.checks import answers, of_this_installation
+    from ..checkup.checks import answers, of_this_installation
 
     asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
     if backend in (None, ALL):
@@ -65,8 +66,8 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
 
 def _of_one(name: str, path: Path | None) -> Ask:
     """Return the call for a backend's checks. Raises ConfigError for an unknown backend or a faulty config."""
-    from cloudtrain.launcher import config
-    from cloudtrain.launcher.jobs import adopt
+    from .. import config
+    from ..jobs import adopt
 
     backends.load(name)
     return partial(adopt.checks, name, config.load(path, backend=name) if path else None)
@@ -80,7 +81,7 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
     others = {name: _of_one(name, None) for name in backends.names()} if with_others else {}
     if path is None:
         return others or {DEFAULT: _of_one(DEFAULT, None)}
-    from cloudtrain.launcher import config
+    from .. import config
 
     names = config.backends_configured(path)
     asked = config.backends_asked(path)
@@ -111,9 +112,9 @@ def _lines(check: Check) -> list[str]:
 
 def _say_endpoints() -> None:
     """Print a line for each endpoint that may cost money, as last seen."""
-    from cloudtrain.launcher.money.endpoints import lines
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.home import where
+    from ..money.endpoints import lines
+    from ..store.database import Database
+    from ..store.home import where
 
     with contextlib.suppress(RuntimeError, CloudtrainError):  # the checks have named an unusable home folder
         if (where() / "registry.sqlite").is_file():  # `doctor` makes no file

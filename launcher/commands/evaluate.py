@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import click
 
-from cloudtrain.launcher.commands.options import (
+from ..text.terminal import print_json, print_lines, say
+from .options import (
     WholeNumber,
     completes,
     examples,
@@ -15,7 +16,6 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 
 @click.command(
@@ -53,12 +53,12 @@ def command(
     checkpoint, the last is tested beside the best. Each test is counted: a split on which models were chosen gives too
     good figures.
     """
-    from cloudtrain.launcher.jobs import evaluations, submit
-    from cloudtrain.launcher.jobs.approval import approved, require_allowed
-    from cloudtrain.launcher.jobs.follow import wait
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.jobs.retry import prepare_other
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs import evaluations, submit
+    from ..jobs.approval import approved, require_allowed
+    from ..jobs.follow import wait
+    from ..jobs.refresh import refresh
+    from ..jobs.retry import prepare_other
+    from ..store.registry import Registry
 
     registry = Registry()
     parent = refresh(registry, registry.find(job))

@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from cloudtrain.launcher.commands.options import WholeNumber, named_job_argument
-from cloudtrain.launcher.errors import UsageError
+from ..errors import UsageError
+from .options import WholeNumber, named_job_argument
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -20,8 +20,8 @@ def command(job: str, node: int, argv: tuple[str, ...]) -> int:
 
     The exit code is the command's. On machines of your own, as those of the ssh backend.
     """
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.store.registry import Registry
+    from .. import backend as backends
+    from ..store.registry import Registry
 
     found = Registry().find(job)
     backend = backends.load(found.backend)

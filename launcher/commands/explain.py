@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.tables import width as terminal_width
+from ..errors import UsageError
+from ..text.tables import width as terminal_width
+from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -32,8 +32,8 @@ _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or fals
 @json_option
 def command(path: str, as_json: bool) -> None:
     """Explain a key of the config file, such as `resources.spot`; without PATH, list the top level."""
-    from cloudtrain.launcher.backend_table import names
-    from cloudtrain.launcher.config import fields, schema
+    from ..backend_table import names
+    from ..config import fields, schema
 
     steps = tuple(int(step) if step.isascii() and step.isdigit() else step for step in path.split(".") if step)
     field = fields.field_at(steps) if steps else None
@@ -53,7 +53,7 @@ def command(path: str, as_json: bool) -> None:
 
 def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """Return a type in words: `list of text`, `ddp | fsdp`, `duration`."""
-    from cloudtrain.launcher.config.kinds import Kind, Shorthand
+    from ..config.kinds import Kind, Shorthand
 
     kind = next((item for item in metadata if isinstance(item, Kind)), None)
     if kind is not None:
@@ -77,7 +77,7 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 
 def facts_of(field: FieldInfo) -> dict[str, Any]:
     """Return the facts about a key: type, required or default, help, examples."""
-    from cloudtrain.launcher.config.fields import written_default
+    from ..config.fields import written_default
 
     facts: dict[str, Any] = {
         "type": type_name(field.annotation, tuple(field.metadata)),
@@ -89,7 +89,7 @@ def facts_of(field: FieldInfo) -> dict[str, Any]:
 
 
 def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
-    from cloudtrain.launcher.config.fields import as_yaml
+    from ..config.fields import as_yaml
 
     lines = [f"{path}: {facts['type']}{default_words(facts) if not is_section else ''}"]
     lines += textwrap.wrap(facts["help"], _columns(), initial_indent="  ", subsequent_indent="  ")
@@ -118,15 +118,15 @@ def default_words(facts: dict[str, Any]) -> str:
     """Return the text of the default after the type, such as `, default 3`; empty text for an empty default."""
     if facts["required"]:
         return ", required"
-    from cloudtrain.launcher.config.fields import as_yaml
+    from ..config.fields import as_yaml
 
     empty = facts["default"] is None or facts["default"] in ([], {})
     return "" if empty else f", default {as_yaml(facts['default'])}"
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.config.fields import TYPO, keys_named
-    from cloudtrain.launcher.config.schema import model
+    from ..config.fields import TYPO, keys_named
+    from ..config.schema import model
 
     if typo := get_close_matches(path, model().model_fields, 1, TYPO):
         return f"did you mean `{typo[0]}`?"
@@ -143,7 +143,7 @@ def _closest(path: str) -> str:
 
 def every_key(model: type[BaseModel], above: str = "") -> list[str]:
     """Return the dotted path of every key below the model, sections included."""
-    from cloudtrain.launcher.config.fields import section
+    from ..config.fields import section
 
     keys = []
     for key, field in model.model_fields.items():

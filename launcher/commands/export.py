@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+from ..errors import UsageError
+from ..text.terminal import print_json, print_lines, say
+from .options import completes, examples, json_option
 
 _FORMS = "safetensors,pt2"
 _EPILOG = examples(
@@ -50,10 +50,10 @@ def command(
     `eval`; if they differ, nothing is written and the exit code is 1. JOB may be a checkpoint's folder: then only the
     weights are exported, and --unchecked must be given.
     """
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.models import exporting, source
-    from cloudtrain.launcher.models.checked import require_model_name
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.refresh import refresh
+    from ..models import exporting, source
+    from ..models.checked import require_model_name
+    from ..store.registry import Registry
 
     source.require_choice(choice)
     if name is not None:

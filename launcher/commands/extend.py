@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.commands.options import duration_s, examples, json_option, yes_option
-from cloudtrain.launcher.text.terminal import confirm, print_json, say
+from ..text.terminal import confirm, print_json, say
+from .options import duration_s, examples, json_option, yes_option
 
 
 @click.command("extend", epilog=examples("cloudtrain extend digits-a1b2c 2h"))
@@ -18,9 +18,9 @@ def command(name: str, duration: str, yes: bool, as_json: bool) -> int:
 
     The cost of the added time is a new worst case in your budgets, at the price of the deploy.
     """
-    from cloudtrain.launcher.models import deploying
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.text.money import as_usd
+    from ..models import deploying
+    from ..store.registry import Registry
+    from ..text.money import as_usd
 
     registry = Registry()
     found = deploying.extension(registry, name, duration_s("DURATION", duration))

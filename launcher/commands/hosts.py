@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, json_option
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.text.money import clock
-from cloudtrain.launcher.text.tables import table, width
-from cloudtrain.launcher.text.terminal import print_json, print_lines
-from cloudtrain.launcher.text.units import format_duration
+from ..errors import ConfigError
+from ..text.money import clock
+from ..text.tables import table, width
+from ..text.terminal import print_json, print_lines
+from ..text.units import format_duration
+from .options import DEFAULT_FILE, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher import backend as backends
+    from .. import backend as backends
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
@@ -32,9 +32,9 @@ def command(file: Path, as_json: bool) -> int:
 
     Exit code 7 if a machine cannot be reached, 3 if its name is unknown, as `submit` has it.
     """
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher import config
-    from cloudtrain.launcher.backend_table import traits
+    from .. import backend as backends
+    from .. import config
+    from ..backend_table import traits
 
     able = (*config.backends_configured(file), *backends.BUILT_IN)
     name, example = next((each, text) for each in able if (text := traits(each).own_machines))

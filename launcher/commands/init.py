@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.commands.options import DEFAULT_FILE
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.job import name_of
+from ..errors import UsageError
+from ..job import name_of
+from .options import DEFAULT_FILE
 
 __all__ = ["KINDS", "command"]
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.commands.options import WholeNumber, duration_s, examples, json_option
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.text.tables import hidden, table, width
-from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when, write
+from ..errors import CloudtrainError, UsageError
+from ..text.tables import hidden, table, width
+from ..text.terminal import json_line, print_lines, say, when, write
+from .options import WholeNumber, duration_s, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps.summary import Summary
+    from ..job import Job
+    from ..jobs.list_cache import JobFilter, Listing
+    from ..store.registry import Registry
+    from ..sweeps.summary import Summary
 
 Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells
 SHOWN = 20
@@ -63,10 +63,10 @@ def command(
     What has not answered after ten seconds is listed as it was last seen. A sweep is one line; --all, --state and
     --json also list the sweep's trials.
     """
-    from cloudtrain.launcher.job import ACTIVE
-    from cloudtrain.launcher.jobs import list_cache
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps import summary
+    from ..job import ACTIVE
+    from ..jobs import list_cache
+    from ..store.registry import Registry
+    from ..sweeps import summary
 
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
@@ -83,7 +83,7 @@ def command(
     registry, faults = Registry(), dict[str, CloudtrainError]()
 
     def ask(jobs: list[Job]) -> list[Job]:
-        from cloudtrain.launcher.jobs.poller import ask
+        from ..jobs.poller import ask
 
         answers = ask(registry, jobs)
         faults.update(answers.faults)
@@ -112,11 +112,11 @@ def _endpoints(
     registry: Registry, choice: JobFilter, *, active: bool, everything: bool
 ) -> tuple[list[str], dict[str, Any], list[str]]:
     """Return the endpoints as lines and for JSON, and a note for each silent platform; none for a narrow choice."""
-    from cloudtrain.launcher.store import endpoints
+    from ..store import endpoints
 
     if not endpoints.rows(registry.database) or (choice.is_narrow and not active):
         return [], {}, []
-    from cloudtrain.launcher.money import endpoints as costs
+    from ..money import endpoints as costs
 
     notes = costs.refresh(registry.database)
     return *costs.shown(endpoints.rows(registry.database, active=not everything), width()), notes
@@ -130,10 +130,10 @@ def _print_json(
     served: dict[str, Any],
 ) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
-    from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.forecast import forecast
-    from cloudtrain.launcher.sweeps import summary
-    from cloudtrain.launcher.text.money import as_usd
+    from ..jobs.list_cache import attempts_of
+    from ..money.forecast import forecast
+    from ..sweeps import summary
+    from ..text.money import as_usd
 
     now_s = time.time()
     rates = [forecast(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
@@ -174,7 +174,7 @@ def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> li
     seqs = [each.seq for each in found.lines if "-evaluate-" in each.job_id]
     if not seqs:
         return dated
-    from cloudtrain.launcher.jobs.evaluations import parents
+    from ..jobs.evaluations import parents
 
     of = parents(registry.numbered(seqs))
     listed = {cells[0] for _, cells in dated}
@@ -189,9 +189,10 @@ def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> li
 
 def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
     from cloudtrain.entrypoints.format import dollars
-    from cloudtrain.launcher.jobs.describe import limit_words
-    from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.forecast import forecast
+
+    from ..jobs.describe import limit_words
+    from ..jobs.list_cache import attempts_of
+    from ..money.forecast import forecast
 
     money = {job.id: forecast(job, attempts_of(registry, job), now_s) for job in jobs}
     if running := sum(job.attempt.state.state != "pending" for job in jobs):
@@ -208,7 +209,7 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
 
 def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
     """Raise UsageError for an unknown backend: neither installed nor the backend of any job in the registry."""
-    from cloudtrain.launcher.backend_table import names
+    from ..backend_table import names
 
     known = {*names(), *(job.backend for job in registry.jobs())}
     if unknown := sorted(backends - known):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.backend_table import ALL
-from cloudtrain.launcher.commands.options import WholeNumber, completes, duration_s, examples, job_argument, json_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import say
+from ..backend_table import ALL
+from ..errors import UsageError
+from ..text.terminal import say
+from .options import WholeNumber, completes, duration_s, examples, job_argument, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.logs.view import View
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Attempt, Job
+    from ..logs.view import View
+    from ..store.registry import Registry
 
 
 def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -74,10 +74,10 @@ def command(
     as_json: bool,
 ) -> int:
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; SWEEP.17 is a trial of a sweep."""
-    from cloudtrain.launcher.jobs.follow import follow, show, view_of
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.logs.view import View, parse_ranks
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.follow import follow, show, view_of
+    from ..jobs.refresh import refresh
+    from ..logs.view import View, parse_ranks
+    from ..store.registry import Registry
 
     registry = Registry()
     if trial := registry.packed_trial(job):
@@ -116,9 +116,9 @@ def command(
 
 def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, following: bool) -> int:
     """Print the lines of all attempts in order, each below a heading; with `following`, follow the last attempt."""
-    from cloudtrain.launcher.jobs.describe import outcome
-    from cloudtrain.launcher.jobs.follow import follow, show, tails
-    from cloudtrain.launcher.text.terminal import aside
+    from ..jobs.describe import outcome
+    from ..jobs.follow import follow, show, tails
+    from ..text.terminal import aside
 
     attempts = registry.attempts(job)
     _require_there(attempts, view)

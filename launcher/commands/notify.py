@@ -8,8 +8,8 @@ from functools import partial
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+from ..text.terminal import print_json, print_lines, say
+from .options import Overrides, config_options, json_option
 
 
 @click.command("notify")
@@ -20,8 +20,9 @@ def command(overrides: Overrides, as_json: bool) -> int:
     from cloudtrain.entrypoints.notices.facts import JobFacts
     from cloudtrain.entrypoints.notices.message import compose
     from cloudtrain.entrypoints.notices.sending import try_all
-    from cloudtrain.launcher.notices.transports import deliver
-    from cloudtrain.launcher.store.channels import entries
+
+    from ..notices.transports import deliver
+    from ..store.channels import entries
 
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cloudtrain.launcher.backend_table import ALL, CHEAPEST
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from ..backend_table import ALL, CHEAPEST
+from ..errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = [
     "WholeNumber",
@@ -54,7 +54,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Return an option's amount in micro-dollars."""
-    from cloudtrain.launcher.text.units import parse_money
+    from ..text.units import parse_money
 
     try:
         return None if value is None else parse_money(value)
@@ -64,7 +64,7 @@ def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 
 def duration_s(option: str, text: str) -> int:
     """Return the seconds that an option's text means. Raises UsageError."""
-    from cloudtrain.launcher.text.units import parse_duration
+    from ..text.units import parse_duration
 
     try:
         return parse_duration(text)
@@ -79,7 +79,7 @@ def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list
     """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from cloudtrain.launcher.completion import candidates
+        from ..completion import candidates
 
         found: list[CompletionItem] = getattr(candidates, what)(ctx, param, incomplete)
         return found
@@ -121,7 +121,7 @@ def file_option(use: str) -> Callable[[F], F]:
 
 def price_setting(backend: str, price_micro: int) -> str:
     """Return the setting of the price of the backend's machines."""
-    from cloudtrain.launcher.text.units import format_money
+    from ..text.units import format_money
 
     return f"{backend}.price_per_hour={format_money(price_micro)}"
 
@@ -144,15 +144,15 @@ class Overrides:
 
     def load(self, backend: str | None = None) -> JobConfig:
         """Return the config for a single backend. Raises ConfigError with every fault, and if several are named."""
-        from cloudtrain.launcher import config
-        from cloudtrain.launcher.planning.prepare import refused
+        from .. import config
+        from ..planning.prepare import refused
 
         chosen = backend or self.backend
         return config.load(self.file, backend=chosen, overrides=self.assignments(chosen), further=refused)
 
     def assignments(self, backend: str | None) -> tuple[str, ...]:
         """Return the settings, with the price of the backend's machines. Raises ConfigError."""
-        from cloudtrain.launcher import config
+        from .. import config
 
         if self.price_micro is None:
             return self.settings
@@ -161,7 +161,7 @@ class Overrides:
 
     def named(self, name: str) -> Overrides:
         """Return the overrides with the name, if the config has no name. Raises ConfigError for an unreadable file."""
-        from cloudtrain.launcher import config
+        from .. import config
 
         is_missing = config.written(self.file, ("name",), self.settings) is None
         return replace(self, settings=(*self.settings, f"name={json.dumps(name)}")) if is_missing else self
@@ -179,7 +179,7 @@ class Overrides:
 
         `all`: each backend that the file configures; `cheapest`: the backends in the file's list, else all.
         """
-        from cloudtrain.launcher import config
+        from .. import config
 
         if self.backend is not None and self.backend not in (ALL, CHEAPEST):
             names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",") if name.strip()))
@@ -197,7 +197,7 @@ class Overrides:
 
     def placing(self) -> AbstractContextManager[None]:
         """Add the place in the file to the errors of the block."""
-        from cloudtrain.launcher import config
+        from .. import config
 
         return config.placing(self.file, self.settings)
 
@@ -206,7 +206,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names. An unknown name among several raises ConfigError: a table's row would hide the error."""
     if len(names) == 1:
         return names
-    from cloudtrain.launcher import backend
+    from .. import backend
 
     for name in names:
         if name in (ALL, CHEAPEST):
@@ -236,7 +236,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         # The typed options become settings, and win over `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
         if budget_micro is not None:
-            from cloudtrain.launcher.text.units import format_money
+            from ..text.units import format_money
 
             require_one_budget(settings)
             typed.append(f"budget.limit={format_money(budget_micro)}")

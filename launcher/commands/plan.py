@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
-from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.text.tables import width, wrapped
-from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
+from ..errors import ConfigError, Fault
+from ..text.tables import width, wrapped
+from ..text.terminal import print_json, print_lines, print_text, say
+from .options import Overrides, config_options, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.compare import BackendOffer
+    from ..money.compare import BackendOffer
 
 
 @click.command(
@@ -30,16 +30,16 @@ def command(overrides: Overrides, as_json: bool) -> int:
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
     """
-    from cloudtrain.launcher.planning.prepare import prepare
+    from ..planning.prepare import prepare
 
     if overrides.compares():
         return _compare(overrides, as_json=as_json)
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
-    from cloudtrain.launcher.money.budget_preview import books_of
-    from cloudtrain.launcher.planning import memory, methods, parents
-    from cloudtrain.launcher.planning.bundle import size_words
+    from ..money.budget_preview import books_of
+    from ..planning import memory, methods, parents
+    from ..planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     parent, difference = list[str](), None
@@ -59,7 +59,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
     lines += [*parent, *([memory.line(needed)] if needed else [])]
     if config.sweep is not None:
-        from cloudtrain.launcher.sweeps.overview import plan_lines
+        from ..sweeps.overview import plan_lines
 
         lines += plan_lines(config.model_dump(mode="json"))
     lines += [advice] if (advice := methods.advice(config, prepared.plan.ranks)) else []
@@ -70,7 +70,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
-    from cloudtrain.launcher.money import compare
+    from ..money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     if all(offer.error or offer.lacks for offer in found):
@@ -90,7 +90,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
 
 def _require_known(found: list[BackendOffer]) -> None:
     """Raise ConfigError if no backend's price list has the accelerators."""
-    from cloudtrain.launcher.prices import catalog
+    from ..prices import catalog
 
     wanted = next((offer.prepared.config.resources.accelerators for offer in found if offer.prepared), None)
     if wanted and (message := catalog.unknown(wanted)):

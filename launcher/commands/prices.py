@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, file_option, json_option
-from cloudtrain.launcher.text.tables import csv_text, table, width
-from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
+
+from ..text.tables import csv_text, table, width
+from ..text.terminal import print_json, print_lines, print_text, say
+from .options import DEFAULT_FILE, completes, file_option, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.prices.listing import PriceLine, PriceQuery
-    from cloudtrain.launcher.prices.refreshing import Change
+    from ..prices.listing import PriceLine, PriceQuery
+    from ..prices.refreshing import Change
 
 PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
@@ -60,7 +61,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    from cloudtrain.launcher.prices.listing import PriceQuery, lines, why_none
+    from ..prices.listing import PriceQuery, lines, why_none
 
     _require(backend, accelerator)
     wanted = PriceQuery(backend, accelerator, region, instance_type, is_spot)
@@ -87,9 +88,9 @@ def _has_a_list(file: Path) -> bool:
     """Return whether the file names a backend whose vendor publishes prices."""
     if not file.exists():
         return False
-    from cloudtrain.launcher import config as configs
-    from cloudtrain.launcher.errors import ConfigError
-    from cloudtrain.launcher.prices.refreshing import priced
+    from .. import config as configs
+    from ..errors import ConfigError
+    from ..prices.refreshing import priced
 
     try:
         return any(priced(name) is not None for name in configs.backends_configured(file))
@@ -99,10 +100,10 @@ def _has_a_list(file: Path) -> bool:
 
 def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
     """Return the prices of the config's machines; print a line for each backend without a price."""
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.prices import refreshing
-    from cloudtrain.launcher.prices.listing import lines
+    from .. import backend as backends
+    from ..errors import CloudtrainError
+    from ..prices import refreshing
+    from ..prices.listing import lines
 
     lines(wanted)  # raises ConfigError for a damaged prices.csv, once instead of for each backend
     found: list[PriceLine] = []
@@ -125,8 +126,8 @@ def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
 
 def _require(backend: str | None, accelerator: str | None) -> None:
     """Raise ConfigError for an unknown backend, UsageError for faulty accelerators such as `A100:x`."""
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.errors import ConfigError, UsageError
+    from .. import backend as backends
+    from ..errors import ConfigError, UsageError
 
     if backend is not None and backend not in backends.names():
         raise ConfigError(f"unknown backend `{backend}`", hint=backends.similar(backend))
@@ -136,7 +137,7 @@ def _require(backend: str | None, accelerator: str | None) -> None:
 
 
 def _row(line: PriceLine) -> list[str]:
-    from cloudtrain.launcher.metering.rate import age_days
+    from ..metering.rate import age_days
 
     key, rate = line.key, line.rate
     age = None if rate is None else age_days(rate)
@@ -166,7 +167,7 @@ def _usd(value: float | None) -> str:
 
 
 def _csv(found: list[PriceLine]) -> list[str]:
-    from cloudtrain.launcher.metering.rate import Key
+    from ..metering.rate import Key
 
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
     names += ["counted_usd_per_accelerator_hour", "spot", "derived", "own"]
@@ -189,8 +190,8 @@ def refresh_command(
     From then on they win over the package's table. AWS's and Azure's lists need no account, Google's needs a login.
     Exit code 4 without credentials, 7 where a vendor does not answer, 3 where it does not list what was asked for.
     """
-    from cloudtrain.launcher.errors import UsageError
-    from cloudtrain.launcher.prices import refreshing
+    from ..errors import UsageError
+    from ..prices import refreshing
 
     if file is None and Path(DEFAULT_FILE).exists():
         file = Path(DEFAULT_FILE)

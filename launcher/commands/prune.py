@@ -6,8 +6,8 @@ import time
 
 import click
 
-from cloudtrain.launcher.commands.options import duration_s, examples, json_option, yes_option
-from cloudtrain.launcher.errors import UsageError
+from ..errors import UsageError
+from .options import duration_s, examples, json_option, yes_option
 
 
 @click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
@@ -16,8 +16,8 @@ from cloudtrain.launcher.errors import UsageError
 @json_option
 def command(older: str | None, yes: bool, as_json: bool) -> int:
     """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
-    from cloudtrain.launcher.commands.rm import removed
-    from cloudtrain.launcher.store.registry import Registry
+    from ..store.registry import Registry
+    from .rm import removed
 
     if older is None:
         raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")

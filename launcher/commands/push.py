@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import print_json, print_lines
+from ..errors import UsageError
+from ..text.terminal import print_json, print_lines
+from .options import DEFAULT_FILE, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 
 @click.command(
@@ -37,8 +37,8 @@ def command(
     PLACE is HOST,HOST:PATH, a uri of a bucket, or a local folder. A server opens PATH/current, and sees the old model
     or the new model, never a part. A folder without a passed check is refused. Exit code 7 if a target failed.
     """
-    from cloudtrain.launcher.models import push as pushing
-    from cloudtrain.launcher.models.checked import checked_folder
+    from ..models import push as pushing
+    from ..models.checked import checked_folder
 
     if len(words) != (1 if goes_back else 2):
         hint = "cloudtrain push --back PLACE" if goes_back else "cloudtrain push DIR PLACE"
@@ -59,9 +59,9 @@ def command(
 
 def _settings(file: Path | None) -> JobConfig | None:
     """Return the config with the settings of the user's machines, if the file has such settings."""
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher import config as configs
-    from cloudtrain.launcher.backend_table import traits
+    from .. import backend as backends
+    from .. import config as configs
+    from ..backend_table import traits
 
     chosen = Path(DEFAULT_FILE) if file is None else file
     if file is None and not chosen.exists():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.commands.options import DEFAULT_FILE, examples, json_option, set_option
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say, write
+from ..text.terminal import print_json, print_lines, say, write
+from .options import DEFAULT_FILE, examples, json_option, set_option
 
 
 @click.command(
@@ -44,10 +44,10 @@ def command(
     The same folder under the same name is one version, however often it is registered. Region, bucket and account come
     from the config file, as for a job.
     """
-    from cloudtrain.launcher.backend.models import as_requests
-    from cloudtrain.launcher.models import registering
-    from cloudtrain.launcher.models.checked import checked_model
-    from cloudtrain.launcher.planning.render import as_json as as_json_text
+    from ..backend.models import as_requests
+    from ..models import registering
+    from ..models.checked import checked_model
+    from ..planning.render import as_json as as_json_text
 
     model = checked_model(folder, name, image)
     registry = registering.registry_of(target, model, file, settings, store)

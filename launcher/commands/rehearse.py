@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, WholeNumber, config_options, examples, json_option
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.rehearsal.verdict import MOST_TOLERANCE, Verdict
-from cloudtrain.launcher.text.terminal import print_json, print_text, say
+from ..errors import CloudtrainError, UsageError
+from ..rehearsal.verdict import MOST_TOLERANCE, Verdict
+from ..text.terminal import print_json, print_text, say
+from .options import Overrides, WholeNumber, config_options, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
+    from ..rehearsal.rehearsing import RehearsalOptions
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    from cloudtrain.launcher.text.units import parse_duration
+    from ..text.units import parse_duration
 
     try:
         return float(parse_duration(value))
@@ -102,7 +102,7 @@ def command(
     and folders. --preempt-at interrupts the job as the platform does, starts the job again and compares the losses
     with the losses of a run without interruption. The exit code is 1 if a check fails.
     """
-    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions, require_torch
+    from ..rehearsal.rehearsing import RehearsalOptions, require_torch
 
     if kills and preempt_at is None:
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
@@ -135,10 +135,10 @@ def command(
 
 def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
     """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job."""
-    from cloudtrain.launcher.planning import proofs
-    from cloudtrain.launcher.planning.prepare import prepare
-    from cloudtrain.launcher.rehearsal import rehearsing, scale
-    from cloudtrain.launcher.store.home import home
+    from ..planning import proofs
+    from ..planning.prepare import prepare
+    from ..rehearsal import rehearsing, scale
+    from ..store.home import home
 
     folder = home()
     config = overrides.load()
@@ -162,7 +162,7 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
             verdict.not_checked.append(f"the secrets {', '.join(unset)}: not set here")
         verdict.folder = str(own) if wish.keeps else None
     if verdict.is_proven:
-        from cloudtrain.launcher.store.database import Database
+        from ..store.database import Database
 
         proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words, shipped)
     return verdict

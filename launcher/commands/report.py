@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import examples, job_argument, json_option
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+from ..text.terminal import print_json, print_lines, say
+from .options import examples, job_argument, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..job import Job
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 
 @click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
@@ -30,8 +30,8 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     """
     import time
 
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.store.registry import Registry
+    from ..store.registry import Registry
+    from .status import sweep_of
 
     registry = Registry()
     if (sweep := sweep_of(registry, (job,))) is not None:
@@ -40,13 +40,13 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     found = seen(registry, job)
     now_s = time.time()
     if as_json:
-        from cloudtrain.launcher.report.data import chart_data
-        from cloudtrain.launcher.store import series
+        from ..report.data import chart_data
+        from ..store import series
 
         attempts = registry.attempts(found)
         print_json(chart_data(found, attempts, series.read(registry.database, found.id), now_s))
         return
-    from cloudtrain.launcher.report import page
+    from ..report import page
 
     path = output or Path(f"{found.id}.html")
     page.require_free(path, force=force)
@@ -64,7 +64,7 @@ def _sweep(
     """Write the report of a sweep, or print its data."""
     import time
 
-    from cloudtrain.launcher.report import page, sweep_page
+    from ..report import page, sweep_page
 
     if as_json:
         print_json(sweep_page.sweep_json(registry, sweep, time.time()))
@@ -81,8 +81,8 @@ def _sweep(
 
 def seen(registry: Registry, key: str) -> Job:
     """Return the job in its present state; the last known state, with a message, if the backend cannot be asked."""
-    from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.jobs.refresh import refresh
+    from ..errors import CloudtrainError
+    from ..jobs.refresh import refresh
 
     job = registry.find(key)
     try:

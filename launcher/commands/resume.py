@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import (
+from ..errors import BudgetError, UsageError
+from ..job import Job
+from ..jobs.approval import approved
+from ..text.terminal import confirm, print_json, say
+from .options import (
     WholeNumber,
     examples,
     json_option,
@@ -21,15 +25,11 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import BudgetError, UsageError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.jobs.approval import approved
-from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..planning.prepare import Prepared
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 
 @click.command(
@@ -73,12 +73,12 @@ def command(
 
     For a sweep, JOB is the sweep's name: the sweep continues with its stopped trials, and with more trials or money.
     """
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.jobs import retry
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.planning.search_spec import is_packed
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps.growing import trials_after
+    from ..jobs import retry
+    from ..jobs.refresh import refresh
+    from ..planning.search_spec import is_packed
+    from ..store.registry import Registry
+    from ..sweeps.growing import trials_after
+    from .status import sweep_of
 
     if budget is not None:
         require_one_budget(settings)
@@ -124,10 +124,10 @@ def _require_none(given: Mapping[str, object], sweep: str) -> None:
 
 def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach: bool, as_json: bool) -> int:
     """Send the job's next attempt if the user approves, and follow the job."""
-    from cloudtrain.launcher.jobs import retry, submit
-    from cloudtrain.launcher.jobs.describe import unattended
-    from cloudtrain.launcher.jobs.follow import follow, view_of
-    from cloudtrain.launcher.logs.view import View
+    from ..jobs import retry, submit
+    from ..jobs.describe import unattended
+    from ..jobs.follow import follow, view_of
+    from ..logs.view import View
 
     check = partial(submit.require_room, registry, prepared, is_first=False)
     if not approved(prepared, yes=yes, before=job, check=check):
@@ -159,10 +159,10 @@ def _sweep(
     """Store the new values of the sweep, and drive the sweep as `submit` does."""
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import Bundle
-    from cloudtrain.launcher.commands.status import drive
-    from cloudtrain.launcher.planning.prepare import prepare
-    from cloudtrain.launcher.sweeps import driving, growing, overview
+    from ..backend import Bundle
+    from ..planning.prepare import prepare
+    from ..sweeps import driving, growing, overview
+    from .status import drive
 
     grown = growing.grown(registry.database, sweep, trials, budget)
     bundle = Bundle.load(sweep.bundle)
@@ -195,7 +195,7 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
 
 def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int | None) -> list[str]:
     """Return the options that change the next attempt, quoted for a shell; without a `--set budget.limit=`."""
-    from cloudtrain.launcher.text.units import format_money
+    from ..text.units import format_money
 
     kept = [each for each in settings if not each.strip().startswith("budget.limit=")]  # the hint has --budget
     return [
@@ -208,8 +208,9 @@ def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with an acceptable command as hint: the smallest sufficient budget and the given options."""
     from cloudtrain.entrypoints.format import up
-    from cloudtrain.launcher.money.forecast import budget_micro
-    from cloudtrain.launcher.text.units import format_money
+
+    from ..money.forecast import budget_micro
+    from ..text.units import format_money
 
     before = budget_micro(job)
     if error.enough_micro is None or before is None:

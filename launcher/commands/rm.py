@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.commands.options import completes, examples, json_option, yes_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.terminal import confirm, print_json, say
+
+from ..errors import UsageError
+from ..text.terminal import confirm, print_json, say
+from .options import completes, examples, json_option, yes_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..job import Job
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 __all__ = ["command", "removed"]
 
@@ -30,9 +31,9 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     machines stay. `budget show` and `cost` still count the cost. No new job gets the name of a removed job that has
     run. JOB is an id if several jobs have the name.
     """
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.refresh import refresh
+    from ..store.registry import Registry
+    from .status import sweep_of
 
     registry = Registry()
     if sweep := sweep_of(registry, jobs, of_jobs=True):
@@ -44,7 +45,7 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
 
 def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) -> int:
     """Remove the trials of a sweep, and the sweep. Raises UsageError for a sweep that runs."""
-    from cloudtrain.launcher.store import sweeps
+    from ..store import sweeps
 
     if sweep.state == "running":
         raise UsageError(f"{sweep.id} is running", hint=f"cloudtrain stop {sweep.id}")
@@ -57,8 +58,8 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) 
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
     """Ask, remove the jobs and print the freed bytes; return the exit code. Raises UsageError for an active job."""
-    from cloudtrain.launcher.jobs import remove
-    from cloudtrain.launcher.text.units import size
+    from ..jobs import remove
+    from ..text.units import size
 
     remove.require_over(jobs)
     sizes = {job.id: remove.size_of(registry, job) for job in jobs}

@@ -23,9 +23,9 @@ def json_schema() -> dict[str, Any]:
     """Return the schema. The schema and the validation accept the same files, except for rules that span keys."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    from cloudtrain.launcher.backend_table import names
-    from cloudtrain.launcher.config.fields import sections, written_default
-    from cloudtrain.launcher.config.schema import model as config_model
+    from ..backend_table import names
+    from ..config.fields import sections, written_default
+    from ..config.schema import model as config_model
 
     class WithoutTitles(GenerateJsonSchema):
         """Omits titles: a title that repeats the key is noise in the pop-up of an editor."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.commands.options import WholeNumber, examples
-from cloudtrain.launcher.errors import UsageError
+from ..errors import UsageError
+from .options import WholeNumber, examples
 
 _EPILOG = examples(
     "cloudtrain serve digits-model",
@@ -40,8 +40,9 @@ def command(
     """
     from cloudtrain.entrypoints.host.models import CURRENT
     from cloudtrain.entrypoints.models.folder import SUMS
-    from cloudtrain.launcher.models.exporting import require_torch
-    from cloudtrain.launcher.store.home import home
+
+    from ..models.exporting import require_torch
+    from ..store.home import home
 
     if not (folder / SUMS).exists():
         if (folder / CURRENT / SUMS).exists():

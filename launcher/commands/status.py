@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
-from cloudtrain.launcher.text.tables import size
-from cloudtrain.launcher.text.terminal import print_json, print_lines, say
+from ..text.tables import size
+from ..text.terminal import print_json, print_lines, say
+from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..job import Job
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 __all__ = ["command", "drive", "show", "show_sweep", "sweep_of"]
 
@@ -29,8 +29,8 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     A backend that has not answered after a minute is not waited for: the job is shown as it was last seen.
     Without JOB it is the last one. `cloudtrain watch JOB` shows it again and again.
     """
-    from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
-    from cloudtrain.launcher.store.registry import Registry
+    from ..errors import CloudtrainError, UnreachableError
+    from ..store.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
     if sweep := sweep_of(registry, jobs or ("last",)):
@@ -38,7 +38,7 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
         return
     found = list({job.id: job for job in map(registry.find, jobs or ("last",))}.values())
     if any(job.active for job in found):
-        from cloudtrain.launcher.jobs.poller import ask
+        from ..jobs.poller import ask
 
         answers = ask(registry, found, PATIENCE_S)
         found, faults = answers.jobs, answers.faults
@@ -58,8 +58,8 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
 
     `of_jobs`: only a sweep whose trials are jobs; for most commands, a packed sweep is a job like others.
     """
-    from cloudtrain.launcher.planning.search_spec import is_packed
-    from cloudtrain.launcher.store import sweeps
+    from ..planning.search_spec import is_packed
+    from ..store import sweeps
 
     if len(names) != 1:
         return None
@@ -69,8 +69,8 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
 
 def _named(registry: Registry, name: str) -> list[SweepRecord]:
     """Return the sweep by its name, by the beginning of its id, or for `last`; empty for the name of a single trial."""
-    from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.store import sweeps
+    from ..errors import CloudtrainError
+    from ..store import sweeps
 
     try:
         job = registry.find(name)
@@ -84,11 +84,11 @@ def _named(registry: Registry, name: str) -> list[SweepRecord]:
 
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:
     """Drive the sweep once, and print its screen or its JSON."""
-    from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.sweeps import overview
+    from ..store import sweeps
+    from ..sweeps import overview
 
     if sweep.state != "ended":
-        from cloudtrain.launcher.sweeps.driving import advance
+        from ..sweeps.driving import advance
 
         for line in advance(registry, sweep):
             say(line)
@@ -101,7 +101,7 @@ def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None
 
 def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s: float | None = None) -> int:
     """Drive the sweep to its end, and print each change; return the exit code. Ctrl-C leaves the running trials."""
-    from cloudtrain.launcher.sweeps import driving
+    from ..sweeps import driving
 
     try:
         return driving.follow(registry, sweep, say, once=once, until_s=until_s)
@@ -112,10 +112,10 @@ def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     """Print a screen about the job, or the job's JSON."""
-    from cloudtrain.launcher.jobs.describe import as_json as describe
-    from cloudtrain.launcher.jobs.describe import lacking_budgets
-    from cloudtrain.launcher.jobs.evaluations import failure, headline, tests_of
-    from cloudtrain.launcher.jobs.overview import as_lines, lines_before
+    from ..jobs.describe import as_json as describe
+    from ..jobs.describe import lacking_budgets
+    from ..jobs.evaluations import failure, headline, tests_of
+    from ..jobs.overview import as_lines, lines_before
 
     attempts = registry.attempts(job)
     if as_json:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, json_option, yes_option
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
-from cloudtrain.launcher.text.terminal import confirm, say, when
+from ..errors import CloudtrainError, UnreachableError
+from ..text.terminal import confirm, say, when
+from .options import completes, json_option, yes_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.jobs.stopping import StopResult
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Job
+    from ..jobs.stopping import StopResult
+    from ..store.registry import Registry
 
 PATIENCE_S = 5.0  # before an explanation of the wait
 
@@ -31,14 +31,15 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB, and for `last`, the command asks
     before it stops the newest job. An unknown JOB stops no job; after another error the other jobs are still stopped.
     """
-    from cloudtrain.launcher.commands.status import show, sweep_of
-    from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs.refresh import refresh
+    from ..store.registry import Registry
+    from .status import show, sweep_of
 
     registry, names = Registry(), jobs or ("last",)
     if sweep := sweep_of(registry, () if {"last", "-"} & set(jobs) else jobs, of_jobs=True):
         from cloudtrain.entrypoints.format import counted
-        from cloudtrain.launcher.sweeps import driving
+
+        from ..sweeps import driving
 
         if sweep.state == "ended":
             say(f"{sweep.id} has ended")
@@ -75,7 +76,7 @@ def _ask(registry: Registry, job_id: str, *, now: bool, forget: bool, yes: bool,
 
     Raises CloudtrainError, also if the backend does not answer for a job that may have been sent.
     """
-    from cloudtrain.launcher.jobs import stopping
+    from ..jobs import stopping
 
     def agrees(wish: StopResult) -> bool:
         if wish.note:
@@ -101,8 +102,8 @@ def _ask(registry: Registry, job_id: str, *, now: bool, forget: bool, yes: bool,
 
 def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
     """Wait for the end of the jobs, and explain a long wait; return False if the user presses Ctrl-C."""
-    from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.jobs.follow import wait
+    from .. import backend as backends
+    from ..jobs.follow import wait
 
     def report(job: Job) -> None:
         del left[job.id]

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.backend_table import ALL, CHEAPEST
-from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option, yes_option
-from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
-from cloudtrain.launcher.job import require_name
-from cloudtrain.launcher.jobs.approval import approved, require_allowed
-from cloudtrain.launcher.planning.prepare import prepare
-from cloudtrain.launcher.planning.search_spec import is_packed
-from cloudtrain.launcher.text.tables import width
-from cloudtrain.launcher.text.terminal import print_json, say
+from ..backend_table import ALL, CHEAPEST
+from ..errors import NOTHING, ConfigError, UsageError
+from ..job import require_name
+from ..jobs.approval import approved, require_allowed
+from ..planning.prepare import prepare
+from ..planning.search_spec import is_packed
+from ..text.tables import width
+from ..text.terminal import print_json, say
+from .options import Overrides, config_options, examples, json_option, yes_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.registry import Registry
+    from ..config.schema import JobConfig
+    from ..job import Job
+    from ..planning.prepare import Prepared
+    from ..store.registry import Registry
 
 __all__ = ["command", "render"]
 
@@ -139,9 +139,9 @@ def _send(
     overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
 ) -> tuple[Registry, Job, bool] | None:
     """Return the registry, the job and whether the job is new, None if the user does not approve the costs."""
-    from cloudtrain.launcher.jobs import submit
-    from cloudtrain.launcher.store.home import home
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs import submit
+    from ..store.home import home
+    from ..store.registry import Registry
 
     folder = home()
     config = overrides.load()
@@ -157,7 +157,7 @@ def _send(
             say(line)
 
     if config.sweep is not None:
-        from cloudtrain.launcher.sweeps.overview import plan_lines
+        from ..sweeps.overview import plan_lines
 
         prepared = replace(prepared, notes=(*prepared.notes, *plan_lines(config.model_dump(mode="json"))))
     if not approved(prepared, yes=yes, check=check):
@@ -167,9 +167,9 @@ def _send(
 
 def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, as_json: bool) -> int:
     """Begin the sweep of the config, and drive the sweep to its end; Ctrl-C leaves the running trials."""
-    from cloudtrain.launcher.store.home import home
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.sweeps import driving, overview
+    from ..store.home import home
+    from ..store.registry import Registry
+    from ..sweeps import driving, overview
 
     registry = Registry(home())
     with overrides.placing():
@@ -189,9 +189,9 @@ def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, 
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
-    from cloudtrain.launcher.jobs.describe import unattended
-    from cloudtrain.launcher.jobs.follow import follow, view_of
-    from cloudtrain.launcher.logs.view import View
+    from ..jobs.describe import unattended
+    from ..jobs.follow import follow, view_of
+    from ..logs.view import View
 
     is_sent, queue = job.attempt.phase != "queued", job.attempt.state.queue or {}
     new = "sent" if is_sent else "in line, nothing is sent yet"
@@ -213,7 +213,7 @@ def _chosen(overrides: Overrides) -> Overrides:
 
     Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
     """
-    from cloudtrain.launcher.money import compare
+    from ..money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
@@ -248,7 +248,7 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print each backend's request, all plans side by side, and for each impossible plan the reason."""
-    from cloudtrain.launcher.money import compare
+    from ..money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
     shown = [
@@ -267,7 +267,7 @@ def _show(
     prepared: Prepared, overrides: Overrides, output: Path | None, backend: str, *, as_json: bool
 ) -> dict[str, Any]:
     """Print a request and the plan, write the files; return the JSON. `backend` is "" for a single backend."""
-    from cloudtrain.launcher.money.budget_preview import books_of
+    from ..money.budget_preview import books_of
 
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
@@ -293,7 +293,7 @@ def _pack(config: JobConfig, config_file: Path, target: Path) -> None:
     """Write the archive of the code; a vendor's CLI uploads the archive by itself."""
     from tempfile import TemporaryDirectory
 
-    from cloudtrain.launcher.planning import bundle as bundles
+    from ..planning import bundle as bundles
 
     with TemporaryDirectory(prefix="cloudtrain-") as scratch:
         code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB

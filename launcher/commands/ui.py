@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.commands.options import WholeNumber
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.extras import install
-from cloudtrain.launcher.text.terminal import say
+from ..errors import UsageError
+from ..text.extras import install
+from ..text.terminal import say
+from .options import WholeNumber
 
 _EXTRA = ("starlette", "uvicorn", "anyio", "h11")
 
@@ -22,7 +22,7 @@ def command(port: int | None, no_open: bool, read_only: bool) -> int:
     While it runs it also watches: it sends alerts and the retries of `retry`, as `watch` does.
     """
     try:
-        from cloudtrain.launcher.ui.server import serve
+        from ..ui.server import serve
 
         serve(port=port or 0, opens=not no_open, is_read_only=read_only)
     except ModuleNotFoundError as error:

@@ -7,8 +7,9 @@ import time
 import click
 
 from cloudtrain.entrypoints.format import dollars
-from cloudtrain.launcher.commands.options import examples, json_option
-from cloudtrain.launcher.text.terminal import print_json, say
+
+from ..text.terminal import print_json, say
+from .options import examples, json_option
 
 
 @click.command("undeploy", epilog=examples("cloudtrain undeploy digits-a1b2c"))
@@ -16,9 +17,9 @@ from cloudtrain.launcher.text.terminal import print_json, say
 @json_option
 def command(name: str, as_json: bool) -> None:
     """Delete an endpoint now, with its configuration and its scheduled end, and settle its cost."""
-    from cloudtrain.launcher.models import deploying
-    from cloudtrain.launcher.money import endpoints as costs
-    from cloudtrain.launcher.store.registry import Registry
+    from ..models import deploying
+    from ..money import endpoints as costs
+    from ..store.registry import Registry
 
     record, now_s = deploying.undeploy(Registry(), name), time.time()
     if as_json:

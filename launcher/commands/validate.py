@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
-from cloudtrain.launcher.errors import ConfigError, Fault, require_all
-from cloudtrain.launcher.planning import clear_values
-from cloudtrain.launcher.planning.prepare import few_averages, require_a_plan
-from cloudtrain.launcher.text.terminal import say
+
+from ..errors import ConfigError, Fault, require_all
+from ..planning import clear_values
+from ..planning.prepare import few_averages, require_a_plan
+from ..text.terminal import say
+from .options import Overrides, config_options, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 
 @click.command("validate")
@@ -41,7 +42,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     job = jobs[-1]
     warnings = [*clear_values.notes_of(job, file), *few_averages(job)]
     if job.resources.accelerators:
-        from cloudtrain.launcher.prices import catalog
+        from ..prices import catalog
 
         if not catalog.rows(job.backend):  # a backend with a table has checked the type
             warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
@@ -66,8 +67,8 @@ def _plan(overrides: Overrides, name: str | None, jobs: list[JobConfig]) -> None
 
 def _unknown_regions(jobs: list[JobConfig]) -> list[str]:
     """Return the warning of each config whose region is unknown."""
-    from cloudtrain.launcher import backend
-    from cloudtrain.launcher.planning.request_rules import notes_of
+    from .. import backend
+    from ..planning.request_rules import notes_of
 
     return [line for job in jobs for line in notes_of(backend.load(job.backend).capacity(job).unknown_region)]
 

@@ -6,8 +6,8 @@ import time
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, duration_s, json_option
-from cloudtrain.launcher.text.terminal import print_json, say
+from ..text.terminal import print_json, say
+from .options import completes, duration_s, json_option
 
 TIMED_OUT = 124
 
@@ -23,13 +23,13 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
     For a sweep, the command drives the sweep meanwhile; the exit code is 0 if a trial has finished.
     """
-    from cloudtrain.launcher.commands.status import drive, show_sweep, sweep_of
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.jobs.describe import as_json as describe
-    from cloudtrain.launcher.jobs.describe import headline, outcome
-    from cloudtrain.launcher.jobs.follow import wait
-    from cloudtrain.launcher.store.progress import shown
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Job
+    from ..jobs.describe import as_json as describe
+    from ..jobs.describe import headline, outcome
+    from ..jobs.follow import wait
+    from ..store.progress import shown
+    from ..store.registry import Registry
+    from .status import drive, show_sweep, sweep_of
 
     timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, duration_s, examples, json_option
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.job import exit_code
-from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
+from ..errors import UsageError
+from ..job import exit_code
+from ..text.terminal import print_json, print_lines, print_text, say
+from .options import completes, duration_s, examples, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.jobs.poller import Seen
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..job import Job
+    from ..jobs.poller import Seen
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 EVERY, LEAST_S = "60s", 1
 CHOOSE_S = 5.0  # for the list of jobs
@@ -75,7 +75,7 @@ def command(
     if (found := _sweep_of(jobs, of_jobs=not shows_live)) is not None:
         return _watch_sweep(*found, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
     if shows_live:
-        from cloudtrain.launcher.live.main_loop import show
+        from ..live.main_loop import show
 
         return show(jobs, every_s if every else 0.0)
     try:
@@ -89,8 +89,8 @@ def _sweep_of(names: tuple[str, ...], *, of_jobs: bool) -> tuple[Registry, Sweep
     """Return the open registry and the sweep if the only name is the id of a sweep, else None (status.sweep_of)."""
     if len(names) != 1:
         return None
-    from cloudtrain.launcher.commands.status import sweep_of
-    from cloudtrain.launcher.store.registry import Registry
+    from ..store.registry import Registry
+    from .status import sweep_of
 
     registry = Registry()
     sweep = sweep_of(registry, names, of_jobs=of_jobs)
@@ -101,15 +101,15 @@ def _watch_sweep(
     registry: Registry, sweep: SweepRecord, every_s: float, *, once: bool, plain: bool, as_json: bool
 ) -> int:
     """Drive the sweep, and show it: on a terminal as a screen, else a line for each change, or an object a look."""
-    from cloudtrain.launcher.commands.status import drive, show_sweep
-    from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.sweeps import driving
+    from ..store import sweeps
+    from ..sweeps import driving
+    from .status import drive, show_sweep
 
     if once:
         show_sweep(registry, sweep, as_json=as_json)
         return 0
     if not (plain or as_json) and _is_live():
-        from cloudtrain.launcher.live.sweep_loop import show
+        from ..live.sweep_loop import show
 
         return show(registry, sweep, every_s)
     if not as_json:
@@ -137,15 +137,15 @@ def _is_live() -> bool:
 
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
-    from cloudtrain.launcher.jobs import watch as watching
-    from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
-    from cloudtrain.launcher.money import endpoints
-    from cloudtrain.launcher.store.registry import Registry
+    from ..jobs import watch as watching
+    from ..jobs.poller import Pacing, Poller, Seen
+    from ..money import endpoints
+    from ..store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
     selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
     if not once:
-        from cloudtrain.launcher.text.units import format_duration
+        from ..text.units import format_duration
 
         watching.chosen(registry, names, time.time())  # an unknown name is an error before any other line
         what = ", ".join(names) or "all jobs"
@@ -179,11 +179,11 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
 
 
 def _driven(registry: Registry) -> list[str]:
-    from cloudtrain.launcher.store import sweeps
+    from ..store import sweeps
 
     if not sweeps.sweeps(registry.database, active=True):
         return []  # without the import of the driver
-    from cloudtrain.launcher.sweeps import driving
+    from ..sweeps import driving
 
     return driving.advance_all(registry)
 
@@ -204,8 +204,8 @@ def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -
 
 
 def _print(seen: Seen, *, as_json: bool) -> None:
-    from cloudtrain.launcher.jobs import watch as watching
-    from cloudtrain.launcher.jobs.describe import as_json as describe
+    from ..jobs import watch as watching
+    from ..jobs.describe import as_json as describe
 
     if not as_json:
         print_text([watching.line(seen)])
@@ -217,7 +217,7 @@ def _print(seen: Seen, *, as_json: bool) -> None:
 def _install(every: str) -> int:
     import shutil
 
-    from cloudtrain.launcher.jobs import watch_service
+    from ..jobs import watch_service
 
     if shutil.which("systemctl") is None:
         say("there is no systemd here; this line for `crontab -e` looks once a minute:")
@@ -232,7 +232,7 @@ def _install(every: str) -> int:
 
 
 def _uninstall() -> int:
-    from cloudtrain.launcher.jobs import watch_service
+    from ..jobs import watch_service
 
     path = watch_service.uninstall()
     if path is None:

@@ -90,14 +90,14 @@ def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends of this installation, plug-ins included."""
-    from cloudtrain.launcher.backend_table import names
+    from ..backend_table import names
 
     return [CompletionItem(name) for name in names() if _fits(name, incomplete)]
 
 
 def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends after the typed names and commas; without a comma also `all` and `cheapest`."""
-    from cloudtrain.launcher.backend_table import ALL, CHEAPEST
+    from ..backend_table import ALL, CHEAPEST
 
     before, comma, begun = incomplete.rpartition(",")
     given = before.split(",") if before else []
@@ -148,7 +148,7 @@ def _keys() -> tuple[tuple[str, str, str], ...]:
 
 def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a query; an empty list if the registry is missing or locked, or if the query fails."""
-    from cloudtrain.launcher.store.home import where
+    from ..store.home import where
 
     path = where() / "registry.sqlite"
     if not path.is_file():
@@ -171,6 +171,6 @@ def _fits(word: object, begun: str, given: tuple[str, ...] = ()) -> bool:
 
 
 def _ago(time_s: float) -> str:
-    from cloudtrain.launcher.text.terminal import when
+    from ..text.terminal import when
 
     return when(time_s) if time_s <= time.time() else "just now"

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.backend_table import DEFAULT
-from cloudtrain.launcher.config import codefiles, fields, rules, schema, schemafaults, yamlfile
-from cloudtrain.launcher.config import overrides as given_values
-from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
-from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
+from ..backend_table import DEFAULT
+from ..errors import BudgetError, ConfigError, Fault
+from . import codefiles, fields, rules, schema, schemafaults, yamlfile
+from . import overrides as given_values
+from .schema import JobConfig
+from .yamlfile import KeyPath, YamlNode
 
 __all__ = [
     "DEFAULT_FILE",

@@ -17,15 +17,15 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.config.key_reading import given
-from cloudtrain.launcher.config.schema import blocks_of
-from cloudtrain.launcher.config.schemafaults import named, quoted
-from cloudtrain.launcher.config.yamlfile import YamlNode
-from cloudtrain.launcher.errors import Fault, Place
+from ..backend_table import traits
+from ..errors import Fault, Place
+from .key_reading import given
+from .schema import blocks_of
+from .schemafaults import named, quoted
+from .yamlfile import YamlNode
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from .schema import JobConfig
 
 __all__ = ["TASK_FUNCTIONS", "faults_of", "notes_of"]
 

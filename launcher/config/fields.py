@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cloudtrain.launcher.config.kinds import Kind, Section
-from cloudtrain.launcher.config.schema import model
+from .kinds import Kind, Section
+from .schema import model
 
 __all__ = ["TYPO", "as_yaml", "field_at", "is_list", "keys_named", "section", "sections", "written_default"]
 

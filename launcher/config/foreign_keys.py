@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from cloudtrain.launcher.backend_table import names as backend_names
-from cloudtrain.launcher.backend_table import traits
+from ..backend_table import names as backend_names
+from ..backend_table import traits
 
 __all__ = ["RUNNABLE", "advice", "sibling"]
 

@@ -5,9 +5,9 @@ A value of the wrong type counts as missing, because the validation of the schem
 
 from __future__ import annotations
 
-from cloudtrain.launcher.config.schemafaults import dotted, quoted
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
-from cloudtrain.launcher.errors import Fault, Place
+from ..errors import Fault, Place
+from .schemafaults import dotted, quoted
+from .yamlfile import KeyPath, YamlNode, find, key_place
 
 __all__ = ["between", "both", "given", "text_at", "whole_at"]
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
-from cloudtrain.launcher.job import LEDGER_PATTERN, PROJECT_PATTERN
-from cloudtrain.launcher.text import units
+from ..job import LEDGER_PATTERN, PROJECT_PATTERN
+from ..text import units
 
 __all__ = [
     "ENDPOINTS",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cloudtrain.launcher.config import fields, yamlfile
-from cloudtrain.launcher.config.schemafaults import dotted
-from cloudtrain.launcher.config.yamlfile import KeyPath, MappingEntry, YamlNode
-from cloudtrain.launcher.errors import Fault, Place
+from ..errors import Fault, Place
+from . import fields, yamlfile
+from .schemafaults import dotted
+from .yamlfile import KeyPath, MappingEntry, YamlNode
 
 __all__ = ["Given", "apply"]
 

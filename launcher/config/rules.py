@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
-from cloudtrain.launcher.backend_table import BUILT_IN, plugins, similar, traits
-from cloudtrain.launcher.config import foreign_keys, rules_sweep, rules_training, schema
-from cloudtrain.launcher.config.key_reading import between, both, given, text_at, whole_at
-from cloudtrain.launcher.config.schemafaults import named
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
-from cloudtrain.launcher.errors import Fault
-from cloudtrain.launcher.job import CHANNEL_KINDS
+
+from ..backend_table import BUILT_IN, plugins, similar, traits
+from ..errors import Fault
+from ..job import CHANNEL_KINDS
+from . import foreign_keys, rules_sweep, rules_training, schema
+from .key_reading import between, both, given, text_at, whole_at
+from .schemafaults import named
+from .yamlfile import KeyPath, YamlNode, find, key_place
 
 __all__ = ["STORES", "faults_of"]
 

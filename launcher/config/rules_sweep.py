@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
-from cloudtrain.launcher.config import fields
-from cloudtrain.launcher.config.key_reading import given, whole_at
-from cloudtrain.launcher.config.yamlfile import YamlNode, find
-from cloudtrain.launcher.errors import Fault
+
+from ..errors import Fault
+from . import fields
+from .key_reading import given, whole_at
+from .yamlfile import YamlNode, find
 
 __all__ = ["faults_of"]
 
@@ -79,7 +80,7 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
 
 
 def _names() -> list[str]:
-    from cloudtrain.launcher.config.schema import model
+    from .schema import model
 
     return [name for part in fields.sections(model()) for name in part.model_fields]
 

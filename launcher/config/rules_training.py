@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudtrain.launcher.config.key_reading import between, given, text_at, whole_at
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
-from cloudtrain.launcher.errors import Fault
+from ..errors import Fault
+from .key_reading import between, given, text_at, whole_at
+from .yamlfile import KeyPath, YamlNode
 
 __all__ = ["faults_of"]
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model, model_validator
 
-from cloudtrain.launcher.backend_table import BUILT_IN, DEFAULT, block_of, names, traits
-from cloudtrain.launcher.config.kinds import (
+from ..backend_table import BUILT_IN, DEFAULT, block_of, names, traits
+from ..job import PROJECT_PATTERN
+from .kinds import (
     PROJECT_WANTED,
     Accelerators,
     AppriseUrl,
@@ -42,10 +43,9 @@ from cloudtrain.launcher.config.kinds import (
     Text,
     Written,
 )
-from cloudtrain.launcher.config.schema_after import Evaluate, InitFromOrText
-from cloudtrain.launcher.config.schema_sweep import Sweep
-from cloudtrain.launcher.config.schema_training import Checkpoint, Training
-from cloudtrain.launcher.job import PROJECT_PATTERN
+from .schema_after import Evaluate, InitFromOrText
+from .schema_sweep import Sweep
+from .schema_training import Checkpoint, Training
 
 __all__ = [
     "Budget",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from cloudtrain.launcher.config.kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, SplitName, Text
+from .kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, SplitName, Text
 
 __all__ = ["Evaluate", "InitFrom", "InitFromOrText"]
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cloudtrain.launcher.config.kinds import Section, Text
+from .kinds import Section, Text
 
 __all__ = ["Sweep"]
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
+from .kinds import Duration, Many, Section, Text
 
 __all__ = [
     "Checkpoint",

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.config import fields, foreign_keys, schema
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
-from cloudtrain.launcher.errors import Fault, Place
-from cloudtrain.launcher.job import name_of
+from ..errors import Fault, Place
+from ..job import name_of
+from . import fields, foreign_keys, schema
+from .yamlfile import KeyPath, YamlNode, find, key_place
 
 __all__ = ["dotted", "faults_of", "found", "named", "quoted"]
 

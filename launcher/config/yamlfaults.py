@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import yaml
 
-from cloudtrain.launcher.errors import Fault, Place
+from ..errors import Fault, Place
 
 __all__ = ["human_fault"]
 

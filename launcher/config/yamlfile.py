@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from cloudtrain.launcher.config.yamlfaults import human_fault
-from cloudtrain.launcher.errors import Fault, Place
+from ..errors import Fault, Place
+from .yamlfaults import human_fault
 
 __all__ = [
     "SECRET_NAME",

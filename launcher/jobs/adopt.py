@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check, FoundAttempt
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.job import Attempt, Job, require_name
-from cloudtrain.launcher.jobs import reserve
-from cloudtrain.launcher.money import shared_ledger_sync
-from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.home import where
-from cloudtrain.launcher.store.registry import Registry, this_process
+from .. import backend as backends
+from ..backend import Check, FoundAttempt
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..job import Attempt, Job, require_name
+from ..money import shared_ledger_sync
+from ..plan import Plan
+from ..store import ledger
+from ..store.home import where
+from ..store.registry import Registry, this_process
+from . import reserve
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = ["adopt", "checks", "record_of", "row_of", "unknown"]
 

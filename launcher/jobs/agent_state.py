@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
-from cloudtrain.launcher.job import State
+
+from ..job import State
 
 __all__ = ["fold"]
 

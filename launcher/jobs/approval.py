@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import dollars, up
-from cloudtrain.launcher.text.terminal import confirm, say
+
+from ..text.terminal import confirm, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Job
+    from ..plan import Plan
+    from ..planning.prepare import Prepared
+    from ..store.registry import Registry
 
 __all__ = ["approved", "cost_words", "require_allowed"]
 
@@ -27,7 +28,7 @@ def approved(
     job replaces the answer. A resume that sends the code and config of a failed attempt again still needs an answer.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
-    from cloudtrain.launcher.planning import memory
+    from ..planning import memory
 
     needed = memory.of_plan(prepared, measures=False) if before is None else None
     for line in [*prepared.lines(before), *([memory.line(needed)] if needed else [])]:
@@ -64,12 +65,12 @@ def require_allowed(
     budget has no room, ConfigError for a typo in the project's name. Without `force`, raises ConfigError also for a
     parent whose weights do not fit, and for a job without a proven resume (`planning.proofs`).
     """
-    from cloudtrain.launcher.jobs import submit
-    from cloudtrain.launcher.money import budget_preview
+    from ..money import budget_preview
+    from . import submit
 
     if key is not None and registry.with_key(key) is not None:
         return []
-    from cloudtrain.launcher.planning import parents, proofs
+    from ..planning import parents, proofs
 
     if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend_table import traits
+from ..backend_table import traits
 
 __all__ = ["CAUSES", "Cause", "likely"]
 

@@ -8,16 +8,17 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import down, usd
 from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
-from cloudtrain.launcher.job import Attempt, Job, exit_code
-from cloudtrain.launcher.jobs import causes
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import Forecast, forecast, limit_micro
-from cloudtrain.launcher.store import gpu_figures
-from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.store.progress import data_share
-from cloudtrain.launcher.store.registry import submitter_lives
-from cloudtrain.launcher.text.money import as_usd
-from cloudtrain.launcher.text.visible import shown
+
+from ..job import Attempt, Job, exit_code
+from ..metering import meter
+from ..money.forecast import Forecast, forecast, limit_micro
+from ..store import gpu_figures
+from ..store.database import Database
+from ..store.progress import data_share
+from ..store.registry import submitter_lives
+from ..text.money import as_usd
+from ..text.visible import shown
+from . import causes
 
 __all__ = [
     "as_json",
@@ -175,7 +176,8 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
 def resume_advice_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
     """Return the resume advice: how to continue the job, with the necessary money and time."""
     from cloudtrain.entrypoints.notices.resume_cost import resume_advice
-    from cloudtrain.launcher.money.job_facts import job_facts
+
+    from ..money.job_facts import job_facts
 
     return resume_advice(job_facts(job, forecast(job, attempts, time.time())))
 
@@ -185,9 +187,9 @@ def lacking_budgets(database: Database, job: Job, attempts: Sequence[Attempt]) -
 
     The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
     """
-    from cloudtrain.launcher.metering import limit
-    from cloudtrain.launcher.metering.meter import spent_at_worst_micro
-    from cloudtrain.launcher.store import budgets, ledger
+    from ..metering import limit
+    from ..metering.meter import spent_at_worst_micro
+    from ..store import budgets, ledger
 
     plan, resume = job.attempt.plan, None if job.active else resume_advice_of(job, attempts)
     now_s, longest_s = time.time(), (resume and resume.limit_s) or plan.cap_s

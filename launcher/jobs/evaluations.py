@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.text.tables import table
+
+from ..errors import UsageError
+from ..text.tables import table
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.store.registry import Registry
+    from ..config.schema import JobConfig
+    from ..job import Attempt, Job
+    from ..store.registry import Registry
 
 __all__ = ["Tested", "config_of", "failure", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
 
@@ -37,7 +38,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
 
     The time is limited, and a model that is not sharded gets a single machine. `settings` are the user's `a.b=value`.
     """
-    from cloudtrain.launcher import config as configs
+    from .. import config as configs
 
     if not parent.asked.task:
         raise UsageError(f"{parent.id} runs a script", hint="only a `task` has a dataset by split")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.job import JobState, State
-from cloudtrain.launcher.store import sanitize
+
+from ..job import JobState, State
+from ..store import sanitize
 
 __all__ = ["failed", "restarts", "report_in"]
 

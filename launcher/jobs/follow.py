@@ -9,20 +9,20 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.job import Attempt, Job, exit_code
-from cloudtrain.launcher.jobs import retry, watch
-from cloudtrain.launcher.jobs.describe import lacking_budgets
-from cloudtrain.launcher.jobs.overview import as_lines
-from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.logs.printer import Printer
-from cloudtrain.launcher.logs.reader import BACK_OFF_S, read_on
-from cloudtrain.launcher.logs.stream import LogStream
-from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.notices.notifier import Notifier
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import aside, say
+from ..backend import LogLine
+from ..job import Attempt, Job, exit_code
+from ..logs.printer import Printer
+from ..logs.reader import BACK_OFF_S, read_on
+from ..logs.stream import LogStream
+from ..logs.view import View
+from ..notices.notifier import Notifier
+from ..store.registry import Registry
+from ..text.terminal import aside, say
+from . import retry, watch
+from .describe import lacking_budgets
+from .overview import as_lines
+from .poller import Pacing, Poller, Seen
+from .refresh import refresh
 
 __all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
 

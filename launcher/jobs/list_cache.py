@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints.format import amount
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.jobs.describe import as_json, in_line, outcome
-from cloudtrain.launcher.money.forecast import forecast
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.progress import shown
-from cloudtrain.launcher.store.registry import RAN, Registry
-from cloudtrain.launcher.text.terminal import json_line
+
+from ..errors import ConfigError
+from ..job import ACTIVE, Attempt, Job
+from ..money.forecast import forecast
+from ..store import sweeps
+from ..store.progress import shown
+from ..store.registry import RAN, Registry
+from ..text.terminal import json_line
+from .describe import as_json, in_line, outcome
 
 __all__ = ["FORM", "JobFilter", "ListRow", "Listing", "attempts_of", "chosen", "row_of"]
 

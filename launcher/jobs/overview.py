@@ -10,10 +10,24 @@ from typing import Any
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.entrypoints.rank import tracebacks
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.jobs import causes
-from cloudtrain.launcher.jobs.describe import (
+
+from ..backend_table import traits
+from ..job import Attempt, Job
+from ..metering import meter
+from ..money.forecast import Forecast, forecast
+from ..store import exchange_figures, gpu_figures, loss_bins
+from ..store.progress import data_share, lineage, unkept
+from ..store.progress import shown as progress_words
+from ..store.registry import Registry, submitter_lives
+from ..text import charts
+from ..text.money import clock, of_limit
+from ..text.tables import table, wrapped
+from ..text.terminal import when
+from ..text.units import percent, quantity, step_time
+from ..text.units import size as bytes_of
+from ..text.visible import shown
+from . import causes
+from .describe import (
     headline,
     limit_words,
     next_step,
@@ -22,19 +36,6 @@ from cloudtrain.launcher.jobs.describe import (
     resume_advice_of,
     saved_step,
 )
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import Forecast, forecast
-from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins
-from cloudtrain.launcher.store.progress import data_share, lineage, unkept
-from cloudtrain.launcher.store.progress import shown as progress_words
-from cloudtrain.launcher.store.registry import Registry, submitter_lives
-from cloudtrain.launcher.text import charts
-from cloudtrain.launcher.text.money import clock, of_limit
-from cloudtrain.launcher.text.tables import table, wrapped
-from cloudtrain.launcher.text.terminal import when
-from cloudtrain.launcher.text.units import percent, quantity, step_time
-from cloudtrain.launcher.text.units import size as bytes_of
-from cloudtrain.launcher.text.visible import shown
 
 __all__ = ["as_lines", "limit_times", "lines_before", "metrics", "share_done", "spent", "where"]
 
@@ -94,14 +95,15 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     if job.active or rank is None:
         return lines
     from cloudtrain.entrypoints.agent import last_lines
-    from cloudtrain.launcher.logs import cache
+
+    from ..logs import cache
 
     if len(lines) >= last_lines.MOST:
         return lines
     place = cache.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:
         return lines
-    from cloudtrain.launcher.logs.stream import LogStream
+    from ..logs.stream import LogStream
 
     with closing(LogStream(registry, job, job.attempt, ranks=frozenset({rank}))) as stream:
         text = "\n".join(line.text for line in stream.tail(300))
@@ -307,7 +309,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
             lines.append(f"  limit       {limit}")
         lines += _outlook_lines(job, money, now_s)
     else:
-        from cloudtrain.launcher.money.unit_cost import achieved, in_words
+        from ..money.unit_cost import achieved, in_words
 
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
         more = f" ({bought})" if bought else _gpu_hours(attempts, attempt, now_s)
@@ -321,7 +323,7 @@ def _gpu_hours(attempts: Sequence[Attempt], last: Attempt, now_s: float) -> str:
     """Return the time of the GPUs of a job without a price, in words; "" for a job with a price or without GPUs."""
     if last.plan.price_micro != 0 or not last.plan.gpus_per_instance:
         return ""
-    from cloudtrain.launcher.metering import meter
+    from ..metering import meter
 
     seconds = sum(
         leg.instances * each.plan.gpus_per_instance * leg.seconds(now_s)

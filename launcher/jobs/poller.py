@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.money.forecast import Forecast
-from cloudtrain.launcher.store.database import QuiesceLock
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.remote import in_words
+
+from .. import backend as backends
+from ..errors import CloudtrainError, UnreachableError
+from ..job import Attempt, Job
+from ..money.forecast import Forecast
+from ..store.database import QuiesceLock
+from ..store.registry import Registry
+from ..text.remote import in_words
+from .refresh import refresh
 
 __all__ = [
     "CLOSE_S",

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.planning.job_spec import PRIORITIES
-from cloudtrain.launcher.text.units import parse_duration
+from ..errors import CloudtrainError
+from ..job import Job, State
+from ..planning.job_spec import PRIORITIES
+from ..text.units import parse_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.store.registry import Registry
+    from ..store.registry import Registry
 
 __all__ = ["advance_queue", "in_order"]
 
@@ -31,7 +31,7 @@ def advance_queue(registry: Registry) -> list[str]:
     of processes may call the function at once: each job is sent once. A try is one call of the backend for each kind of
     machines, at most every TRY_S seconds.
     """
-    from cloudtrain.launcher.jobs import submit
+    from . import submit
 
     told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
     waiting = in_order(registry.jobs(active=True))
@@ -73,7 +73,7 @@ def _was_lost(job: Job) -> bool:
 
 
 def _send_again(registry: Registry, job: Job) -> list[str]:
-    from cloudtrain.launcher.jobs import retry, submit
+    from . import retry, submit
 
     try:
         sent = submit.resend(registry, job, retry.prepare_next(registry, job))
@@ -109,7 +109,7 @@ def _is_over(job: Job, now_s: float, since_s: float) -> bool:
 def _leave(registry: Registry, job: Job, state: State) -> str:
     from dataclasses import replace
 
-    from cloudtrain.launcher.money import shared_ledger_sync
+    from ..money import shared_ledger_sync
 
     registry.mark_never_sent(job.attempt, replace(state, ended_s=time.time()))
     shared_ledger_sync.push(registry.database)

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
-from cloudtrain.launcher.logs.late_lines import EndDetector
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.planning.search_spec import is_packed
-from cloudtrain.launcher.store import progress as progresses
-from cloudtrain.launcher.store import sanitize, series, sweeps
-from cloudtrain.launcher.store.registry import Registry, submitter_lives
+
+from .. import backend as backends
+from ..errors import ConfigError, UnreachableError
+from ..job import ACTIVE, Attempt, Job, State
+from ..logs.late_lines import EndDetector
+from ..metering import meter
+from ..planning.search_spec import is_packed
+from ..store import progress as progresses
+from ..store import sanitize, series, sweeps
+from ..store.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "look_again", "refresh"]
 
@@ -56,7 +57,7 @@ def refresh(registry: Registry, job: Job) -> Job:
         registry.set_unreachable(attempt)
         attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
     if attempt.state.state not in ACTIVE:
-        from cloudtrain.launcher.money import shared_ledger_sync
+        from ..money import shared_ledger_sync
 
         shared_ledger_sync.push(registry.database)  # the next command repeats a failed update
     return replace(job, attempt=attempt)

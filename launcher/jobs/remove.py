@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.planning.search_spec import is_packed
-from cloudtrain.launcher.store import ledger, sweeps
-from cloudtrain.launcher.store.registry import Registry
+from ..errors import ConfigError, UsageError
+from ..job import Job
+from ..planning.search_spec import is_packed
+from ..store import ledger, sweeps
+from ..store.registry import Registry
 
 __all__ = ["remove", "require_over", "size_of", "unused_bundles"]
 

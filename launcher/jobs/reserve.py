@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.entrypoints.format import down, up, usd
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import ACTIVE, Attempt
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.money import endpoints, shared_ledger_sync
-from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.store import ledger, sweeps
-from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
-from cloudtrain.launcher.store.registry import Registry
+
+from ..errors import CloudtrainError
+from ..job import ACTIVE, Attempt
+from ..money import endpoints, shared_ledger_sync
+from ..plan import Plan
+from ..store import ledger, sweeps
+from ..store.budgets import MOST_MICRO, OVERALL, Standing
+from ..store.registry import Registry
+from .refresh import refresh
 
 __all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
 
@@ -89,7 +90,7 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
 
     The project's ledger is the config's, else the one given to `budget set` on this machine.
     """
-    from cloudtrain.launcher.money.conditional import located
+    from ..money.conditional import located
 
     given = (config.get("project") or {}).get("ledger")
     known = ledger.ledgers(registry.database)

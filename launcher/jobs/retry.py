@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
-from cloudtrain.launcher.jobs.shown_config import differences
-from cloudtrain.launcher.planning.search_spec import fixed, is_packed
-from cloudtrain.launcher.text.terminal import say
+from .. import backend as backends
+from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from ..planning.search_spec import fixed, is_packed
+from ..text.terminal import say
+from .shown_config import differences
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Bundle
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.registry import Registry
+    from ..backend import Bundle
+    from ..config.schema import JobConfig
+    from ..job import Job
+    from ..planning.prepare import Prepared
+    from ..store.registry import Registry
 
 __all__ = [
     "ALL_DAMAGED",
@@ -55,8 +55,8 @@ def prepare_next(
     Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up, UsageError for a
     changed backend.
     """
-    from cloudtrain.launcher import config as configs
-    from cloudtrain.launcher.planning.prepare import prepare
+    from .. import config as configs
+    from ..planning.prepare import prepare
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
@@ -83,7 +83,7 @@ def prepare_other(
 
     `needs`: a file of cloudtrain's own that the archive must have; an older version's nodes would ignore the config.
     """
-    from cloudtrain.launcher.planning.prepare import prepare
+    from ..planning.prepare import prepare
 
     shipped, cache = None if update_code else _shipped(job), registry.folder / "bundles"
     if shipped is not None:
@@ -96,7 +96,7 @@ def prepare_other(
 
 def _shipped(job: Job) -> Bundle:
     """Return the archive of the submitted code. Raises ConfigError if the archive is gone."""
-    from cloudtrain.launcher.backend import Bundle
+    from ..backend import Bundle
 
     shipped = Bundle.load(job.bundle)
     if not shipped.path.exists():
@@ -125,7 +125,7 @@ def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
 
     The settings of the submit and of each resume count on top of the file, and then `settings`.
     """
-    from cloudtrain.launcher import config as configs
+    from .. import config as configs
 
     overrides = [*job.attempt.settings, *settings]
     present = configs.load(Path(job.config_file), backend=job.backend, overrides=overrides)
@@ -182,15 +182,15 @@ def has_saved(registry: Registry, job: Job) -> bool:
 
 def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises or sets the job's budget. Raises UsageError."""
-    from cloudtrain.launcher.money.forecast import budget_micro
-    from cloudtrain.launcher.text.units import format_money
+    from ..money.forecast import budget_micro
+    from ..text.units import format_money
 
     return f"budget.limit={format_money(budget_after(job.id, budget_micro(job), text))}"
 
 
 def budget_after(name: str, before_micro: int | None, text: str) -> int:
     """Return the budget of a job or a sweep after `+50USD`, or `200USD`, in micro-dollars. Raises UsageError."""
-    from cloudtrain.launcher.text.units import parse_money
+    from ..text.units import parse_money
 
     wanted = text.strip()
     try:
@@ -209,7 +209,7 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
 
     A price given now also counts for attempts without a price.
     """
-    from cloudtrain.launcher.metering.meter import spent_at_worst_micro
+    from ..metering.meter import spent_at_worst_micro
 
     typed: int | None = getattr(getattr(config, config.backend, None), "price_per_hour", None)
     spent_micro = spent_at_worst_micro(registry.attempts(job), time.time(), typed)
@@ -236,7 +236,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
     A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
     returned. The reason for not sending is printed.
     """
-    from cloudtrain.launcher.jobs import submit
+    from . import submit
 
     if not is_due(job):
         return None

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend_table import names
+from ..backend_table import names
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
+    from ..config.schema import JobConfig
+    from ..job import Job
 
 __all__ = ["HIDDEN", "as_yaml", "differences", "differing", "flat", "shown"]
 
@@ -82,7 +82,7 @@ def differences(job: Job, *configs: JobConfig) -> str:
 
 def _set(shown: Any, value: Any, block: str) -> Any:
     """Return a block of the shared trainer without its defaults; another block as it is."""
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
     if block not in ("training", "checkpoint"):
         return shown

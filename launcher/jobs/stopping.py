@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs.refresh import look_again, refresh
-from cloudtrain.launcher.money import shared_ledger_sync
-from cloudtrain.launcher.store.progress import unkept
-from cloudtrain.launcher.store.registry import Registry, submitter_lives
-from cloudtrain.launcher.text.money import moment
+from .. import backend as backends
+from ..errors import CloudtrainError, UsageError
+from ..job import Job, State
+from ..money import shared_ledger_sync
+from ..store.progress import unkept
+from ..store.registry import Registry, submitter_lives
+from ..text.money import moment
+from .refresh import look_again, refresh
 
 __all__ = ["StopResult", "ask", "forget", "where_to_look"]
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import (
+from .. import backend as backends
+from ..errors import (
     NOTHING,
     BudgetError,
     CapacityError,
@@ -24,19 +24,19 @@ from cloudtrain.launcher.errors import (
     UnreachableError,
     UsageError,
 )
-from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs import adopt, reserve
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.money import budget_preview, shared_ledger, shared_ledger_sync
-from cloudtrain.launcher.money.conditional import open_cell
-from cloudtrain.launcher.planning.search_spec import is_packed
-from cloudtrain.launcher.store import budgets, ledger, sweeps
-from cloudtrain.launcher.store.registry import Registry, this_process
-from cloudtrain.launcher.text.terminal import say
+from ..job import Attempt, Job, State
+from ..money import budget_preview, shared_ledger, shared_ledger_sync
+from ..money.conditional import open_cell
+from ..planning.search_spec import is_packed
+from ..store import budgets, ledger, sweeps
+from ..store.registry import Registry, this_process
+from ..text.terminal import say
+from . import adopt, reserve
+from .refresh import refresh
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from ..config.schema import JobConfig
+    from ..planning.prepare import Prepared
 
 __all__ = ["require_room", "resend", "send", "send_queued"]
 
@@ -100,7 +100,7 @@ def send_queued(registry: Registry, job: Job, environ: Mapping[str, str] = os.en
     Without capacity the job stays in line. Raises ConfigError for a secret that is not set here: then the job stays in
     line, too; and the errors of the backend: then the job has failed.
     """
-    from cloudtrain.launcher import config as configs
+    from .. import config as configs
 
     attempt, backend = job.attempt, backends.load(job.backend)
     secrets = _secrets(configs.stored(job.config), environ)
@@ -278,7 +278,7 @@ def _send(
 
 def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:
     """Return the config without secrets for notifications that are not set here; print a note for each."""
-    from cloudtrain.launcher.config.schema import carried_by
+    from ..config.schema import carried_by
 
     addresses = {name for entry in config.notify for name in carried_by(entry)}
     unknown = [name for name in config.secrets if name in addresses and name not in environ]

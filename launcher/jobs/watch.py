@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.describe import outcome
-from cloudtrain.launcher.jobs.poller import Begin, Lanes, Pacing, Poller, Seen, as_fault, refreshing
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.logs import cache_upkeep
-from cloudtrain.launcher.money.forecast import forecast
-from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.notices.notifier import RECENT_S, Notifier
-from cloudtrain.launcher.store.progress import shown
-from cloudtrain.launcher.store.registry import Registry
+
+from ..errors import CloudtrainError
+from ..job import Job
+from ..logs import cache_upkeep
+from ..money.forecast import forecast
+from ..notices import outbox
+from ..notices.notifier import RECENT_S, Notifier
+from ..store.progress import shown
+from ..store.registry import Registry
+from . import retry
+from .describe import outcome
+from .poller import Begin, Lanes, Pacing, Poller, Seen, as_fault, refreshing
+from .refresh import refresh
 
 __all__ = ["LogKeeper", "Selection", "Watcher", "chosen", "keep", "line", "look", "notifying"]
 

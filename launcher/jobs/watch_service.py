@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.store.home import home
+from ..errors import ConfigError
+from ..store.home import home
 
 __all__ = ["NAME", "cron_line", "environment_file", "install", "unit", "unit_path", "uninstall"]
 

@@ -10,21 +10,21 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.jobs import stopping
-from cloudtrain.launcher.jobs import watch as watching
-from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watch import Watcher
-from cloudtrain.launcher.live.model import Scene, TailShot, WatchedJob, curves_of
-from cloudtrain.launcher.logs.reader import read_on
-from cloudtrain.launcher.logs.stream import LogStream
-from cloudtrain.launcher.money.forecast import forecast
-from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.store.database import WRITING
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.store.series import read as read_series
-from cloudtrain.launcher.text.remote import in_words
+from ..backend import LogLine
+from ..job import Attempt, Job
+from ..jobs import stopping
+from ..jobs import watch as watching
+from ..jobs.poller import Seen
+from ..jobs.watch import Watcher
+from ..logs.reader import read_on
+from ..logs.stream import LogStream
+from ..money.forecast import forecast
+from ..notices import outbox
+from ..store.database import WRITING
+from ..store.registry import Registry
+from ..store.series import read as read_series
+from ..text.remote import in_words
+from .model import Scene, TailShot, WatchedJob, curves_of
 
 __all__ = ["JobFeed", "MOST", "LogTail"]
 

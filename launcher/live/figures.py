@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.launcher.jobs import overview
-from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
-from cloudtrain.launcher.live.model import Curves, Track, WatchedJob
-from cloudtrain.launcher.live.rows import (
+
+from ..jobs import overview
+from ..jobs.describe import limit_words, next_step, outcome
+from ..store import exchange_figures, gpu_figures
+from ..text import charts
+from ..text.charts import Signs
+from ..text.money import clock
+from ..text.units import percent, quantity, size, step_time
+from ..text.visible import cleaned
+from .model import Curves, Track, WatchedJob
+from .rows import (
     BAD,
     GOOD,
     LABEL,
@@ -24,12 +31,6 @@ from cloudtrain.launcher.live.rows import (
     row,
     sides,
 )
-from cloudtrain.launcher.store import exchange_figures, gpu_figures
-from cloudtrain.launcher.text import charts
-from cloudtrain.launcher.text.charts import Signs
-from cloudtrain.launcher.text.money import clock
-from cloudtrain.launcher.text.units import percent, quantity, size, step_time
-from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = [
     "alerts",

@@ -9,15 +9,16 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.live import figures
-from cloudtrain.launcher.live.model import Curves, TailShot, WatchedJob
-from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, help_rows, in_job, keys_of_job, row
-from cloudtrain.launcher.live.view_state import ViewState
-from cloudtrain.launcher.text.charts import Signs
-from cloudtrain.launcher.text.remote import in_words
-from cloudtrain.launcher.text.terminal import RANK_COLOURS
-from cloudtrain.launcher.text.visible import cleaned
+
+from ..backend import LogLine
+from ..text.charts import Signs
+from ..text.remote import in_words
+from ..text.terminal import RANK_COLOURS
+from ..text.visible import cleaned
+from . import figures
+from .model import Curves, TailShot, WatchedJob
+from .rows import QUIET, WARNS, Part, help_rows, in_job, keys_of_job, row
+from .view_state import ViewState
 
 __all__ = ["log_page", "view"]
 

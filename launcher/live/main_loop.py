@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from cloudtrain.launcher.job import exit_code
-from cloudtrain.launcher.jobs.overview import as_lines
-from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watch import line as plain_line
-from cloudtrain.launcher.live import jobview, tableview
-from cloudtrain.launcher.live.feed import JobFeed, LogTail
-from cloudtrain.launcher.live.model import Scene, TailShot
-from cloudtrain.launcher.live.screen import Renderer, Screen, SignalExit
-from cloudtrain.launcher.live.view_state import ViewState, steer
-from cloudtrain.launcher.logs.view import parse_ranks
-from cloudtrain.launcher.notices import terminal_alerts
-from cloudtrain.launcher.text.charts import Signs, signs_of
-from cloudtrain.launcher.text.terminal import print_text, say
+from ..job import exit_code
+from ..jobs.overview import as_lines
+from ..jobs.poller import Seen
+from ..jobs.watch import line as plain_line
+from ..logs.view import parse_ranks
+from ..notices import terminal_alerts
+from ..text.charts import Signs, signs_of
+from ..text.terminal import print_text, say
+from . import jobview, tableview
+from .feed import JobFeed, LogTail
+from .model import Scene, TailShot
+from .screen import Renderer, Screen, SignalExit
+from .view_state import ViewState, steer
 
 __all__ = ["show"]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.money.forecast import Forecast
-from cloudtrain.launcher.notices.outbox import Sent
-from cloudtrain.launcher.store.series import Point, Series
+from ..backend import LogLine
+from ..job import Attempt, Job
+from ..money.forecast import Forecast
+from ..notices.outbox import Sent
+from ..store.series import Point, Series
 
 __all__ = ["BINS", "Curves", "Scene", "TailShot", "Track", "WatchedJob", "curves_of"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from cloudtrain.launcher.live.model import WatchedJob
-from cloudtrain.launcher.live.view_state import ViewState
-from cloudtrain.launcher.text.charts import Signs
+from ..text.charts import Signs
+from .model import WatchedJob
+from .view_state import ViewState
 
 __all__ = [
     "LABEL",

@@ -27,7 +27,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from cloudtrain.launcher.errors import ConfigError
+from ..errors import ConfigError
 
 __all__ = ["ESCAPE", "Renderer", "Screen", "SignalExit", "decode"]
 

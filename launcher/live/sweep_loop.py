@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from cloudtrain.launcher.jobs.poller import as_fault
-from cloudtrain.launcher.live.screen import ESCAPE, Renderer, Screen, SignalExit
-from cloudtrain.launcher.live.sweepview import SweepShot, view
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.store.sweeps import SweepRecord
-from cloudtrain.launcher.sweeps import driving, overview
-from cloudtrain.launcher.text.charts import signs_of
-from cloudtrain.launcher.text.terminal import print_lines, say
+from ..jobs.poller import as_fault
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
+from ..sweeps import driving, overview
+from ..text.charts import signs_of
+from ..text.terminal import print_lines, say
+from .screen import ESCAPE, Renderer, Screen, SignalExit
+from .sweepview import SweepShot, view
 
 __all__ = ["show"]
 

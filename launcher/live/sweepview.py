@@ -9,11 +9,12 @@ from typing import Any
 from rich.text import Text
 
 from cloudtrain.entrypoints.format import dollars
-from cloudtrain.launcher.live.rows import BAD, GOOD, QUIET, WARNS, labelled, row, sides
-from cloudtrain.launcher.sweeps.overview import figure, place_of, values_text
-from cloudtrain.launcher.text import charts
-from cloudtrain.launcher.text.charts import Signs
-from cloudtrain.launcher.text.visible import cleaned
+
+from ..sweeps.overview import figure, place_of, values_text
+from ..text import charts
+from ..text.charts import Signs
+from ..text.visible import cleaned
+from .rows import BAD, GOOD, QUIET, WARNS, labelled, row, sides
 
 __all__ = ["SweepShot", "view"]
 

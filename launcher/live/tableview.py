@@ -10,16 +10,17 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
-from cloudtrain.launcher.jobs.overview import share_done
-from cloudtrain.launcher.live.model import Scene, WatchedJob
-from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, keys_of_table, row, sides
-from cloudtrain.launcher.live.view_state import ViewState
-from cloudtrain.launcher.store import loss_bins
-from cloudtrain.launcher.text import charts as spark
-from cloudtrain.launcher.text.charts import Signs
-from cloudtrain.launcher.text.remote import in_words
-from cloudtrain.launcher.text.units import percent, quantity
-from cloudtrain.launcher.text.visible import cleaned
+
+from ..jobs.overview import share_done
+from ..store import loss_bins
+from ..text import charts as spark
+from ..text.charts import Signs
+from ..text.remote import in_words
+from ..text.units import percent, quantity
+from ..text.visible import cleaned
+from .model import Scene, WatchedJob
+from .rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, keys_of_table, row, sides
+from .view_state import ViewState
 
 __all__ = ["view"]
 

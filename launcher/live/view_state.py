@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.logs.view import parse_ranks
+from ..backend import LogLine
+from ..errors import UsageError
+from ..logs.view import parse_ranks
 
 __all__ = ["Action", "ViewState", "steer"]
 

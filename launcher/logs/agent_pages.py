@@ -11,7 +11,8 @@ from itertools import accumulate, chain, repeat
 from operator import itemgetter
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
-from cloudtrain.launcher.backend import LogLine, LogPage
+
+from ..backend import LogLine, LogPage
 
 __all__ = ["offsets", "page"]
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudtrain.launcher.backend import LogLine
+from ..backend import LogLine
 
 __all__ = [
     "BLOCK_BYTES",

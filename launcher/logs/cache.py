@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.logs import blocks
-from cloudtrain.launcher.store.database import Database
+
+from ..backend import LogLine
+from ..errors import ConfigError
+from ..store.database import Database
+from . import blocks
 
 __all__ = [
     "LogCacheWriter",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from cloudtrain.launcher.errors import UnreachableError, UsageError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.logs import cache
-from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.store.registry import Registry
+from ..errors import UnreachableError, UsageError
+from ..job import ACTIVE, Attempt, Job
+from ..store.database import Database
+from ..store.registry import Registry
+from . import cache
 
 __all__ = ["ROOM", "keep", "make_room", "room_bytes"]
 
@@ -39,7 +39,7 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     process writes the cache, or the log was dropped for space. The lines read so far stay, and the next call continues
     after them. Raises ConfigError.
     """
-    from cloudtrain.launcher.logs.stream import LogStream
+    from .stream import LogStream
 
     chosen, until_s = attempt or job.attempt, time.monotonic() + within_s
     if chosen.ref is None or chosen.state.state in ACTIVE or not room_bytes():
@@ -69,7 +69,7 @@ def rewrite(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
 
     The cache stays if the backend has fewer than `least` lines now, or if another process writes.
     """
-    from cloudtrain.launcher.logs.stream import LogStream
+    from .stream import LogStream
 
     stream = LogStream(registry, job, attempt, rewrite=True)
     count = 0

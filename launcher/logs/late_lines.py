@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from cloudtrain.launcher.backend import LogLine, LogPage, Pace
-from cloudtrain.launcher.job import State
+from ..backend import LogLine, LogPage, Pace
+from ..job import State
 
 __all__ = ["CLEAN_PAGES", "EndDetector", "HoldBack"]
 

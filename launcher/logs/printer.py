@@ -7,11 +7,11 @@ import re
 import sys
 import time
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.text import tables
-from cloudtrain.launcher.text.terminal import aside, print_lines, write
-from cloudtrain.launcher.text.visible import folded
+from ..backend import LogLine
+from ..text import tables
+from ..text.terminal import aside, print_lines, write
+from ..text.visible import folded
+from .view import View
 
 __all__ = ["Printer"]
 

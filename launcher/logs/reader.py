@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import CloudtrainError, NoSuchJobError, UnreachableError
-from cloudtrain.launcher.job import Attempt
-from cloudtrain.launcher.logs.stream import LogStream
+from ..backend import LogLine
+from ..errors import CloudtrainError, NoSuchJobError, UnreachableError
+from ..job import Attempt
+from .stream import LogStream
 
 __all__ = ["LogNews", "read_on"]
 

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.logs import blocks
-from cloudtrain.launcher.logs.cache import LogCacheReader
+from ..backend import LogLine
+from . import blocks
+from .cache import LogCacheReader
 
 __all__ = ["Replay", "is_of_blocks"]
 

@@ -13,15 +13,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import LogLine, LogPage, Pace
-from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.logs import cache, cache_upkeep
-from cloudtrain.launcher.logs.blocks import DamagedError
-from cloudtrain.launcher.logs.late_lines import CLEAN_PAGES, EndDetector, HoldBack
-from cloudtrain.launcher.logs.replay import Replay
-from cloudtrain.launcher.store.registry import Registry
+from .. import backend as backends
+from ..backend import LogLine, LogPage, Pace
+from ..errors import ConfigError, UnreachableError
+from ..job import ACTIVE, Attempt, Job
+from ..store.registry import Registry
+from . import cache, cache_upkeep
+from .blocks import DamagedError
+from .late_lines import CLEAN_PAGES, EndDetector, HoldBack
+from .replay import Replay
 
 __all__ = ["LogStream"]
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.store.progress import finite
-from cloudtrain.launcher.text import visible
-from cloudtrain.launcher.text.terminal import coloured
+
+from ..backend import LogLine
+from ..errors import UsageError
+from ..store.progress import finite
+from ..text import visible
+from ..text.terminal import coloured
 
 __all__ = ["View", "parse_ranks"]
 

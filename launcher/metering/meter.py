@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.job import ACTIVE
-from cloudtrain.launcher.metering.limit import PARTS, CostRate, Terms, parts, worst_case_micro
+from ..job import ACTIVE
+from .limit import PARTS, CostRate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, State
-    from cloudtrain.launcher.plan import Plan
+    from ..job import Attempt, State
+    from ..plan import Plan
 
 __all__ = [
     "Leg",

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.launcher.backend.models import CheckedModel
-from cloudtrain.launcher.errors import ConfigError, UsageError
+
+from ..backend.models import CheckedModel
+from ..errors import ConfigError, UsageError
 
 __all__ = ["checked_folder", "checked_model", "require_model_name"]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.format import dollars, span, up
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish
-from cloudtrain.launcher.errors import (
+
+from .. import backend as backends
+from .. import config as configs
+from ..backend.models import CheckedModel, EndpointPlan, EndpointWish
+from ..errors import (
     NOTHING,
     BudgetError,
     CloudtrainError,
@@ -21,14 +22,14 @@ from cloudtrain.launcher.errors import (
     UnreachableError,
     UsageError,
 )
-from cloudtrain.launcher.job import new_id
-from cloudtrain.launcher.jobs import reserve
-from cloudtrain.launcher.models.registering import config_of
-from cloudtrain.launcher.money import endpoints as costs
-from cloudtrain.launcher.money import shared_ledger_sync
-from cloudtrain.launcher.store import budgets, endpoints, ledger
-from cloudtrain.launcher.store.endpoints import EndpointRecord
-from cloudtrain.launcher.store.registry import Registry, this_process
+from ..job import new_id
+from ..jobs import reserve
+from ..money import endpoints as costs
+from ..money import shared_ledger_sync
+from ..store import budgets, endpoints, ledger
+from ..store.endpoints import EndpointRecord
+from ..store.registry import Registry, this_process
+from .registering import config_of
 
 __all__ = [
     "LEAST_TTL_S",

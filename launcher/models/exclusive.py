@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from cloudtrain.entrypoints.stores.store import Store
-from cloudtrain.launcher.errors import UnreachableError
+
+from ..errors import UnreachableError
 
 __all__ = ["alone"]
 

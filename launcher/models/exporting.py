@@ -17,15 +17,16 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
 from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
-from cloudtrain.launcher.backend_table import DEFAULT
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.jobs import evaluations
-from cloudtrain.launcher.models import source
-from cloudtrain.launcher.store import series
-from cloudtrain.launcher.store.progress import lineage
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.extras import install
+
+from ..backend_table import DEFAULT
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..job import Job
+from ..jobs import evaluations
+from ..store import series
+from ..store.progress import lineage
+from ..store.registry import Registry
+from ..text.extras import install
+from . import source
 
 __all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
 
@@ -165,7 +166,7 @@ def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
     """Return the registry's facts about the job and the step, for config.json and the model card."""
-    from cloudtrain.launcher.jobs.describe import as_json
+    from ..jobs.describe import as_json
 
     git = job.bundle.get("git") or {}
     spent = as_json(job, registry.attempts(job))["spend_usd"]

@@ -17,10 +17,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from cloudtrain.entrypoints.stores.store import StoreError, open_store
-from cloudtrain.launcher.backend.models import MANIFEST, CheckedModel, VendorCall
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
-from cloudtrain.launcher.models.exclusive import alone
-from cloudtrain.launcher.text.remote import one_line
+
+from ..backend.models import MANIFEST, CheckedModel, VendorCall
+from ..errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
+from ..text.remote import one_line
+from .exclusive import alone
 
 __all__ = ["MlflowRegistry"]
 

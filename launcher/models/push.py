@@ -16,15 +16,17 @@ from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import models
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import PushedModel, PushOutcome
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+
+from .. import backend as backends
+from ..backend import PushedModel, PushOutcome
+from ..backend_table import traits
+from ..errors import CloudtrainError, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.models.folder import ModelFolder
     from cloudtrain.entrypoints.stores.store import Store
-    from cloudtrain.launcher.config.schema import JobConfig
+
+    from ..config.schema import JobConfig
 
 __all__ = ["back", "push", "pushed"]
 

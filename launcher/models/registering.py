@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.backend.models import CheckedModel, ModelRegistry
-from cloudtrain.launcher.errors import UsageError
+from .. import backend as backends
+from .. import config as configs
+from ..backend.models import CheckedModel, ModelRegistry
+from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = ["config_of", "register", "registry_of"]
 
@@ -24,7 +24,7 @@ def registry_of(
 ) -> ModelRegistry:
     """Return the model's place in the registry `target`; sends nothing. Raises UsageError, ConfigError."""
     if target == MLFLOW:
-        from cloudtrain.launcher.models.mlflow import MlflowRegistry
+        from .mlflow import MlflowRegistry
 
         return MlflowRegistry(model, store)
     if store is not None:

@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.store import series
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import say
+
+from ..errors import CloudtrainError, UsageError
+from ..job import Job
+from ..store import series
+from ..store.registry import Registry
+from ..text.terminal import say
 
 __all__ = ["choose", "require_choice", "saved_checkpoints"]
 
@@ -32,7 +33,7 @@ def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str |
 
     Raises CloudtrainError for a job without checkpoints, and the errors of the backend.
     """
-    from cloudtrain.launcher import backend as backends
+    from .. import backend as backends
 
     points = series.read(registry.database, job.id).marks
     for path in [str(point.fields.get("path")) for point in reversed(points) if point.kind == "checkpoint"]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money import unit_cost
-from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.text.money import as_usd
+from ..metering import meter
+from ..text.money import as_usd
+from . import unit_cost
+from .forecast import limit_micro
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
+    from ..job import Attempt, Job
 
 __all__ = ["Bill", "BillLine", "as_json", "bill", "line_json"]
 

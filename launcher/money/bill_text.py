@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
-from cloudtrain.launcher.money import unit_cost
-from cloudtrain.launcher.money.bill import Bill, BillLine
-from cloudtrain.launcher.money.period import Group, Spent, total
-from cloudtrain.launcher.text.money import moment, of_limit
+
+from ..text.money import moment, of_limit
+from . import unit_cost
+from .bill import Bill, BillLine
+from .period import Group, Spent, total
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Invoice
+    from ..backend import Invoice
 
 __all__ = [
     "GROUP_HEAD",

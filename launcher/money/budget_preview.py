@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import down, usd
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
-from cloudtrain.launcher.store.budgets import OVERALL, Standing, refusal
-from cloudtrain.launcher.store.home import where
-from cloudtrain.launcher.text.money import as_usd
+
+from ..errors import CloudtrainError, ConfigError, Fault
+from ..store.budgets import OVERALL, Standing, refusal
+from ..store.home import where
+from ..text.money import as_usd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.store.database import Database
+    from ..config.schema import JobConfig
+    from ..store.database import Database
 
 __all__ = ["ApplicableBudgets", "books_of", "budgeted_in", "require_known_project"]
 
@@ -91,7 +92,7 @@ class ApplicableBudgets:
 
 def books_of(config: JobConfig) -> ApplicableBudgets:
     """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
-    from cloudtrain.launcher.money.conditional import located
+    from .conditional import located
 
     project = config.project.name if config.project else OVERALL
     given = config.project.ledger if config.project else None
@@ -100,7 +101,7 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
         folder = where()
         if not (folder / "registry.sqlite").exists():
             return ApplicableBudgets(project, shared=shared)
-        from cloudtrain.launcher.store.database import Database
+        from ..store.database import Database
 
         return _read(Database(folder), project, shared)
     except CloudtrainError as error:
@@ -117,13 +118,13 @@ def require_known_project(books: ApplicableBudgets) -> None:
 
 def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
-    from cloudtrain.launcher.store import ledger
+    from ..store import ledger
 
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
 
 
 def _read(database: Database, project: str, given: tuple[str, ...]) -> ApplicableBudgets:
-    from cloudtrain.launcher.store import ledger
+    from ..store import ledger
 
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from cloudtrain.entrypoints.format import amount, down, up
-from cloudtrain.launcher.store.budgets import OVERALL, Held, Standing
-from cloudtrain.launcher.text.money import as_usd
-from cloudtrain.launcher.text.tables import table
-from cloudtrain.launcher.text.terminal import when
+
+from ..store.budgets import OVERALL, Held, Standing
+from ..text.money import as_usd
+from ..text.tables import table
+from ..text.terminal import when
 
 __all__ = ["COUNTED", "BudgetRow", "as_json", "as_lines"]
 

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.format import dollars, span, up
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.metering.rate import stale
-from cloudtrain.launcher.planning.plan_text import provenance
-from cloudtrain.launcher.planning.request_rules import notes_of
-from cloudtrain.launcher.text.tables import hidden, table, wrapped
+
+from ..errors import CloudtrainError, ConfigError
+from ..metering.rate import stale
+from ..planning.plan_text import provenance
+from ..planning.request_rules import notes_of
+from ..text.tables import hidden, table, wrapped
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from ..config.schema import JobConfig
+    from ..plan import Plan
+    from ..planning.prepare import Prepared
 
 __all__ = ["BackendOffer", "cheapest", "lines", "offers", "refused", "unlike"]
 
@@ -83,8 +84,8 @@ def offers(
     no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
     of the code. Raises ConfigError if the file itself cannot be read.
     """
-    from cloudtrain.launcher.backend import Bundle
-    from cloudtrain.launcher.planning.prepare import prepare
+    from ..backend import Bundle
+    from ..planning.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}
     faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]
@@ -141,7 +142,7 @@ def unlike(found: Sequence[BackendOffer]) -> list[str]:
 
 def refused(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers a budget of this installation would refuse at submit, and why."""
-    from cloudtrain.launcher.money.budget_preview import books_of
+    from .budget_preview import books_of
 
     planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
     if not planned:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError, UsageError
-from cloudtrain.launcher.job import LEDGER_PATTERN
+from ..errors import ConfigError, CredentialError, UnreachableError, UsageError
+from ..job import LEDGER_PATTERN
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.stores.store import Store

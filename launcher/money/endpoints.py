@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.format import amount
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.metering.limit import PARTS, CostRate
-from cloudtrain.launcher.store import endpoints
-from cloudtrain.launcher.store.endpoints import EndpointRecord
-from cloudtrain.launcher.text.money import as_usd, clock
-from cloudtrain.launcher.text.tables import table
+
+from ..errors import CloudtrainError
+from ..metering.limit import PARTS, CostRate
+from ..store import endpoints
+from ..store.endpoints import EndpointRecord
+from ..text.money import as_usd, clock
+from ..text.tables import table
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import EndsEndpoints
-    from cloudtrain.launcher.backend.models import EndpointPlan
-    from cloudtrain.launcher.store.database import Database
+    from ..backend import EndsEndpoints
+    from ..backend.models import EndpointPlan
+    from ..store.database import Database
 
 __all__ = [
     "MONTH_H",
@@ -68,7 +69,7 @@ def refresh(database: Database) -> list[str]:
 
 def refresh_one(database: Database, record: EndpointRecord) -> EndpointRecord:
     """Ask the platform for the endpoint; return its record. Raises CloudtrainError."""
-    from cloudtrain.launcher import backend as backends
+    from .. import backend as backends
 
     if record.state == "gone" or (record.state != "live" and _deploys(record)):
         return record

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices.facts import is_limit_first
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.store import loss_bins
-from cloudtrain.launcher.text.units import parse_money
+
+from ..metering import meter
+from ..store import loss_bins
+from ..text.units import parse_money
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.plan import Plan
+    from ..job import Attempt, Job
+    from ..plan import Plan
 
 __all__ = ["Forecast", "budget_micro", "forecast", "left_s", "limit_micro"]
 

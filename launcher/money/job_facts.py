@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
-from cloudtrain.launcher.metering.limit import PARTS, parts
-from cloudtrain.launcher.metering.meter import metered_at_worst_micro
-from cloudtrain.launcher.money.forecast import Forecast, left_s
-from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
-from cloudtrain.launcher.text.units import parse_duration
+
+from ..metering.limit import PARTS, parts
+from ..metering.meter import metered_at_worst_micro
+from ..planning.job_spec import default_hang_timeout_s
+from ..text.units import parse_duration
+from .forecast import Forecast, left_s
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.plan import Plan
+    from ..job import Job
+    from ..plan import Plan
 
 __all__ = ["job_facts", "price_terms"]
 

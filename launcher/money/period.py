@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.job import Attempt
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.store.registry import attempt_of
-from cloudtrain.launcher.text.money import as_usd
+from ..job import Attempt
+from ..metering import meter
+from ..store.registry import attempt_of
+from ..text.money import as_usd
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
+    from ..store.database import Database
 
 __all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between", "total"]
 

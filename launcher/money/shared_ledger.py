@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.money.conditional import ConditionalObject
-from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
+from ..errors import ConfigError, UnreachableError
+from ..store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
+from .conditional import ConditionalObject
 
 __all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
 

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
-from cloudtrain.launcher.money import shared_ledger
-from cloudtrain.launcher.money.conditional import ConditionalObject, open_cell
-from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
-from cloudtrain.launcher.store.home import identity
+from ..errors import BudgetError, CloudtrainError, ConfigError
+from ..store import ledger
+from ..store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
+from ..store.home import identity
+from . import shared_ledger
+from .conditional import ConditionalObject, open_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.ledger import Closing
+    from ..store.database import Database
+    from ..store.ledger import Closing
 
 __all__ = ["close_others", "failure", "forget", "hold", "key_of", "push", "remove_budget", "set_budget", "this_person"]
 

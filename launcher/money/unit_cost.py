@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import dollars
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.store import loss_bins
-from cloudtrain.launcher.text.money import as_usd
+
+from ..metering import meter
+from ..store import loss_bins
+from ..text.money import as_usd
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt
+    from ..job import Attempt
 
 __all__ = ["Achieved", "CostPoint", "achieved", "as_json", "in_words", "last_words", "points"]
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.notices.transports import deliver
-from cloudtrain.launcher.store.channels import ChannelEntry
-from cloudtrain.launcher.store.database import Database
+
+from ..errors import CloudtrainError
+from ..store.channels import ChannelEntry
+from ..store.database import Database
+from . import outbox
+from .transports import deliver
 
 __all__ = ["EXIT_S", "DeliveryThread", "Delivery"]
 

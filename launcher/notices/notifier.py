@@ -9,15 +9,16 @@ from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.money.forecast import Forecast, forecast
-from cloudtrain.launcher.money.job_facts import job_facts
-from cloudtrain.launcher.notices import outbox, terminal_alerts
-from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
-from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, sent_by_job
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import say
+
+from ..errors import ConfigError
+from ..job import Job
+from ..money.forecast import Forecast, forecast
+from ..money.job_facts import job_facts
+from ..store.channels import ChannelEntry, desktop, entries, sent_by_job
+from ..store.registry import Registry
+from ..text.terminal import say
+from . import outbox, terminal_alerts
+from .delivery import EXIT_S, Delivery, DeliveryThread
 
 __all__ = ["RECENT_S", "Notifier"]
 

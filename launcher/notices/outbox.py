@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import unsent
 from cloudtrain.entrypoints.notices.sending import LIMIT_S
-from cloudtrain.launcher.store.database import Database
+
+from ..store.database import Database
 
 __all__ = [
     "MOST_TRIES",

@@ -8,8 +8,9 @@ import sys
 import click
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher.text.tables import width, wrapped
-from cloudtrain.launcher.text.terminal import escaped, reported
+
+from ..text.tables import width, wrapped
+from ..text.terminal import escaped, reported
 
 __all__ = ["ON_TERMINAL", "show"]
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, DeliveryError, send
-from cloudtrain.launcher.store.channels import ChannelEntry, is_variable
-from cloudtrain.launcher.text.extras import install
+
+from ..store.channels import ChannelEntry, is_variable
+from ..text.extras import install
 
 __all__ = ["deliver"]
 

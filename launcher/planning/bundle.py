@@ -27,9 +27,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.models.folder import CHECK, SUMS
-from cloudtrain.launcher.backend import Bundle
-from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.planning import secret_files
+
+from ..backend import Bundle
+from ..errors import ConfigError, Fault
+from . import secret_files
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.config import schemafaults, yamlfile
-from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
-from cloudtrain.launcher.planning import secret_files
+from ..config import schemafaults, yamlfile
+from ..config.yamlfile import KeyPath, YamlNode
+from . import secret_files
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = ["notes_of"]
 

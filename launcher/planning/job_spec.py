@@ -15,11 +15,12 @@ from cloudtrain.entrypoints.contract import (
     RunSpec,
     SetupSpec,
 )
-from cloudtrain.launcher.planning import search_spec
+
+from . import search_spec
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
+    from ..config.schema import JobConfig
+    from ..plan import Plan
 
 __all__ = ["PRIORITIES", "container_order", "default_hang_timeout_s", "job_spec", "job_surroundings", "queue_terms"]
 
@@ -121,7 +122,7 @@ def default_hang_timeout_s(timeout_s: int, *, is_task: bool) -> int:
 
 def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
-    from cloudtrain.launcher.store.channels import entries
+    from ..store.channels import entries
 
     found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
     channels = tuple(

@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
-from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.store import home
-from cloudtrain.launcher.text.units import size
+
+from ..errors import CloudtrainError
+from ..prices import catalog
+from ..store import home
+from ..text.units import size
+from .job_spec import job_spec, job_surroundings
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from .prepare import Prepared
 
 __all__ = ["asked", "gpu_bytes", "keep", "key_of", "kept", "line", "of_plan", "run"]
 
@@ -177,7 +178,7 @@ def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tupl
 
 def _parameters(name: str) -> int | None:
     """Return the number of parameters that the newest run of this name has reported, None if unknown."""
-    from cloudtrain.launcher.store.database import Database
+    from ..store.database import Database
 
     with contextlib.suppress(CloudtrainError, OSError, RuntimeError, ValueError):
         if not (home.where() / "registry.sqlite").exists():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cloudtrain.entrypoints.rank import savings
-from cloudtrain.launcher.config import JobConfig
-from cloudtrain.launcher.store.home import home
-from cloudtrain.launcher.store.registry import Registry
+
+from ..config import JobConfig
+from ..store.home import home
+from ..store.registry import Registry
 
 __all__ = ["advice", "diagnosis_name"]
 

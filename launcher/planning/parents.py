@@ -15,16 +15,17 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.models.folder import WEIGHT_FILES
 from cloudtrain.entrypoints.stores.store import plain
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, NoSuchJobError
-from cloudtrain.launcher.store import home
-from cloudtrain.launcher.store.registry import Registry
+
+from .. import backend as backends
+from ..backend_table import traits
+from ..errors import CloudtrainError, ConfigError, Fault, NoSuchJobError
+from ..store import home
+from ..store.registry import Registry
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from ..config.schema import JobConfig
+    from ..job import Job
+    from .prepare import Prepared
 
 __all__ = ["INPUT", "compared", "resolved"]
 
@@ -83,7 +84,7 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
 
 def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
     """Return the answer of entrypoints/trainer/fitting.py, or the reason why the parent cannot be read from here."""
-    from cloudtrain.launcher.planning import memory
+    from . import memory
 
     config, backend = prepared.config, prepared.backend
     assert config.init_from is not None, "checked by the caller"

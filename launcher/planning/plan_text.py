@@ -7,10 +7,11 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted, dollars, span, up
-from cloudtrain.launcher.text.units import format_money
+
+from ..text.units import format_money
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.plan import Plan
+    from ..plan import Plan
 
 __all__ = ["age", "lines", "provenance"]
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import dimensions
-from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
-from cloudtrain.launcher.metering import limit as caps
-from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.planning import search_spec
+
+from ..errors import BudgetError, ConfigError, Fault
+from ..metering import limit as caps
+from ..plan import Batch, Plan
+from . import search_spec
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Capacity
-    from cloudtrain.launcher.config.schema import Budget, JobConfig
-    from cloudtrain.launcher.config.schema_training import Parallel
+    from ..backend import Capacity
+    from ..config.schema import Budget, JobConfig
+    from ..config.schema_training import Parallel
 
 __all__ = ["STOP_TAIL_S", "make", "value_faults"]
 
@@ -92,7 +93,7 @@ def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
 
     For a range, the lowest and the highest value count.
     """
-    from cloudtrain.launcher import config as configs
+    from .. import config as configs
 
     assert config.sweep is not None
     stored, found = config.model_dump(mode="json"), []
@@ -166,7 +167,8 @@ def _require_ladder(config: JobConfig, budget: Budget, rate: caps.CostRate, capa
     if config.sweep is None or search_spec.is_packed(stored) or not search_spec.pauses(stored):
         return
     from cloudtrain.entrypoints.format import up
-    from cloudtrain.launcher.text.units import format_money
+
+    from ..text.units import format_money
 
     count = len(search_spec.search_of(stored).rungs)
     least_micro = caps.worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
@@ -196,7 +198,8 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
 
 def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, capacity: Capacity) -> BudgetError:
     from cloudtrain.entrypoints.format import down, span, up
-    from cloudtrain.launcher.text.units import format_money
+
+    from ..text.units import format_money
 
     spent_micro = limit_micro - found.left_micro
     left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault, require_all
-from cloudtrain.launcher.planning import bundle as bundles
-from cloudtrain.launcher.planning import plan_text
-from cloudtrain.launcher.planning import planner as plans
+
+from .. import backend as backends
+from ..backend_table import traits
+from ..errors import BudgetError, ConfigError, Fault, require_all
+from . import bundle as bundles
+from . import plan_text
+from . import planner as plans
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.plan import Plan
+    from ..config.schema import JobConfig
+    from ..job import Job
+    from ..plan import Plan
 
 __all__ = ["DRY_SUFFIX", "Prepared", "few_averages", "prepare", "refused", "require_a_plan"]
 
@@ -69,12 +70,12 @@ def prepare(
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too.
     """
-    from cloudtrain.launcher.config.codefiles import notes_of
-    from cloudtrain.launcher.planning import clear_values
+    from ..config.codefiles import notes_of
+    from . import clear_values
 
     parent: list[str] = []
     if config.init_from is not None:
-        from cloudtrain.launcher.planning import parents
+        from . import parents
 
         config, parent = parents.resolved(config, config_file.parent)
     backend = backends.load(config.backend)
@@ -103,7 +104,7 @@ def prepare(
     warnings, doubt = (*doubts, *noticed), capacity.unknown_region
     prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
-        from cloudtrain.launcher.planning import proofs
+        from . import proofs
 
         prepared = replace(prepared, warnings=(*prepared.warnings, *proofs.notes(prepared)))
     return prepared
@@ -190,7 +191,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
     if plan.price_micro:
-        from cloudtrain.launcher.metering.rate import stale
+        from ..metering.rate import stale
 
         if old := stale(plan.price_as_of):
             yield old
@@ -203,7 +204,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.setup:
         yield f"setup: {counted(len(config.setup), 'command')} on each node before the ranks start"
     if config.notify:
-        from cloudtrain.launcher.store.channels import doubts
+        from ..store.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
     wanted = config.resources.accelerators if runs_here else None
@@ -214,7 +215,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         yield f"{ignored}; this machine has {gpus} for each instance"
     yield from few_averages(config)
     if config.resources.accelerators:
-        from cloudtrain.launcher.prices import catalog
+        from ..prices import catalog
 
         if not catalog.rows(config.backend):  # a backend with a price table checks its own types
             yield from filter(None, [catalog.unknown(config.resources.accelerators)])

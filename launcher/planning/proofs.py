@@ -12,16 +12,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend_table import BUILT_IN
-from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.planning import bundle
+from ..backend_table import BUILT_IN
+from ..errors import ConfigError, Fault
+from . import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.database import Database
+    from ..config.schema import JobConfig
+    from ..store.database import Database
+    from .prepare import Prepared
 
 __all__ = ["Proof", "files_of", "find", "is_needed", "notes", "require", "store"]
 
@@ -104,8 +104,8 @@ def notes(prepared: Prepared) -> Iterator[str]:
 
 def _there() -> Database | None:
     """Return the installation's database, or None before the first use."""
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.home import where
+    from ..store.database import Database
+    from ..store.home import where
 
     folder = where()
     return Database(folder) if (folder / "registry.sqlite").exists() else None
@@ -159,7 +159,7 @@ def _reason(prepared: Prepared) -> tuple[str, str]:
 
 
 def _pauses_scripts(config: JobConfig) -> bool:
-    from cloudtrain.launcher.planning import search_spec
+    from . import search_spec
 
     return config.sweep is not None and config.task is None and search_spec.pauses(config.model_dump(mode="json"))
 

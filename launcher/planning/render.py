@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import Fault
+from ..errors import Fault
 
 if TYPE_CHECKING:
     from jinja2 import Environment

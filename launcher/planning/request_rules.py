@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-from cloudtrain.launcher.errors import Fault
+from ..errors import Fault
 
 __all__ = [
     *("Found", "IMAGE", "Table", "key_of", "listed", "meant", "notes_of", "part", "places", "read", "regions"),

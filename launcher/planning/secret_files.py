@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from cloudtrain.launcher.errors import Fault, Place
+from ..errors import Fault, Place
 
 __all__ = ["faults_of", "secret_name", "token_in"]
 

@@ -16,13 +16,13 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend_table import names, package_of, traits
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.metering.rate import DERIVED, Kind, Machine, Rate
-from cloudtrain.launcher.store import home
+from ..backend_table import names, package_of, traits
+from ..errors import ConfigError
+from ..metering.rate import DERIVED, Kind, Machine, Rate
+from ..store import home
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..config.schema import JobConfig
 
 __all__ = [
     "advice",
@@ -203,7 +203,7 @@ def _own(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
             return {}
     except (OSError, RuntimeError):  # a caller that needs the home folder reports the error
         return {}
-    from cloudtrain.launcher.prices import own
+    from . import own
 
     return own.rates(backend, instance_type, region)
 

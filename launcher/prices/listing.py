@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
-from cloudtrain.launcher.prices import catalog, own
+from ..metering.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
+from . import catalog, own
 
 __all__ = ["PriceLine", "PriceQuery", "lines", "why_none"]
 

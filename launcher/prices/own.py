@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import ConfigError, Fault, Place
-from cloudtrain.launcher.metering import rate as rating
-from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Quote, Rate
-from cloudtrain.launcher.store import home
-from cloudtrain.launcher.store.home import PRICES as FILE
+
+from ..errors import ConfigError, Fault, Place
+from ..metering import rate as rating
+from ..metering.rate import KINDS, Key, Kind, Quote, Rate
+from ..store import home
+from ..store.home import PRICES as FILE
 
 __all__ = ["FILE", "add", "everything", "rates", "refusal"]
 

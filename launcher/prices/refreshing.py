@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
-from cloudtrain.launcher.prices import catalog, own
+from .. import backend as backends
+from ..backend import Check
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..metering.rate import Key, Kind, Quote, Rate
+from . import catalog, own
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Priced
-    from cloudtrain.launcher.config.schema import JobConfig
+    from ..backend import Priced
+    from ..config.schema import JobConfig
 
 __all__ = ["Change", "Target", "compared", "priced", "refresh", "targets"]
 
@@ -75,7 +75,7 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
         cure = f"write {backend}.price_per_hour into the config"
         raise UsageError(f"{backend} has no price list to read", hint=cure)
     if file is not None:
-        from cloudtrain.launcher import config as configs
+        from .. import config as configs
 
         names = [name for name in configs.backends_configured(file) if priced(name) is not None]
         names = names if backend is None else [backend]
@@ -97,7 +97,7 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
 
 def _for(name: str, file: Path) -> Target:
     """Return the target of one of several backends; an error in its config does not affect the other backends."""
-    from cloudtrain.launcher import config as configs
+    from .. import config as configs
 
     try:
         return Target(name, configs.load(file, backend=name))

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.job_files import has_checkpoint
-from cloudtrain.launcher.rehearsal.stage import Rehearsal
-from cloudtrain.launcher.rehearsal.starts import StartResult
-from cloudtrain.launcher.rehearsal.verdict import MOST_TOLERANCE, Verdict
+
+from .stage import Rehearsal
+from .starts import StartResult
+from .verdict import MOST_TOLERANCE, Verdict
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
+    from .rehearsing import RehearsalOptions
 
 __all__ = ["compared", "interrupted", "ran", "resumed"]
 

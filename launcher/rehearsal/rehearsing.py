@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
-from cloudtrain.launcher.backend_table import DEFAULT, traits
-from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
-from cloudtrain.launcher.rehearsal.stage import Rehearsal, Rehearsed, Stage, Stored
-from cloudtrain.launcher.rehearsal.starts import Account
-from cloudtrain.launcher.rehearsal.verdict import Verdict
-from cloudtrain.launcher.text.extras import install
+
+from ..backend_table import DEFAULT, traits
+from ..errors import ConfigError, UsageError
+from ..text.extras import install
+from . import judging, sandbox, scale, starts
+from .stage import Rehearsal, Rehearsed, Stage, Stored
+from .starts import Account
+from .verdict import Verdict
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.planning.prepare import Prepared
+    from ..planning.prepare import Prepared
 
 __all__ = ["RehearsalOptions", "place", "rehearse", "require_torch"]
 

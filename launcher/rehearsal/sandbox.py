@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cloudtrain import entrypoints
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.rehearsal.cell import SandboxOrder
+
+from ..errors import ConfigError
+from .cell import SandboxOrder
 
 __all__ = ["Sandbox", "Running", "addresses", "mode", "start"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints.processes import cores
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
+    from ..config.schema import JobConfig
+    from ..plan import Plan
 
 __all__ = ["Scale", "choose", "gpus_here"]
 

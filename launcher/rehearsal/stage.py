@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.launcher.backend import Bundle, Request
+
+from ..backend import Bundle, Request
 
 __all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
 

@@ -19,10 +19,11 @@ from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import AgentState, ExitReport
 from cloudtrain.entrypoints.job_files import EXIT, STATE
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.rehearsal import sandbox
-from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
-from cloudtrain.launcher.text.visible import shown
+
+from ..errors import ConfigError
+from ..text.visible import shown
+from . import sandbox
+from .stage import NodeRun, Rehearsal
 
 __all__ = ["StartResult", "run", "Account"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.launcher.text.visible import shown
+from ..text.visible import shown
 
 __all__ = ["MOST_TOLERANCE", "Finding", "Verdict"]
 

@@ -11,13 +11,14 @@ from math import inf, isclose
 from typing import Any
 
 from cloudtrain.entrypoints.format import amount, dollars, span
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.jobs import shown_config
-from cloudtrain.launcher.jobs.describe import outcome
-from cloudtrain.launcher.report import facts
-from cloudtrain.launcher.report.data import chart_data
-from cloudtrain.launcher.store import series as serieses
-from cloudtrain.launcher.store.registry import Registry
+
+from ..job import Job
+from ..jobs import shown_config
+from ..jobs.describe import outcome
+from ..store import series as serieses
+from ..store.registry import Registry
+from . import facts
+from .data import chart_data
 
 __all__ = [
     "Comparison",

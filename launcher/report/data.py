@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloudtrain.entrypoints.format import span
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.jobs.describe import as_json
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.store.series import Point, Series
-from cloudtrain.launcher.text.money import as_usd
+
+from ..job import Attempt, Job
+from ..jobs.describe import as_json
+from ..metering import meter
+from ..money.forecast import limit_micro
+from ..store.series import Point, Series
+from ..text.money import as_usd
 
 __all__ = ["chart_data", "spend_curve", "spent_at"]
 

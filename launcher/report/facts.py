@@ -9,13 +9,14 @@ from itertools import accumulate
 from typing import Any, TypeGuard
 
 from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.store import exchange_figures, gpu_figures
-from cloudtrain.launcher.store.progress import lineage
-from cloudtrain.launcher.store.series import Series
-from cloudtrain.launcher.text.money import moment
+
+from ..job import Attempt, Job
+from ..metering import meter
+from ..money.forecast import limit_micro
+from ..store import exchange_figures, gpu_figures
+from ..store.progress import lineage
+from ..store.series import Series
+from ..text.money import moment
 
 __all__ = [
     "Row",
@@ -242,7 +243,7 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
 
 def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
     """Return commands: to continue, to repeat the job, to see more."""
-    from cloudtrain.launcher.jobs.describe import next_step
+    from ..jobs.describe import next_step
 
     rows = [("next", command) for command in next_step(job, attempts) if command.startswith("cloudtrain")]
     git = job.bundle.get("git") or {}

@@ -18,21 +18,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.jobs import shown_config
-from cloudtrain.launcher.jobs.evaluations import tests_of
-from cloudtrain.launcher.planning.bundle import GENERATOR, is_report
-from cloudtrain.launcher.report import comparing, facts, tested
-from cloudtrain.launcher.report.data import chart_data
-from cloudtrain.launcher.store import series as serieses
-from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
+from ..errors import UsageError
+from ..jobs import shown_config
+from ..jobs.evaluations import tests_of
+from ..planning.bundle import GENERATOR, is_report
+from ..store import series as serieses
+from ..text.terminal import confirm, is_terminal, say
+from . import comparing, facts, tested
+from .data import chart_data
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.report.comparing import Comparison
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Job
+    from ..store.registry import Registry
+    from .comparing import Comparison
 
 __all__ = ["comparison_html", "rendered", "report_html", "require_free", "show", "write"]
 

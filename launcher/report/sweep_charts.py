@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.report.facts import figure
+from .facts import figure
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.space import Dimension

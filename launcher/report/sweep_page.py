@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, dollars
 from cloudtrain.entrypoints.sweep.search import best, values_of
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.report import comparing, facts, page
-from cloudtrain.launcher.report.sweep_charts import WIDTH, TrialEnd, best_curve, parallel
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.progress import finite
-from cloudtrain.launcher.sweeps import costs, overview, searching
-from cloudtrain.launcher.text.units import percent
+
+from ..planning import search_spec
+from ..store import sweeps
+from ..store.progress import finite
+from ..sweeps import costs, overview, searching
+from ..text.units import percent
+from . import comparing, facts, page
+from .sweep_charts import WIDTH, TrialEnd, best_curve, parallel
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.search import Search
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
-    from cloudtrain.launcher.sweeps.costs import SweepCost
+
+    from ..store.registry import Registry
+    from ..store.sweeps import SegmentRecord, SweepRecord
+    from ..sweeps.costs import SweepCost
 
 __all__ = ["ends_of", "sweep_html", "sweep_json"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.jobs.evaluations import Tested, headline, quantiles
-from cloudtrain.launcher.report.facts import figure
+from ..jobs.evaluations import Tested, headline, quantiles
+from .facts import figure
 
 __all__ = ["CELL", "EDGE", "SIDE", "Picture", "section"]
 

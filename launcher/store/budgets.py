@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloudtrain.entrypoints.format import down, up, usd
-from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.text.units import format_money
+
+from ..errors import BudgetError
+from ..text.units import format_money
 
 __all__ = [
     "MOST_MICRO",

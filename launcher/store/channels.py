@@ -12,7 +12,8 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
 from cloudtrain.entrypoints.notices.sending import masked
-from cloudtrain.launcher.job import CHANNEL_KINDS
+
+from ..job import CHANNEL_KINDS
 
 __all__ = ["ChannelEntry", "desktop", "doubts", "entries", "is_variable", "sent_by_job"]
 

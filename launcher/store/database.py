@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.store.home import home
+
+from ..errors import ConfigError
+from .home import home
 
 __all__ = ["WRITING", "Database", "QuiesceLock"]
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cloudtrain.launcher.errors import NoSuchJobError, UsageError
-from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.database import Database
+from ..errors import NoSuchJobError, UsageError
+from . import ledger
+from .database import Database
 
 __all__ = ["EndpointRecord", "EndpointState", "add", "change", "end", "extend", "find", "restore", "rows"]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.entrypoints.format import quantity
-from cloudtrain.launcher.store import sanitize
+
+from . import sanitize
 
 __all__ = ["NAMES", "fold", "histogram", "words"]
 

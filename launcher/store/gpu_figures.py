@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.entrypoints.format import span
-from cloudtrain.launcher.store import sanitize
+
+from . import sanitize
 
 __all__ = ["IDLE_S", "as_list", "fold", "mean", "warning", "words"]
 

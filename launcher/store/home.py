@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from cloudtrain.launcher.errors import ConfigError
+from ..errors import ConfigError
 
 __all__ = ["PRICES", "home", "identity", "known_identity", "where"]
 

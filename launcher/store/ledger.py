@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cloudtrain.launcher.store.budgets import (
+from .budgets import (
     MOST_MICRO,
     OVERALL,
     Held,
@@ -23,7 +23,7 @@ from cloudtrain.launcher.store.budgets import (
     month_of,
     require_room,
 )
-from cloudtrain.launcher.store.database import Database
+from .database import Database
 
 __all__ = [
     "Closing",

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins, sanitize
+
+from . import exchange_figures, gpu_figures, loss_bins, sanitize
 
 __all__ = ["data_share", "finite", "fold", "lineage", "shown"]
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import NoSuchJobError, UsageError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
-from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.store import sanitize
-from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.text.units import parse_money
+
+from ..errors import NoSuchJobError, UsageError
+from ..job import ACTIVE, Attempt, Job, JobState, State, new_id
+from ..plan import Plan
+from ..text.units import parse_money
+from . import sanitize
+from .database import Database
 
 __all__ = ["RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
 
@@ -133,7 +134,7 @@ class Registry:
 
         Only the first call stores a handle: a late call must not undo a newer state.
         """
-        from cloudtrain.launcher.store import ledger
+        from . import ledger
 
         state = State("pending")
         with self.database.transaction():
@@ -166,7 +167,7 @@ class Registry:
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
-        from cloudtrain.launcher.store import ledger
+        from . import ledger
 
         with self.database.transaction():
             if self._update(
@@ -200,8 +201,8 @@ class Registry:
 
     def settle(self, attempt: Attempt) -> None:
         """Replace the worst case of the ended attempt by its possible cost, with the same uncertainty of the price."""
-        from cloudtrain.launcher.metering.meter import spent_at_worst_micro
-        from cloudtrain.launcher.store import ledger
+        from ..metering.meter import spent_at_worst_micro
+        from . import ledger
 
         state, now_s = attempt.state, time.time()
         spent_micro = spent_at_worst_micro([attempt], now_s)

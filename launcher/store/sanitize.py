@@ -10,11 +10,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from cloudtrain.launcher.job import JobState
-from cloudtrain.launcher.text.visible import shown
+from ..job import JobState
+from ..text.visible import shown
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import State
+    from ..job import State
 
 __all__ = ["count", "numbers", "seconds", "state_of", "text", "tree", "value"]
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.store.progress import finite
+
+from .progress import finite
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
+    from .database import Database
 
 __all__ = ["KINDS", "MOST", "Point", "Series", "append", "drawable", "gather", "read", "thinned"]
 

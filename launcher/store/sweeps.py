@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import down, up, usd
-from cloudtrain.launcher.errors import BudgetError, NoSuchJobError
-from cloudtrain.launcher.job import ACTIVE, Attempt
-from cloudtrain.launcher.store import sanitize
-from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.store.registry import attempt_of
-from cloudtrain.launcher.text.units import parse_money
+
+from ..errors import BudgetError, NoSuchJobError
+from ..job import ACTIVE, Attempt
+from ..text.units import parse_money
+from . import sanitize
+from .database import Database
+from .registry import attempt_of
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
+    from ..job import Job
 
 __all__ = [
     "ENDED",

@@ -13,16 +13,17 @@ from cloudtrain.entrypoints.format import dollars
 from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.entrypoints.sweep.search import Allowance, decide
-from cloudtrain.launcher.job import StoredConfig
-from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.store import channels, sweeps
-from cloudtrain.launcher.sweeps import searching
+
+from ..job import StoredConfig
+from ..notices import outbox
+from ..planning import search_spec
+from ..store import channels, sweeps
+from . import searching
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..store.database import Database
+    from ..store.registry import Registry
+    from ..store.sweeps import SweepRecord
 
 __all__ = ["due", "look"]
 
@@ -41,7 +42,7 @@ def look(registry: Registry, sweep: SweepRecord) -> list[Notice]:
     places = [outbox.TERMINAL, *(each.id for each in channels.entries(sweep.config) if "budget" in each.on)]
     if not any(outbox.is_open(database, job_id, place, notice.key, now_s) for place in places):
         return []
-    from cloudtrain.launcher.notices.notifier import Notifier
+    from ..notices.notifier import Notifier
 
     notifier = Notifier(registry)
     try:

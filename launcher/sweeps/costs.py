@@ -9,18 +9,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars
-from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.planning.search_spec import unit_of
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.sweeps import SegmentRecord
-from cloudtrain.launcher.text.money import as_usd
-from cloudtrain.launcher.text.units import percent
+
+from ..metering import meter
+from ..planning import search_spec
+from ..planning.search_spec import unit_of
+from ..store import sweeps
+from ..store.sweeps import SegmentRecord
+from ..text.money import as_usd
+from ..text.units import percent
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..job import Attempt
+    from ..store.database import Database
+    from ..store.sweeps import SweepRecord
 
 __all__ = ["SegmentCost", "SweepCost", "as_json", "cells", "costs_of", "lines", "state_of", "total"]
 

@@ -16,23 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.sweep.search import HOPELESS, MOST_TRIES, Allowance, best, decide, script_args, values_of
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, NoSuchJobError, UsageError
-from cloudtrain.launcher.job import Job, new_id
-from cloudtrain.launcher.jobs import retry, stopping, submit
-from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.planning.search_spec import is_packed, training_of
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.sweeps import SegmentRecord, SegmentState, SweepRecord
-from cloudtrain.launcher.sweeps import alerts, searching
-from cloudtrain.launcher.text.units import format_money
+
+from .. import backend as backends
+from ..errors import BudgetError, CloudtrainError, ConfigError, NoSuchJobError, UsageError
+from ..job import Job, new_id
+from ..jobs import retry, stopping, submit
+from ..jobs.refresh import NEVER_SENT, refresh
+from ..planning import search_spec
+from ..planning.search_spec import is_packed, training_of
+from ..store import sweeps
+from ..store.sweeps import SegmentRecord, SegmentState, SweepRecord
+from ..text.units import format_money
+from . import alerts, searching
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.registry import Registry
+    from ..config.schema import JobConfig
+    from ..planning.prepare import Prepared
+    from ..store.database import Database
+    from ..store.registry import Registry
 
 __all__ = ["advance", "advance_all", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
 
@@ -58,7 +59,7 @@ def begin(registry: Registry, prepared: Prepared) -> SweepRecord:
 
 def config_of(sweep: SweepRecord, values: Mapping[str, Any], settings: Sequence[str] = ()) -> JobConfig:
     """Return the config of a trial with the values, without the section `sweep`. Raises ConfigError."""
-    from cloudtrain.launcher import config as configs  # a look at running trials needs no config, and the import 60 ms
+    from .. import config as configs  # a look at running trials needs no config, and the import 60 ms
 
     return configs.stored(sweep.config, overrides=[*_assigned(sweep, values), *settings])
 
@@ -286,7 +287,7 @@ def _money(
         return Allowance(), pace
     if pace is None:
         return None, None
-    from cloudtrain.launcher.planning import planner
+    from ..planning import planner
 
     config = config_of(sweep, {}, ["budget=null"])
     plan = planner.make(config, backends.load(config.backend).capacity(config))
@@ -310,7 +311,7 @@ def _try_to_send(registry: Registry, sweep: SweepRecord, segment: SegmentRecord,
 
 def _is_valid(registry: Registry, sweep: SweepRecord, segment: SegmentRecord) -> bool:
     """Return whether the values of the segment's trial make a valid config with a plan."""
-    from cloudtrain.launcher.planning import planner
+    from ..planning import planner
 
     search = search_spec.search_of(sweep.config)
     results = searching.results_of(sweeps.segments(registry.database, sweep.id))
@@ -347,8 +348,8 @@ def _is_sent(job: Job | None, segment: SegmentRecord) -> bool:
 def _send_first(
     registry: Registry, sweep: SweepRecord, segment: SegmentRecord, settings: list[str], environ: Mapping[str, str]
 ) -> None:
-    from cloudtrain.launcher.backend import Bundle
-    from cloudtrain.launcher.planning.prepare import prepare
+    from ..backend import Bundle
+    from ..planning.prepare import prepare
 
     search = search_spec.search_of(sweep.config)
     values = values_of(search, searching.results_of(sweeps.segments(registry.database, sweep.id)), segment.trial, 0)

@@ -10,19 +10,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted, up, usd
-from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.errors import BudgetError, NoSuchJobError, UsageError
-from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.planning.search_spec import is_packed
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.text.units import format_money
+
+from .. import config as configs
+from ..errors import BudgetError, NoSuchJobError, UsageError
+from ..jobs import retry
+from ..jobs.refresh import refresh
+from ..planning import search_spec
+from ..planning.search_spec import is_packed
+from ..store import sweeps
+from ..text.units import format_money
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
+    from ..store.database import Database
+    from ..store.registry import Registry
+    from ..store.sweeps import SegmentRecord, SweepRecord
 
 __all__ = ["go_on", "grown", "trials_after", "words"]
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
-from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.planning.search_spec import unit_of
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.progress import finite
-from cloudtrain.launcher.sweeps import searching
+
+from ..planning import search_spec
+from ..planning.search_spec import unit_of
+from ..store import sweeps
+from ..store.progress import finite
+from . import searching
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.search import Search
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
+
+    from ..store.database import Database
+    from ..store.registry import Registry
+    from ..store.sweeps import SegmentRecord, SweepRecord
 
 __all__ = ["MOST_BEST", "as_json", "as_lines", "cause_of", "figure", "place_of", "plan_lines", "values_text"]
 

@@ -8,13 +8,14 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.sweep.search import Allowance
-from cloudtrain.launcher.store import series, sweeps
+
+from ..store import series, sweeps
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.sweeps import SegmentRecord
+    from ..job import Attempt
+    from ..plan import Plan
+    from ..store.database import Database
+    from ..store.sweeps import SegmentRecord
 
 __all__ = ["SLACK", "SegmentPace", "pace_of", "results_of", "value_at"]
 

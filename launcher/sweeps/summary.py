@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount
-from cloudtrain.launcher.job import StoredConfig
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.progress import finite
+
+from ..job import StoredConfig
+from ..store import sweeps
+from ..store.progress import finite
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.jobs.list_cache import JobFilter
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.sweeps import SweepRecord
+    from ..jobs.list_cache import JobFilter
+    from ..store.database import Database
+    from ..store.sweeps import SweepRecord
 
 __all__ = ["Summary", "as_json", "chosen", "summary_of"]
 
@@ -57,7 +58,7 @@ def chosen(database: Database, choice: JobFilter, *, active: bool = False) -> li
 
 def summary_of(database: Database, sweep: SweepRecord) -> Summary:
     """Return the sweep in short."""
-    from cloudtrain.launcher.planning import search_spec
+    from ..planning import search_spec
 
     search, figures = search_spec.search_of(sweep.config), sweeps.rung_figures(database, sweep.id)
     values = [(each.greatest if search.mode == "max" else each.least, each.rung) for each in figures]

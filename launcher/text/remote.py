@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cloudtrain.launcher.errors import CloudtrainError
+from ..errors import CloudtrainError
 
 __all__ = ["NO_NAME", "cause", "in_words", "one_line"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher.text import tables
+from . import tables
 
 __all__ = [
     "RANK_COLOURS",
@@ -131,7 +131,7 @@ def _tame(lines: Sequence[str]) -> Sequence[str]:
     """Return the lines without terminal control codes: the last check, for text from outside cloudtrain."""
     if all(map(str.isprintable, lines)):
         return lines
-    from cloudtrain.launcher.text.visible import tame
+    from .visible import tame
 
     return [re.sub(_LINE_END, _escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
 
@@ -170,7 +170,7 @@ def confirm(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     if not is_terminal():
-        from cloudtrain.launcher.errors import UsageError
+        from ..errors import UsageError
 
         hint = f"add -y to answer with yes: {question}"
         raise UsageError("cannot ask for confirmation: the input is not a terminal", hint=hint)

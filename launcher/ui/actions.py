@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import BudgetError, UsageError
-from cloudtrain.launcher.jobs import retry, stopping
-from cloudtrain.launcher.jobs.approval import cost_words
-from cloudtrain.launcher.jobs.refresh import refresh
+from ..errors import BudgetError, UsageError
+from ..jobs import retry, stopping
+from ..jobs.approval import cost_words
+from ..jobs.refresh import refresh
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.planning.prepare import Prepared
-    from cloudtrain.launcher.store.registry import Registry
+    from ..job import Job
+    from ..planning.prepare import Prepared
+    from ..store.registry import Registry
 
 __all__ = ["ResumeOffer", "offer", "resume", "stop"]
 
@@ -43,8 +43,8 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
 
     Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
     """
-    from cloudtrain.launcher.jobs import submit
-    from cloudtrain.launcher.jobs.retry import ALL_DAMAGED
+    from ..jobs import submit
+    from ..jobs.retry import ALL_DAMAGED
 
     job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
@@ -63,7 +63,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
     """Send the next attempt if the offer still holds; return a message. Raises CloudtrainError."""
-    from cloudtrain.launcher.jobs import submit
+    from ..jobs import submit
 
     job = refresh(registry, registry.find(job_id))
     prepared = _prepared(registry, job, budget)

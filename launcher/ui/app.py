@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
-from cloudtrain.launcher.logs.view import parse_ranks
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import say
-from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage, sweeppage
-from cloudtrain.launcher.ui.feeds import Download, LogQuery
-from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
-from cloudtrain.launcher.ui.site import Site
-from cloudtrain.launcher.ui.sse import Shown, stream
+from ..errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
+from ..logs.view import parse_ranks
+from ..store.registry import Registry
+from ..text.terminal import say
+from . import actions, joblist, jobpage, spendpage, sweeppage
+from .feeds import Download, LogQuery
+from .guard import CSRF_FIELD, CSRF_HEADER, Guard
+from .site import Site
+from .sse import Shown, stream
 
 __all__ = ["make"]
 
@@ -154,7 +154,7 @@ class _Handlers:
 
     async def report(self, request: Request) -> Response:
         """The page that `cloudtrain report` writes."""
-        from cloudtrain.launcher.report.page import report_html
+        from ..report.page import report_html
 
         def work(registry: Registry) -> str:
             return report_html(registry, registry.find(_name(request)), time.time())
@@ -180,7 +180,7 @@ class _Handlers:
 
     async def sweep_report(self, request: Request) -> Response:
         """The page that `cloudtrain report SWEEP` writes."""
-        from cloudtrain.launcher.report.sweep_page import sweep_html
+        from ..report.sweep_page import sweep_html
 
         def work(registry: Registry) -> str:
             return sweep_html(registry, sweeppage.found(registry, _sweep(request)), time.time())

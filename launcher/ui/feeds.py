@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 from anyio import CancelScope, to_thread
 from starlette.responses import StreamingResponse
 
-from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UnreachableError, UsageError
-from cloudtrain.launcher.logs.reader import read_on
-from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text import visible
-from cloudtrain.launcher.text.remote import in_words
+from ..errors import CapacityError, CloudtrainError, UnreachableError, UsageError
+from ..logs.reader import read_on
+from ..logs.view import View
+from ..store.registry import Registry
+from ..text import visible
+from ..text.remote import in_words
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from cloudtrain.launcher.backend import LogLine
-    from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.logs.stream import LogStream
-    from cloudtrain.launcher.ui.site import Pool, Site
+    from ..backend import LogLine
+    from ..job import Attempt
+    from ..logs.stream import LogStream
+    from .site import Pool, Site
 
 __all__ = ["KEPT_LINES", "LogFeed", "Feeds", "LogQuery", "Download"]
 
@@ -116,7 +116,7 @@ class LogFeed:
 
     def _read(self, registry: Registry) -> None:
         """Read the last existing lines, then new lines."""
-        from cloudtrain.launcher.logs.stream import LogStream
+        from ..logs.stream import LogStream
 
         job = registry.find(self.wanted.job)
         attempt = registry.attempt(job, self.wanted.attempt)
@@ -258,7 +258,7 @@ class Download(StreamingResponse):
 
 
 def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
-    from cloudtrain.launcher.logs.stream import LogStream
+    from ..logs.stream import LogStream
 
     view = wanted.view()
     with pool.one() as registry:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from cloudtrain.launcher.jobs.describe import as_json
-from cloudtrain.launcher.jobs.list_cache import attempts_of
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.store.sweeps import TRIAL_JOBS
+from ..jobs.describe import as_json
+from ..jobs.list_cache import attempts_of
+from ..store.registry import Registry
+from ..store.sweeps import TRIAL_JOBS
 
 __all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
 

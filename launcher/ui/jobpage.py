@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
-from cloudtrain.launcher.jobs.overview import lines_before
-from cloudtrain.launcher.money import unit_cost
-from cloudtrain.launcher.money.forecast import forecast
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.ui.site import Pages
-from cloudtrain.launcher.ui.sse import Shown
+from .. import backend as backends
+from ..errors import CloudtrainError
+from ..job import Attempt, Job
+from ..jobs.describe import as_json, limit_words, next_step
+from ..jobs.overview import lines_before
+from ..money import unit_cost
+from ..money.forecast import forecast
+from ..store.registry import Registry
+from .site import Pages
+from .sse import Shown
 
 __all__ = ["curves", "facts", "shown"]
 
@@ -63,8 +63,8 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
 
 def curves(registry: Registry, job_id: str) -> dict[str, Any]:
     """Return the data of a job's charts."""
-    from cloudtrain.launcher.report.data import chart_data
-    from cloudtrain.launcher.store import series
+    from ..report.data import chart_data
+    from ..store import series
 
     job: Job = registry.find(job_id)
     attempts: Sequence[Attempt] = registry.attempts(job)

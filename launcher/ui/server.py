@@ -21,12 +21,12 @@ import uvicorn
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.store.home import home
-from cloudtrain.launcher.text.terminal import print_lines, say
-from cloudtrain.launcher.ui.app import make
-from cloudtrain.launcher.ui.guard import MOST_HEAD_BYTES, Guard, Keys
-from cloudtrain.launcher.ui.site import Site
+from ..errors import UsageError
+from ..store.home import home
+from ..text.terminal import print_lines, say
+from .app import make
+from .guard import MOST_HEAD_BYTES, Guard, Keys
+from .site import Site
 
 __all__ = ["has_desktop", "serve", "tunnel"]
 

@@ -21,13 +21,14 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from cloudtrain.entrypoints.format import amount, span
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.jobs.poller import Seen, as_fault
-from cloudtrain.launcher.jobs.watch import Watcher
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.terminal import say, when
-from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
-from cloudtrain.launcher.ui.guard import Keys
+
+from ..errors import CloudtrainError
+from ..jobs.poller import Seen, as_fault
+from ..jobs.watch import Watcher
+from ..store.registry import Registry
+from ..text.terminal import say, when
+from .feeds import Feeds, LogFeed
+from .guard import Keys
 
 __all__ = ["Site", "Pool", "Pages", "assets"]
 
@@ -138,7 +139,7 @@ class Site:
 
     async def _drive_sweeps(self) -> None:
         """Send the due trials of running sweeps, as `watch` does; the driver's lease keeps other drivers out."""
-        from cloudtrain.launcher.sweeps import driving
+        from ..sweeps import driving
 
         while not self.is_closing:
             try:

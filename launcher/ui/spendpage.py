@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cloudtrain.launcher.money import period
-from cloudtrain.launcher.money.period import Spent
-from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import OVERALL, Standing, month_of
-from cloudtrain.launcher.store.database import Database
-from cloudtrain.launcher.text.money import as_usd
+from ..money import period
+from ..money.period import Spent
+from ..store import ledger
+from ..store.budgets import OVERALL, Standing, month_of
+from ..store.database import Database
+from ..text.money import as_usd
 
 __all__ = ["spend"]
 

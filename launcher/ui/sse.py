@@ -15,10 +15,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.ui.feeds import LogFeed, LogQuery
-from cloudtrain.launcher.ui.site import Site
+from ..errors import CloudtrainError
+from ..store.registry import Registry
+from .feeds import LogFeed, LogQuery
+from .site import Site
 
 __all__ = ["Shown", "stream"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.launcher.jobs.list_cache import JobFilter
-from cloudtrain.launcher.store import sweeps
-from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.store.sweeps import SweepRecord
-from cloudtrain.launcher.sweeps import driving, overview, summary
-from cloudtrain.launcher.ui.joblist import JobListQuery
-from cloudtrain.launcher.ui.site import Pages
-from cloudtrain.launcher.ui.sse import Shown
+from ..jobs.list_cache import JobFilter
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
+from ..sweeps import driving, overview, summary
+from .joblist import JobListQuery
+from .site import Pages
+from .sse import Shown
 
 __all__ = ["found", "listed", "shown"]
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.backends.ssh.preflight import gpucheck, hostcheck, pythoncheck
-from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
-from cloudtrain.backends.ssh.preflight.peercheck import dialled
-from cloudtrain.backends.ssh.preflight.reachcheck import reached
 from cloudtrain.launcher.backend import Check
+
+from . import gpucheck, hostcheck, pythoncheck
+from .hostcheck import Facts, HostRequirements
+from .peercheck import dialled
+from .reachcheck import reached
 
 __all__ = ["TAKEN", "HostRequirements", "checks", "dialled", "short"]
 

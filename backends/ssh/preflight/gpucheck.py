@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.ssh.preflight.folding import fold, groups, numbers, ranges, remote, runs
-from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
+
+from .folding import fold, groups, numbers, ranges, remote, runs
+from .hostcheck import Facts, HostRequirements
 
 __all__ = ["FREE", "checks"]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from cloudtrain.backends.ssh.preflight.folding import fold, graded, groups, local, most, numbers, ranges, remote
 from cloudtrain.launcher.backend import Check
+
+from .folding import fold, graded, groups, local, most, numbers, ranges, remote
 
 __all__ = [
     *("Facts", "HostRequirements"),

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.backends.ssh.preflight.folding import fold, groups, local, ranges, remote
 from cloudtrain.launcher.backend import Check
+
+from .folding import fold, groups, local, ranges, remote
 
 __all__ = ["NAME", "dialled"]
 

@@ -6,9 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from cloudtrain.backends.ssh.preflight.folding import fold, groups, most, numbers, ranges, remote
-from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
+
+from .folding import fold, groups, most, numbers, ranges, remote
+from .hostcheck import Facts, HostRequirements
 
 __all__ = ["interpreter", "torch"]
 

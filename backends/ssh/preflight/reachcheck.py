@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.launcher.backend import Check
+
+from .folding import fold, local, ranges, remote
 
 __all__ = ["reached"]
 

@@ -24,10 +24,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import optim
-from cloudtrain.entrypoints.trainer.parameter_server.shard import (
+from ...checkpoints import weights
+from ...errors import TaskError
+from .. import optim
+from ..settings import Spec, TrainingSettings, read_spec
+from ..strategies.buffers import pack
+from ..task import load_task
+from .shard import (
     FLUSHED,
     LEFT_OUT,
     STARTED,
@@ -37,10 +40,7 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     pieces_of,
     read_log,
 )
-from cloudtrain.entrypoints.trainer.parameter_server.worker import Gradients
-from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings, read_spec
-from cloudtrain.entrypoints.trainer.strategies.buffers import pack
-from cloudtrain.entrypoints.trainer.task import load_task
+from .worker import Gradients
 
 __all__ = ["main", "replay"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
-from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
-from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
-from cloudtrain.entrypoints.trainer.saving import MAX_SKIPPED
+from ..saving import MAX_SKIPPED
+from . import wire
+from .shard import WeightShard
+from .tickets import Tickets
+from .wire import MessageKind, WireMessage
 
 __all__ = ["ServerNews", "ShardServer"]
 

@@ -23,8 +23,8 @@ from typing import IO
 import torch
 from torch import nn
 
-from cloudtrain.entrypoints.trainer import optim
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from .. import optim
+from ..settings import TrainingSettings
 
 __all__ = [
     "FLUSHED",

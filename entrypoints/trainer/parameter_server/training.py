@@ -24,13 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange, heartbeat
-from cloudtrain.entrypoints.rank.agree import Agreed
-from cloudtrain.entrypoints.trainer import optim, report, saving
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.parameter_server.server import ServerNews, ShardServer
-from cloudtrain.entrypoints.trainer.parameter_server.shard import (
+from ...errors import TaskError
+from ...rank import exchange, heartbeat
+from ...rank.agree import Agreed
+from .. import optim, report, saving
+from ..job import TrainingJob, TrainState
+from ..strategies.buffers import pack, unpack
+from .server import ServerNews, ShardServer
+from .shard import (
     UpdateLog,
     WeightShard,
     WeightSlice,
@@ -38,9 +39,8 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     shard_range,
     slices,
 )
-from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
-from cloudtrain.entrypoints.trainer.parameter_server.worker import VARIABLE, WorkerOrder
-from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
+from .tickets import Tickets
+from .worker import VARIABLE, WorkerOrder
 
 __all__ = ["log_path", "running"]
 

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 
 import torch
 
-from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank.agree import Agreement
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
-from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.shard import shard_range
-from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
-from cloudtrain.entrypoints.trainer.settings import ServerSettings, Spec, read_spec
-from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
-from cloudtrain.entrypoints.trainer.task import Task, load_task
+from ... import processes
+from ...errors import TaskError
+from ...rank.agree import Agreement
+from .. import data
+from ..job import TrainingJob, TrainState, build, connect
+from ..settings import ServerSettings, Spec, read_spec
+from ..strategies.buffers import pack, unpack
+from ..task import Task, load_task
+from . import wire
+from .shard import shard_range
+from .wire import MessageKind, WireMessage
 
 __all__ = ["VARIABLE", "Gradients", "WorkerOrder", "main"]
 
@@ -102,7 +102,7 @@ class Gradients:
 
     def compute(self, ticket: int) -> tuple[float, bool]:
         """Replace `weights` by the gradient; return the mean loss, and whether loss and gradient are finite."""
-        from cloudtrain.entrypoints.trainer.train import gradients  # train.py starts this module
+        from ..train import gradients  # train.py starts this module
 
         step, number = divmod(ticket, self.ranks)
         owned = range(number * self._each, (number + 1) * self._each)

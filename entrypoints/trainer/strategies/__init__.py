@@ -16,18 +16,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank.exchange import share
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import cut, refusals, schedules, tensor
-from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
-from cloudtrain.entrypoints.trainer.strategies.ddp import copies, ddp
-from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp
-from cloudtrain.entrypoints.trainer.strategies.links import Links
-from cloudtrain.entrypoints.trainer.strategies.local import local
-from cloudtrain.entrypoints.trainer.strategies.pipeline import PipelineStage
-from cloudtrain.entrypoints.trainer.strategies.strategy import (
+from ...errors import TaskError
+from ...rank.exchange import share
+from .. import data
+from ..settings import ParallelSettings, TrainingSettings
+from . import cut, refusals, schedules, tensor
+from .blocks import default_blocks
+from .ddp import copies, ddp
+from .fsdp import data_mesh, fsdp, hsdp
+from .links import Links
+from .local import local
+from .pipeline import PipelineStage
+from .strategy import (
     Blocks,
     State,
     Strategy,
@@ -35,7 +35,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     finite,
     share_weights,
 )
-from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
+from .zero import shard_optimizer
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 

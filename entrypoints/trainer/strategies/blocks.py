@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import buffers
-from cloudtrain.entrypoints.trainer.strategies.strategy import Blocks
+from ...errors import TaskError
+from ..settings import TrainingSettings
+from . import buffers
+from .strategy import Blocks
 
 __all__ = ["default_blocks", "find", "prepare", "sized_blocks"]
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.trainer import data
+from .. import data
 
 __all__ = ["Buffers", "pack", "places", "saved", "unpack"]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, State
+from .strategy import LOW, State
 
 __all__ = ["PowerSGD", "compress"]
 

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings
-from cloudtrain.entrypoints.trainer.strategies.buffers import places
-from cloudtrain.entrypoints.trainer.strategies.schedules import balanced
+from ...errors import TaskError
+from ..settings import ParallelSettings
+from .buffers import places
+from .schedules import balanced
 
 __all__ = ["Output", "Trace", "block_times", "cut", "keep_stage", "trace"]
 

@@ -19,15 +19,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
-from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
-from cloudtrain.entrypoints.trainer.strategies.compression import compress
-from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE, spread_sparsely
-from cloudtrain.entrypoints.trainer.strategies.strategy import (
+from ...errors import TaskError
+from ...rank.exchange import local_part
+from .. import data
+from ..settings import TrainingSettings
+from . import blocks as blocks_of
+from .buffers import Buffers
+from .compression import compress
+from .sparse import SPARSE, spread_sparsely
+from .strategy import (
     LOW,
     Blocks,
     Strategy,
@@ -40,8 +40,8 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     share_weights,
     skip_state,
 )
-from cloudtrain.entrypoints.trainer.strategies.summation import TreeGradients
-from cloudtrain.entrypoints.trainer.strategies.tensor import sum_partial_gradients
+from .summation import TreeGradients
+from .tensor import sum_partial_gradients
 
 __all__ = ["copies", "ddp"]
 

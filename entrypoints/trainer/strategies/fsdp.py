@@ -16,12 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
-from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
-from cloudtrain.entrypoints.trainer.strategies.strategy import (
+from ...errors import TaskError
+from .. import data
+from ..settings import TrainingSettings
+from . import blocks as blocks_of
+from .buffers import Buffers
+from .strategy import (
     LOW,
     Blocks,
     Strategy,
@@ -33,7 +33,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     share_weights,
     skip_state,
 )
-from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums, TreeReduceScatter, ladder
+from .summation import PartialSums, TreeReduceScatter, ladder
 
 __all__ = ["data_mesh", "fsdp", "hsdp", "shard_width"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.strategies.cut import Output
+from ...errors import TaskError
+from .cut import Output
 
 __all__ = ["Activation", "Links"]
 

@@ -24,12 +24,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
-from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
-from cloudtrain.entrypoints.trainer.strategies.strategy import Blocks, State, Strategy, buckets, share_weights
+from ...rank import exchange
+from .. import data
+from ..settings import LocalSettings, TrainingSettings
+from .buffers import Buffers
+from .ddp import ddp
+from .strategy import Blocks, State, Strategy, buckets, share_weights
 
 __all__ = ["Rounds", "local", "outer_copies"]
 

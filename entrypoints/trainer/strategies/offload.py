@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.rank.exchange import local_part
+from ...rank.exchange import local_part
 
 __all__ = ["saved_on_host"]
 

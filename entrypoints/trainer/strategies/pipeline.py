@@ -26,14 +26,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer.optim import whole_norms
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings
-from cloudtrain.entrypoints.trainer.strategies.cut import Trace
-from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
-from cloudtrain.entrypoints.trainer.strategies.schedules import PassOrder
-from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes, Strategy, scale_down
+from ...errors import TaskError
+from ...rank.exchange import local_part
+from ..optim import whole_norms
+from ..settings import ParallelSettings
+from .cut import Trace
+from .links import Activation, Links
+from .schedules import PassOrder
+from .strategy import StageTimes, Strategy, scale_down
 
 __all__ = ["Feed", "PipelineStage"]
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import LocalSettings, ServerSettings, TrainingSettings, suggest
-from cloudtrain.entrypoints.trainer.strategies import schedules
-from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
-from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, WHOLE
+from .. import data
+from ..settings import LocalSettings, ServerSettings, TrainingSettings, suggest
+from . import schedules
+from .fsdp import shard_width
+from .sparse import SPARSE
+from .strategy import LOW, WHOLE
 
 __all__ = ["of_place", "of_saves", "of_settings"]
 

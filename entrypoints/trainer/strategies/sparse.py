@@ -29,10 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import codes
-from cloudtrain.entrypoints.trainer.strategies.strategy import State, Strategy, clip, finite_gradients, share_weights
+from .. import data
+from ..settings import TrainingSettings
+from . import codes
+from .strategy import State, Strategy, clip, finite_gradients, share_weights
 
 __all__ = ["SPARSE", "SparseExchange", "density_at", "spread_sparsely"]
 

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer.optim import whole_norms
+from ...rank.exchange import local_part
+from ..optim import whole_norms
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
+    from .pipeline import Feed
 
 __all__ = [
     "LOW",

@@ -24,10 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, suggest
+from ...errors import TaskError
+from ...rank import exchange
+from ...rank.exchange import local_part
+from ..settings import ParallelSettings, suggest
 
 __all__ = [
     "KINDS",

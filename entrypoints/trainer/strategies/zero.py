@@ -22,9 +22,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from cloudtrain.entrypoints.rank.exchange import local_part
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.strategy import (
+from ...rank.exchange import local_part
+from ..settings import TrainingSettings
+from .strategy import (
     Strategy,
     buckets,
     clip_split,
