@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
-__all__ = ["Classify", "RemoteFault", "answers", "polls", "translated"]
-
 
 @dataclass(frozen=True)
 class RemoteFault:

@@ -18,8 +18,6 @@ from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
 
 from .edge import RemoteFault
 
-__all__ = ["BUSY", "HttpClient", "Platform", "RemoteError", "Signer", "error_in", "object_in"]
-
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
 MOST_PATIENT_S = 120.0  # the longest pause that a host may request

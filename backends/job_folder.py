@@ -18,8 +18,6 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from cloudtrain.launcher.text.remote import one_line
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["JobFolder"]
-
 WORKERS = 4
 REPLACED = 4  # downloads of an object that other processes replace meanwhile
 # A bucket may hold an object `a` and an object `a/b`, and longer names than a file system allows.

@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESERVE", "read_json", "reserve", "sync", "write_json"]
-
 RESERVE = "CLOUDTRAIN_RESERVE"  # the environment variable with the folder's path
 PIECES, PIECE_BYTES = 6, 1 << 16
 

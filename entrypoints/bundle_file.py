@@ -7,8 +7,6 @@ import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-__all__ = ["BundleError", "extract", "sha256_of", "unpack"]
-
 
 class BundleError(Exception):
     """The archive has a different hash than announced, or a member outside its folder."""

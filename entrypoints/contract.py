@@ -15,34 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
-__all__ = [
-    "VERSION",
-    "AgentSpec",
-    "AgentState",
-    "CheckpointSettings",
-    "ContainerOrder",
-    "ContractError",
-    "EvaluateSettings",
-    "ExitCodes",
-    "ExitReport",
-    "ExitState",
-    "FetchedInput",
-    "InitSettings",
-    "JobSpec",
-    "KeyVaultSecrets",
-    "Message",
-    "NodeStatus",
-    "NoticeChannel",
-    "NoticeSettings",
-    "ParameterSecrets",
-    "Places",
-    "RunSpec",
-    "SecretManagerSecrets",
-    "SecretSource",
-    "SetupSpec",
-    "SyncedFolder",
-]
-
 VERSION = 1  # of all messages; a later version adds the key `version` to its messages
 
 ExitState = Literal["succeeded", "failed", "stopped"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Refused", "TaskError"]
-
 
 class TaskError(Exception):
     """The task file or the settings are wrong: a retry changes nothing, and the message says how to fix the error."""

@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MARK", "MAX_BYTES", "NAMES", "append", "emit", "format_line", "parse"]
-
 MARK = "  ::ct "
 MAX_BYTES = 4096
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would build an encoder per line

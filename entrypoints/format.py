@@ -5,8 +5,6 @@ A sum has cents, and at least two significant digits: 12.30, 0.17, 0.0041. A spa
 
 from __future__ import annotations
 
-__all__ = ["amount", "counted", "dollars", "down", "quantity", "span", "up", "usd"]
-
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 

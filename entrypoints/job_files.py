@@ -6,20 +6,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = [
-    "BEAT",
-    "BEAT_S",
-    "EXIT",
-    "NEVER_SENT",
-    "RECORD",
-    "START_LOCK",
-    "STATE",
-    "STOP",
-    "STATE_EVERY_S",
-    "has_checkpoint",
-    "is_whole",
-]
-
 # The lock held while agents start; the mark of a start that was given up, during the start or before.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
 RECORD = "record.json"  # for a registry that has lost the job

@@ -15,28 +15,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "alive",
-    "announce",
-    "become_subreaper",
-    "catches",
-    "cores",
-    "descendants",
-    "die_with_parent",
-    "environments",
-    "is_of_this_boot",
-    "is_stopped",
-    "kill",
-    "kill_descendants",
-    "killed_for_memory",
-    "locked",
-    "pid_inside",
-    "stamp",
-    "try_lock",
-    "waits_in_kernel",
-    "with_environment",
-]
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 

@@ -15,22 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = [
-    "ALL",
-    "BUILT_IN",
-    "CHEAPEST",
-    "DEFAULT",
-    "GROUP",
-    "BackendTraits",
-    "block_of",
-    "class_of",
-    "names",
-    "package_of",
-    "plugins",
-    "similar",
-    "traits",
-]
-
 GROUP = "cloudtrain.backends"
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend:LocalBackend",

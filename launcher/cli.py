@@ -27,8 +27,6 @@ except KeyboardInterrupt:  # the imports take most of the first 0.3 s
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["ALIASES", "COMMANDS", "cli", "main"]
-
 # name -> its line in `cloudtrain --help`; the module of that name below `commands` holds `command`
 COMMANDS = {
     "init": "Write a starter project, ready to run.",

@@ -20,21 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "NOTHING",
-    "BudgetError",
-    "CapacityError",
-    "CloudtrainError",
-    "ConfigError",
-    "CredentialError",
-    "Fault",
-    "NoSuchJobError",
-    "Place",
-    "UnreachableError",
-    "UsageError",
-    "require_all",
-]
-
 NOTHING = "nothing was sent, and nothing is reserved"
 
 

@@ -12,23 +12,6 @@ from typing import Any, Literal
 from .errors import UsageError
 from .plan import Plan
 
-__all__ = [
-    "ACTIVE",
-    "CHANNEL_KINDS",
-    "LEDGER_PATTERN",
-    "PROJECT_PATTERN",
-    "Attempt",
-    "Job",
-    "JobState",
-    "State",
-    "StoredConfig",
-    "exit_code",
-    "name_of",
-    "new_id",
-    "platform_name",
-    "require_name",
-]
-
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
 ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 

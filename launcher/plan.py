@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["Batch", "Plan"]
-
 
 @dataclass(frozen=True)
 class Batch:

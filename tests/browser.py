@@ -22,8 +22,6 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-__all__ = ["Seen", "browser", "contrast", "open_page", "page_seen"]
-
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 PATIENT_MS = 120_000  # CI is slow and busy; the awaited changes take a second or two
 FLAGS = [

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["SLOWEST", "in_shares"]
-
 SLOWEST = Path(__file__).with_name("slowest.txt")  # lines `SECONDS PATH::TEST` of the longest case, as measured
 SLOW_S = 2.0  # for a slow test without a line
 TOGETHER = {"entrypoints", "test_azureml_check.py"}  # folders and files whose slow tests share runs: a single worker

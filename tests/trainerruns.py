@@ -13,8 +13,6 @@ from typing import Any
 from cloudtrain.entrypoints import events
 from doubles import warmpython
 
-__all__ = ["TASK", "TRAINING", "Run", "run"]
-
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
 import math, os, random, resource, signal, time

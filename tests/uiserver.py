@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-__all__ = ["Answer", "Served", "serving"]
-
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 PATIENCE_S = 90  # CI is slow and busy
 

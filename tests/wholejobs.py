@@ -12,9 +12,6 @@ import torch
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TASK", "Results", "as_script", "assert_equal", "config_of", "events", "line_numbers", "losses", "run_whole"]
-__all__ += ["train_digits", "weights", "write_task"]
-
 ROOT = Path(__file__).resolve().parents[1]
 TASK = """
 import time, torch

@@ -25,20 +25,6 @@ from ..edge import RemoteFault
 from ..http import HttpClient, Platform, RemoteError, error_in, object_in
 from .records import Workspace
 
-__all__ = [
-    "Azure",
-    "AzureAccess",
-    "AzureError",
-    "answers",
-    "arm",
-    "get_json",
-    "hosts",
-    "is_absent",
-    "not_installed",
-    "object_in",
-    "polls",
-]
-
 ARM_VERSION = "2024-10-01"
 WORKSPACE_ROLE = "AzureML Data Scientist on the workspace"
 MARGIN_S = 120  # a token with less time left is not used

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import RAW, Duration, Many, Price, Section, SizeGb, Text
 
-__all__ = ["AzureML"]
-
 
 class AzureML(Section):
     """Azure Machine Learning command jobs."""

@@ -17,8 +17,6 @@ from cloudtrain.launcher.planning.request_rules import IMAGE, Found, key_of, par
 
 from . import request_body
 
-__all__ = ["faults", "violations"]
-
 Job = Mapping[str, Any]
 
 # The enumeration that Azure extends: an unknown word may be newer than the table.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.metering.rate import Machine
 
-__all__ = ["checks"]
-
 
 def checks(azure: Azure, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""

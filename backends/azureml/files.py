@@ -14,11 +14,10 @@ from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
+from ..http import object_in
 from ..job_folder import JobFolder
 from . import api
 from .api import AzureAccess
-
-__all__ = ["datastore_of", "download", "has_checkpoint", "put_model", "saved_shapes"]
 
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
@@ -126,5 +125,5 @@ def _place(access: AzureAccess, uri: str) -> tuple[azure_access.BlobLocation, st
 
 def _secret(access: AzureAccess, datastore: str) -> str:
     """Return the datastore's own key or SAS. Raises AzureError."""
-    properties = api.object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
+    properties = object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
     return str(properties.get("sasToken") or properties.get("key") or "")

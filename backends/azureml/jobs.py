@@ -20,6 +20,7 @@ from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
+from ..http import object_in
 from . import api, files, machine_cluster, status, status_history
 from . import logs as streams
 from . import secrets as job_secrets
@@ -31,8 +32,6 @@ from .status_history import RunHistory
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
-
-__all__ = ["JOB_VERSION", "describe", "find", "jobs", "root_of", "send", "state"]
 
 OWNER, RECORD = "cloudtrain.owner", "CLOUDTRAIN_RECORD"
 RECORD_BYTES = 65_536  # of a variable; a job with a larger record can be listed, but not adopted
@@ -115,7 +114,7 @@ def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttemp
             found += [_as_found(access, job, home) for job in there]
             if not page.get("nextLink"):
                 return [each for each in found if each is not None]
-            page = api.object_in(access.call("GET", page["nextLink"]))
+            page = object_in(access.call("GET", page["nextLink"]))
 
 
 def _as_found(access: AzureAccess, job: dict[str, Any], home: Path) -> FoundAttempt | None:

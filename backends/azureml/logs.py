@@ -22,8 +22,6 @@ from . import api
 from .api import Azure
 from .status_history import Details
 
-__all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
-
 PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and the least for each file: bounds the memory
 TAIL_BYTES = 64 << 10  # of a file, where the end of the log is searched
 WORKERS = 8

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .block import AzureML
 
-__all__ = ["block_of", "choose", "idle_s_of", "region_of", "unknown_region", "workspace_of"]
-
 REGIONS_AS_OF = "2026"
 CLUSTER_IDLE_S = 120  # before a cluster releases idle machines: Azure's default, which a cluster may change
 

@@ -16,8 +16,6 @@ from .api import AzureAccess
 from .machine import CLUSTER_IDLE_S
 from .records import AzureMLSending, plain_region
 
-__all__ = ["Cluster", "fitting", "idle_s", "require"]
-
 
 @dataclass(frozen=True)
 class Cluster:

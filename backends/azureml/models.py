@@ -14,8 +14,6 @@ from .machine import block_of, workspace_of
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["AzureRegistry"]
-
 
 class AzureRegistry:
     """A model's place in the registry. A name and a version exist once, so a repeated PUT makes no second version."""

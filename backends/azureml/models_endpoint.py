@@ -13,8 +13,6 @@ from .machine import block_of, choose, workspace_of
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["plan"]
-
 PORT = 8080
 UNENFORCED = "Azure ML deletes no endpoint by itself: a Logic App or a runbook of yours would have to"
 

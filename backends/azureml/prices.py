@@ -15,14 +15,13 @@ from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
 
+from ..http import object_in
 from . import api
 from .api import Azure
 from .machine import block_of, choose, region_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-
-__all__ = ["of_machine", "quotes", "region"]
 
 URL = "https://prices.azure.com/api/retail/prices"
 VERSION = "2023-01-01-preview"
@@ -88,7 +87,7 @@ def _meters(azure: Azure, terms: str) -> Iterator[Meter]:
     """Yield all meters, over all pages."""
     url, params = URL, {"api-version": VERSION, "currencyCode": "USD", "$filter": terms}
     for _ in range(MOST_PAGES):
-        answer = api.object_in(azure.call("GET", url, params=params))
+        answer = object_in(azure.call("GET", url, params=params))
         yield from answer["Items"]
         if not answer.get("NextPageLink"):
             return

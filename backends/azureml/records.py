@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from cloudtrain.launcher.backend import StoredRecord
 
-__all__ = ["AzureMLRef", "AzureMLSending", "Unpriced", "Workspace", "plain_region"]
-
 
 @dataclass(frozen=True)
 class Workspace(StoredRecord):

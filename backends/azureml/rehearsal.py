@@ -22,8 +22,6 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 from .request import BUNDLE, CHECKPOINTS, ORDER, SENT, encoded
 
-__all__ = ["rehearsal"]
-
 GRACE_S = 30.0  # as for any container; Azure documents no time from a low-priority machine's notice to its end
 DONE, SAVED = 0, 75  # exit codes of entrypoints/container/container.py
 MASTER_PORT = "6105"

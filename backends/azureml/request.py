@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["BUNDLE", "SENT", "build", "require", "encoded"]
-
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
 CHECKPOINTS, OUTPUT, ENVIRONMENTS = "checkpoints", "output", "environments"

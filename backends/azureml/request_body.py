@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["SINGLE_BRACKETS", "WORKSPACE", "body_of", "duration"]
-
 Job = Mapping[str, Any]
 
 WORKSPACE = (

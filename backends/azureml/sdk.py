@@ -20,8 +20,6 @@ from . import api
 from .api import AzureAccess
 from .request import BUNDLE
 
-__all__ = ["create"]
-
 RETRIES = 4
 
 

@@ -12,8 +12,6 @@ from cloudtrain.launcher.errors import ConfigError
 from . import api
 from .api import AzureAccess
 
-__all__ = ["ROLE", "put", "remove", "url_of"]
-
 VERSION = "7.4"
 ROLE = "Key Vault Secrets Officer on the workspace's key vault"
 MAX_BYTES = 25_000  # of one entry

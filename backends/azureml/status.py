@@ -13,8 +13,6 @@ from cloudtrain.launcher.text.times import seconds
 
 from .status_history import OVER, WAITING, Details
 
-__all__ = ["awaiting", "is_fresh", "machine_of", "may_report_more", "state_of"]
-
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
 # The machines exist and are billed; the image is being copied to them.
 _STARTING = ("Preparing", "Starting")

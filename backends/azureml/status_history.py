@@ -12,11 +12,10 @@ from typing import Any
 
 from cloudtrain.launcher.errors import UnreachableError
 
+from ..http import object_in
 from . import api
 from .api import Azure, AzureAccess
 from .records import Workspace
-
-__all__ = ["OVER", "WAITING", "Details", "RunHistory", "root_of"]
 
 OVER = ("Completed", "Failed", "Canceled")
 # Until machines have the image. A status outside both lists is a status of a running run.
@@ -65,7 +64,7 @@ class RunHistory:
                     raise
                 message = f"Azure ML does not know {name} in the workspace {workspace.name}"
                 raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
-            data = api.object_in(answer)
+            data = object_in(answer)
         try:
             found = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
         except (ValueError, KeyError, TypeError) as error:

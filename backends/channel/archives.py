@@ -20,8 +20,6 @@ from . import master
 from .calls import Call, Fleet, HostAnswer
 from .hosts import Host
 
-__all__ = ["Receiver", "ship"]
-
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
 EXPLAIN_BYTES = 20 << 20  # from this size on a message explains the wait

@@ -23,8 +23,6 @@ from .host_channel import CALL_S, HostChannel
 from .hosts import Host
 from .master import Masters
 
-__all__ = ["HostAnswer", "Call", "Fleet", "open_fleet"]
-
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 _T = TypeVar("_T")

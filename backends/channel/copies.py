@@ -12,8 +12,6 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from .calls import Call, Fleet, HostAnswer
 from .hosts import Host
 
-__all__ = ["CLOCKS_S", "brought", "chunks"]
-
 BLOCK = 4 << 20
 SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
 CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement

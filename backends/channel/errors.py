@@ -7,8 +7,6 @@ import re
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.remote import one_line
 
-__all__ = ["BROKEN", "fault_of", "is_passing", "last_words", "no_ssh"]
-
 BROKEN = "the connection broke"
 
 # The messages of a busy sshd, or of its limit on connections that are not yet logged in.

@@ -16,8 +16,6 @@ from cloudtrain.launcher.errors import UnreachableError
 from .calls import Call, Fleet, HostAnswer
 from .hosts import Host
 
-__all__ = ["PATIENCE_S", "ask"]
-
 PATIENCE_S = 2.0  # from the first answer on: long for a login, short for a follower
 
 

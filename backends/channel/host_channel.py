@@ -26,8 +26,6 @@ from .errors import BROKEN, fault_of, is_passing, last_words, no_ssh
 from .hosts import Host
 from .master import Masters
 
-__all__ = ["HostChannel", "HostRefusal"]
-
 CALL_S = 60.0
 MAX_LINE = 64 << 20
 MAX_NOISE = 1 << 20  # bytes that a login may print before our first program answers

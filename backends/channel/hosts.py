@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from cloudtrain.launcher.backend import StoredRecord
 
-__all__ = ["HERE", "Host"]
-
 HERE = "this machine"  # as a host's name: calls go to a process here, without ssh
 
 

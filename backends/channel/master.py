@@ -30,8 +30,6 @@ from cloudtrain.launcher.store.home import home
 from .errors import fault_of, is_passing, no_ssh
 from .hosts import Host
 
-__all__ = ["Masters", "argv", "killed"]
-
 WIDTH = 16  # parallel connection attempts: sshd drops some beyond 10 that are not yet logged in
 TRIES = 5
 CONNECT_S = 60.0  # a whole try: ssh's own limit of 10 s covers only the socket

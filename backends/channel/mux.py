@@ -15,8 +15,6 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Session", "opened"]
-
 VERSION = 4
 OPEN_S = 15.0  # a master with a broken connection has ended by then, through its own keep-alive
 _HELLO, _NEW_SESSION, _EXIT, _OPENED = 1, 0x10000002, 0x80000004, 0x80000006

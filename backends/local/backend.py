@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-__all__ = ["LocalBackend", "agent_spec", "interpreter", "message"]
-
 DEVICES = Path("/dev")
 HERE = "this machine"  # the host's name in the queue's messages
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once

@@ -4,8 +4,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import Money, Section, Text
 
-__all__ = ["Local"]
-
 
 class Local(Section):
     """This machine; every instance is a process tree of its own."""

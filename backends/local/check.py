@@ -13,8 +13,6 @@ from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning.request_rules import places
 from cloudtrain.launcher.store.home import where
 
-__all__ = ["faults"]
-
 MAX_INSTANCES = 64  # each is a torchrun and its ranks: about half a gigabyte
 
 

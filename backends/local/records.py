@@ -7,8 +7,6 @@ from pathlib import Path
 
 from cloudtrain.launcher.backend import StoredRecord
 
-__all__ = ["LocalRef"]
-
 
 @dataclass(frozen=True)
 class LocalRef(StoredRecord):

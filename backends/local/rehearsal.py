@@ -14,8 +14,6 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 from . import backend
 
-__all__ = ["laid_out"]
-
 SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
 

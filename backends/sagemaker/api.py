@@ -24,18 +24,6 @@ from ..edge import RemoteFault
 if TYPE_CHECKING:
     from .records import SageMakerRef, SageMakerSending
 
-__all__ = [
-    "AwsAccess",
-    "AwsClients",
-    "answers",
-    "client",
-    "code_of",
-    "is_expired",
-    "is_refusal",
-    "polls",
-    "require_credentials",
-]
-
 CONNECT_S, READ_S = 10, 60
 RENEW_S = 5.0
 

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import ENDPOINTS, RAW, Duration, Many, Price, Section, Text
 
-__all__ = ["SageMaker"]
-
 
 class MetricDefinition(Section):
     """A number that SageMaker reads from the log."""

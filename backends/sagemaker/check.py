@@ -16,8 +16,6 @@ from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, pa
 
 from .machine import has_local_disk
 
-__all__ = ["faults", "violations"]
-
 # The enumeration that AWS extends every month: an unknown word may be newer than the table.
 _GROWING = "TrainingInstanceType"
 

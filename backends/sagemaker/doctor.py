@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.metering.rate import Machine
 
-__all__ = ["checks"]
-
 SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists
 

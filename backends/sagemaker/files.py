@@ -14,8 +14,6 @@ from ..job_folder import JobFolder
 from . import api
 from .api import AwsAccess
 
-__all__ = ["of", "put_bundle"]
-
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 

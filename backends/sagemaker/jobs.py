@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
-__all__ = ["describe", "find", "jobs", "send", "state"]
-
 _JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<number>\d+)/")
 
 

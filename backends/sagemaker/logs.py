@@ -21,8 +21,6 @@ from cloudtrain.launcher.logs import container_lines
 from . import api
 from .api import AwsAccess
 
-__all__ = ["GROUP", "HOLD_S", "page"]
-
 GROUP = "/aws/sagemaker/TrainingJobs"
 HOLD_S = 2.0  # for which the launcher holds a line back: CloudWatch may ingest other hosts' earlier lines later
 LIST_S = 10.0  # between two searches for further streams: a restart brings new streams

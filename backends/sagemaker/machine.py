@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from .block import SageMaker
 
-__all__ = [
-    "S3Location",
-    "block_of",
-    "choose",
-    "disk_gb",
-    "disk_usd",
-    "has_local_disk",
-    "place_of",
-    "region_of",
-    "unknown_region",
-]
-
 DISK_GB = 100  # if the config sets none
 # Of a volume, for a GB and a month: 0.14 to 0.154 by region; the worst case uses the higher figure. Source: the cost
 # sheet of a public tool for SageMaker, read in 2026-10. AWS's month has 30 days.

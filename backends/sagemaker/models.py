@@ -15,8 +15,6 @@ from .machine import block_of, place_of
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["SageMakerRegistry", "access_of", "container"]
-
 MOST_METADATA = 50  # entries of CustomerMetadataProperties (botocore's model, 2026-11)
 _NOT_ALLOWED = re.compile(r"[^\w .:/=+\-@]")
 

@@ -25,8 +25,6 @@ from .records import SageMakerEndpoint
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["delete", "discard", "extend", "plan", "prepare", "start", "state"]
-
 DELETE = "arn:aws:scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 RETRIES, RETRY_S = 3, 1800
 # AWS may refuse a deletion during the start, so a start must end long before the shortest lifetime.

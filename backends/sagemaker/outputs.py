@@ -13,8 +13,6 @@ from cloudtrain.launcher.text.terminal import say
 from . import files
 from .api import AwsAccess
 
-__all__ = ["download"]
-
 
 def download(access: AwsAccess, uri: str, job: str, folder: Path) -> list[Path]:
     """Unpack the job's output archives below the folder; return the files.

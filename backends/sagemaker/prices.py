@@ -31,8 +31,6 @@ from .machine import block_of, choose, region_of
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["quotes", "region"]
-
 SERVICE = "AmazonSageMaker"
 HOME = "us-east-1"  # few regions serve GetProducts, each for all regions
 PAGE = 100  # the most rows on one page

@@ -19,8 +19,6 @@ from cloudtrain.launcher.errors import ConfigError
 from . import api
 from .records import SageMakerRef
 
-__all__ = ["TAG", "invoice"]
-
 TAG = "cloudtrain:job"
 HOME = "us-east-1"  # the only region with the service, for all regions
 METRIC = "UnblendedCost"

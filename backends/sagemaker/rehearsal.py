@@ -21,8 +21,6 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 from .records import SageMakerSending
 from .request import BUNDLE, CODE, JOB, SPEC
 
-__all__ = ["rehearsal"]
-
 GRACE_S = 120.0  # from SIGTERM to SIGKILL, for a stop and for a spot machine
 DONE, SAVED = 0, 75  # exit codes of entrypoints/container/container.py
 _FOLDERS = ("input/config", "input/data", "checkpoints", "model", "output/data", "output/metrics")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["ENTRYPOINT", "build", "require"]
-
 MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run and of its wait
 WAIT_S = 86_400  # for spot machines, if the config sets none
 CODE, JOB = "code", "job"  # our channels: no input may have these names

@@ -12,8 +12,6 @@ from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.text.extras import install
 
-__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "newest_of_sdk", "serves", "torch_version"]
-
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
 # The SDK's names for AWS's PyTorch images, the newer name first: `pytorch` ends at 2.10.

@@ -9,8 +9,6 @@ from cloudtrain.launcher.errors import ConfigError
 from . import api
 from .api import AwsAccess
 
-__all__ = ["put", "remove"]
-
 MAX_BYTES = 4096  # of a standard parameter
 _BATCH = 10
 

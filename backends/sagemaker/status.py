@@ -10,8 +10,6 @@ from typing import Any
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report
 
-__all__ = ["is_over", "state_of"]
-
 # States before any process runs. A status outside all lists counts as running.
 _WAITING = (
     *("Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending"),

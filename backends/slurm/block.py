@@ -6,8 +6,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import Many, Money, Section, Text
 
-__all__ = ["Slurm"]
-
 
 class Slurm(Section):
     """A Slurm cluster, whose login node and compute nodes share a disk."""

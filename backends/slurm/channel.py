@@ -15,8 +15,6 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import HERE, Host
 
-__all__ = ["Done", "Login", "Run", "host_of", "in_our_words"]
-
 _KEYS = {
     "ssh.python, or `python` of this host": "slurm.python",
     "ssh.python": "slurm.python",

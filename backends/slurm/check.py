@@ -9,8 +9,6 @@ from typing import Any
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning.request_rules import places
 
-__all__ = ["faults"]
-
 _LOGIN = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,63}@)?[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=[^\x00-\x1f\x7f]+)?")
 _VALUE = re.compile(r"[^\x00-\x20\x7f\"'`$\\;<>-][^\x00-\x20\x7f\"'`$\\;<>]*")  # no space, quote or command

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ..channel.calls import Fleet
 
-__all__ = ["checks", "hosts"]
-
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 # Disks of a single machine, by the names of `stat -f`; other names are of network disks.
 LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")

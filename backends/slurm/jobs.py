@@ -28,8 +28,6 @@ from .jobs_submission import UNCERTAIN
 from .records import SlurmRef
 from .status import SlurmJob
 
-__all__ = ["judged", "logs", "logs_from", "shell", "state", "stop"]
-
 ASK_S = 15.0
 FIRST_S = 3.0  # from the send: then Slurm has looked at the job, and gives a reason for the wait
 SILENT_S = 20.0  # without a sign of any agent; an agent touches a file every 5 s

@@ -14,8 +14,6 @@ from cloudtrain.launcher.text.units import format_duration
 from . import jobs_submission as submission
 from .channel import Login
 
-__all__ = ["SlurmPartition", "SlurmStart", "chosen", "partitions", "would_start"]
-
 NOT_NOW = "Requested node configuration is not available"  # also of nodes that are down at the moment
 OFF = "down,drain,fail,maint,unk"  # states of nodes that may come back
 _FIELDS = "%R|%a|%l|%s|%D|%G|%c|%m|%P"

@@ -32,8 +32,6 @@ from .records import SlurmRef
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["agent_spec", "find", "handle", "jobs", "ready", "send"]
-
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
 TELL_S = 60.0  # of expected wait, from which on a message names the start

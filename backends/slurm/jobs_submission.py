@@ -15,8 +15,6 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, Unre
 
 from .channel import Run
 
-__all__ = ["close", "fault", "find", "open_door", "patience_s", "release", "submit"]
-
 UNCERTAIN = re.compile(
     r"timed out|unable to contact|zero bytes|connect(ion)? (failure|refused|reset)|unexpected message", re.IGNORECASE
 )

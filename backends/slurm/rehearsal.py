@@ -16,8 +16,6 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 from .channel import host_of
 from .jobs_send import agent_spec, handle
 
-__all__ = ["rehearsal"]
-
 KILL_WAIT_S = 30.0  # Slurm's default KillWait, from SIGTERM to SIGKILL; a partition's GraceTime comes on top
 DONE, SAVED = 0, 75  # exit codes of entrypoints/agent/slurm_step.py
 JOB_NUMBER = 1

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .block import Slurm
 
-__all__ = ["build"]
-
 LOW_NICE = 1000
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from cloudtrain.entrypoints.agent import slurm_step; "

@@ -12,8 +12,6 @@ from typing import Any
 
 from cloudtrain.launcher.job import JobState, State
 
-__all__ = ["SlurmJob", "of_sacct", "of_scontrol", "read", "state_of", "wait_in_words"]
-
 _STATES: dict[str, JobState] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
     **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"), "pending"),

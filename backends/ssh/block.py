@@ -6,8 +6,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import Many, Money, RelativePath, Section, Shorthand, Text
 
-__all__ = ["Ssh"]
-
 
 class SshHost(Section):
     """One machine reached by the system's `ssh`; what is left out comes from ssh's own config."""

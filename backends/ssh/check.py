@@ -11,8 +11,6 @@ from cloudtrain.entrypoints.contract import JobSpec, SetupSpec
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning.request_rules import places
 
-__all__ = ["faults"]
-
 MIN_PORTS = 8  # for the agents' connections, and a new port for each start
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@\\+-]{0,63}")

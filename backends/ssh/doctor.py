@@ -17,8 +17,6 @@ from .request import of_config
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["checks", "hosts"]
-
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
 

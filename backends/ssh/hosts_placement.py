@@ -16,8 +16,8 @@ from cloudtrain.launcher.text.terminal import say
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from . import preflight
-
-__all__ = ["Assignment", "address_of", "assign_hosts", "examine", "path_on", "require_answers"]
+from .preflight.hostcheck import HostRequirements
+from .preflight.peercheck import dialled
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
@@ -66,7 +66,7 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     for host in set(hosts[: max(map(hosts.index, chosen))]) - set(chosen) - set(fit):
         say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0].found}")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
-    found += preflight.dialled(_dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL), body["ports"])
+    found += dialled(_dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL), body["ports"])
     if _failed(found):
         raise _error(found, [])
     for check in found:
@@ -81,12 +81,12 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
     answers = _facts(fleet, hosts, body)
     found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in hosts if answers[host].error is None]
-    return found + preflight.dialled(_dial(fleet, assignments, body, everybody=True), body["ports"])
+    return found + dialled(_dial(fleet, assignments, body, everybody=True), body["ports"])
 
 
-def requirements_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
+def requirements_of(body: Mapping[str, Any]) -> HostRequirements:
     """Return the job's needs for each host."""
-    return preflight.HostRequirements(
+    return HostRequirements(
         ranks=JobSpec.load(body["spec"]).devices_per_node,
         gpus=body["gpus"],
         ranks_are_chosen=body["ranks_are_chosen"],
@@ -136,7 +136,7 @@ def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str,
     return Assignment(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
 
 
-def _crowd(facts: Mapping[str, Any], needs: preflight.HostRequirements) -> tuple[int, bool]:
+def _crowd(facts: Mapping[str, Any], needs: HostRequirements) -> tuple[int, bool]:
     """Return how many jobs wait for the host, and whether the host is in use: a queued job takes the emptiest hosts."""
     is_busy = bool(_failed(preflight.checks({"": facts}, replace(needs, can_wait=False))))
     return len(facts.get("waiting") or ()), is_busy

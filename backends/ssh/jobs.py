@@ -20,8 +20,6 @@ from ..channel.copies import CLOCKS_S, chunks
 from ..channel.hosts import Host
 from .records import SshRef
 
-__all__ = ["logs", "logs_from", "shell", "state", "stop"]
-
 STOP_S = 40.0
 
 

@@ -34,8 +34,6 @@ from .request import of_config
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["agent_spec", "find", "jobs", "ready", "send"]
-
 SILENCE_S = 8.0  # after this silence a node is lost; recovery ends within 15 s, with the wait for the node's end
 JOIN_S = 120.0
 BUILD_S = 2400.0

@@ -22,8 +22,6 @@ from .request import of_config
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["push", "restore"]
-
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block on a slow uplink, and for the check of a version
 COPY_S = 3600.0

@@ -8,8 +8,6 @@ from cloudtrain.launcher.backend import StoredRecord
 
 from ..channel.hosts import Host
 
-__all__ = ["SshNode", "SshRef"]
-
 
 @dataclass(frozen=True)
 class SshNode(StoredRecord):

@@ -22,8 +22,6 @@ from .hosts_placement import Assignment
 from .jobs_send import agent_spec
 from .records import SshNode
 
-__all__ = ["rehearsal"]
-
 SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["build", "of_config", "port_range"]
-
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""

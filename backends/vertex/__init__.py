@@ -2,8 +2,6 @@
 
 from cloudtrain.launcher.backend_table import BackendTraits
 
-__all__ = ["TRAITS"]
-
 TRAITS = BackendTraits(
     block="cloudtrain.backends.vertex.block.Vertex",
     help="Google Vertex AI.",

@@ -28,22 +28,6 @@ from ..http import BUSY, HttpClient, Platform, RemoteError, error_in, object_in
 if TYPE_CHECKING:
     from .records import VertexRef, VertexSending
 
-__all__ = [
-    "Google",
-    "GoogleError",
-    "VertexAccess",
-    "answers",
-    "call",
-    "credentials",
-    "get_json",
-    "no_token",
-    "not_installed",
-    "object_in",
-    "polls",
-    "split_uri",
-    "translated",
-]
-
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # For a refused send, and for a job that failed by a lack of machines.
 NO_MACHINES = (

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from cloudtrain.launcher.config.kinds import ENDPOINTS, RAW, Price, Section, Text
 
-__all__ = ["Vertex"]
-
 
 class Vertex(Section):
     """Google Vertex AI custom jobs."""

@@ -21,8 +21,6 @@ from cloudtrain.launcher.planning.request_rules import key_of, listed, part
 from . import check_pool
 from .check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, mapped
 
-__all__ = ["faults", "violations"]
-
 # Source: the descriptions in the API's discovery document, revision 20261106.
 MAX_POOLS = 4
 MAX_NAME = 128

@@ -14,8 +14,6 @@ from cloudtrain.launcher.planning.request_rules import IMAGE, listed, meant, par
 
 from . import machine_types
 
-__all__ = ["BUCKET", "ID", "PROJECT", "REGION", "Part", "Violation", "mapped", "violations"]
-
 Part = Mapping[str, Any]
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .machine import Kind, MachineChoice
 
-__all__ = ["checks"]
-
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""

@@ -20,8 +20,6 @@ from ..job_folder import JobFolder
 from . import api
 from .api import GoogleError, VertexAccess
 
-__all__ = ["ROLE", "of", "require_bucket", "upload"]
-
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
 

@@ -21,6 +21,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
+from ..http import object_in
 from . import api, files, status
 from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
@@ -30,8 +31,6 @@ from .records import VertexRef, VertexSending
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
-
-__all__ = ["cancel", "find", "jobs", "send", "state"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # retries of a send; no retry after AGAIN_S
 OWNER_LABEL = "cloudtrain_owner"
@@ -343,7 +342,7 @@ def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> N
 def cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
-        api.object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
+        object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
     except GoogleError as error:
         if error.status != 400 or error.code != "FAILED_PRECONDITION":
             raise

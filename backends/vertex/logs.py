@@ -18,8 +18,6 @@ from .logs_feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
 from .logs_order import Order
 from .logs_quota import FOLLOWING, PASSING, LogQuota
 
-__all__ = ["HOLD_BACK_S", "PACE_S", "LogReader"]
-
 PACE_S = 0.5  # between two polls; most polls make no call
 HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; the default window of its own tail
 PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count

@@ -16,8 +16,6 @@ from typing import Any
 from cloudtrain.launcher.logs import container_lines
 from cloudtrain.launcher.text.times import seconds
 
-__all__ = ["LogEntry", "joined", "of_json", "node_of", "task_of"]
-
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 
 

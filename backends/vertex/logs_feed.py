@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
+from ..http import object_in
 from . import api
 from .api import GoogleError, VertexAccess
 from .logs_entries import LogEntry, joined, of_json, task_of
 from .logs_order import Gap
 from .logs_quota import LogQuota
-
-__all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
 
 PAGE = 1000  # the most entries that one list call returns
 FRESH_S = 5.0  # a node is current if its newest line is at most this old, by the newest line of the job
@@ -171,7 +170,7 @@ def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[st
     if token:
         asked["pageToken"] = token
     answer = api.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=1)
-    found = api.object_in(answer)
+    found = object_in(answer)
     return [of_json(raw) for raw in joined(found.get("entries", ()), parts)], str(found.get("nextPageToken", ""))
 
 

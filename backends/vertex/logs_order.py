@@ -16,8 +16,6 @@ from cloudtrain.launcher.backend import LogLine
 
 from .logs_entries import LogEntry
 
-__all__ = ["HOLD_S", "Gap", "Order"]
-
 HOLD_S = 1.5  # how old a line becomes, at most, while it waits for earlier lines; later ones are returned on arrival
 KEPT_S = 180.0  # how long the key of a line without a number is kept
 MOST_HELD = 2000  # lines of one container; above this, the first held lines are released

@@ -11,8 +11,6 @@ import re
 import time
 from pathlib import Path
 
-__all__ = ["FOLLOWING", "PASSING", "LogQuota"]
-
 MINUTE_S = 60.0
 FOLLOWING, PASSING = 30, 50  # calls a minute: for a follower, and for a command that reads the present lines and exits
 BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # the pause after the first refusal, and the longest pause after repeated refusals

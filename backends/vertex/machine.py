@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
     from .block import Vertex
 
-__all__ = [
-    "MachineChoice",
-    "Kind",
-    "VertexLocation",
-    "block_of",
-    "choose",
-    "disk_of",
-    "kind_of",
-    "label_of",
-    "location_of",
-    "place_of",
-    "unknown_region",
-    "project_of",
-]
-
 Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are provisioned, which sets their price
 
 SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["AS_OF", "choices", "enum_of", "fixed", "hosts_for", "is_cpu", "is_known", "is_tpu", "known"]
-
 AS_OF = "2026-11-22"
 
 # Accelerator-optimized machines: the built-in accelerator and its count; they take no further accelerators.

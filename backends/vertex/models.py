@@ -14,14 +14,13 @@ from cloudtrain.launcher.backend.models import MANIFEST, SERVE, CheckedModel, Ve
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.models.exclusive import alone
 
+from ..http import object_in
 from . import api, files
 from .api import Google, GoogleError, VertexAccess
 from .machine import block_of, place_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-
-__all__ = ["PORT", "VertexRegistry", "container"]
 
 PORT = 8080
 WAIT_S, PAUSE_S = 300.0, 1.0  # for an upload, which is an operation at Google
@@ -76,7 +75,7 @@ class VertexRegistry:
                 body = {"parentModel": f"{self._access.parent}/models/{body.pop('modelId')}", **body}
             url = f"{self._access.url('aiplatform')}/v1/{self._access.parent}/models:upload"
             # A single try: `find` knows after a lost answer, and the next call of `register` asks.
-            found = api.object_in(api.call(self._access, "POST", url, body=body, tries=1))
+            found = object_in(api.call(self._access, "POST", url, body=body, tries=1))
             return f"{self._model.name}@{self._ended(found)['modelVersionId']}"
 
     def _get(self, name: str) -> dict[str, Any] | None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .api import Google
 
-__all__ = ["plan"]
-
 UNENFORCED = "Vertex AI deletes no endpoint by itself: a Cloud Tasks task of yours would have to"
 
 

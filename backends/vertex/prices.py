@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .machine import Kind
 
-__all__ = ["FEE", "MONTH_H", "ReplicaPrice", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
-
 MONTH_H = 730  # hours, by Google's count
 FEE = 0.15  # as a share of Compute Engine's on-demand price
 # On the same bill 2,000 GB cost 0.53561644 USD an hour: 1.15 x 0.17 a month. The figure also bounds cheaper disk types:

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
     from .machine import Kind
 
-__all__ = [
-    "Catalogue",
-    "NotListed",
-    "Part",
-    "Price",
-    "assemble",
-    "catalogue",
-    "listed",
-    "of_machine",
-    "quotes",
-    "region",
-]
-
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
 SHOWN = 0.001  # differences between both rules below this share are not shown
 SHARE = "fee, of Compute Engine's"

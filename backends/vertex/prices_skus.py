@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from .prices import MONTH_H
 
-__all__ = ["Catalogue", "Mode", "Sku", "device", "read"]
-
 COMPUTE_ENGINE = "6F81-5844-456A"
 VERTEX = "C7E2-9256-1C43"
 PAGE_SIZE = 5000  # the most SKUs on one page

@@ -8,8 +8,6 @@ from typing import Any
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
 
-__all__ = ["VertexRef", "VertexSending"]
-
 
 @dataclass(frozen=True)
 class VertexRef(StoredRecord):

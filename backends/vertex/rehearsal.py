@@ -19,8 +19,6 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 from .records import VertexSending
 from .request import boot_source
 
-__all__ = ["STORAGE", "rehearsal"]
-
 STORAGE = "storage"  # below `kept`: a folder for each bucket, with objects by their keys
 GRACE_S = 30.0  # as for any container, and as in a spot machine's notice
 DONE, AGAIN = 0, 143  # after exit code 143 Vertex AI restarts the job

@@ -25,8 +25,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from .rehearsal import STORAGE
 
-__all__ = ["serving"]
-
 _OBJECTS = "/storage/v1/b/"
 
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "require", "with_fence"]
-
 BOOT_MODULE = "cloudtrain_boot"  # of request_package.py
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
 RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no name, so this label identifies jobs

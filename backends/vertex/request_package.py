@@ -10,8 +10,6 @@ import hashlib
 import io
 import zipfile
 
-__all__ = ["MODULE", "build", "digest"]
-
 MODULE = "cloudtrain_boot"
 _INFO = f"{MODULE}-1.dist-info"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store

@@ -17,8 +17,6 @@ from cloudtrain.launcher.text.remote import one_line
 from . import api
 from .api import GoogleError, VertexAccess
 
-__all__ = ["create"]
-
 CREATE_S = 60.0
 
 

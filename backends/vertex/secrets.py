@@ -7,10 +7,9 @@ import contextlib
 import json
 from collections.abc import Mapping
 
+from ..http import object_in
 from . import api
 from .api import GoogleError, VertexAccess
-
-__all__ = ["ROLE", "put", "remove"]
 
 ROLE = "Secret Manager Admin (roles/secretmanager.admin)"
 LONGEST_S = 30 * 86_400  # until Google removes the entry, even if cloudtrain never does
@@ -44,4 +43,4 @@ def remove(access: VertexAccess, secret: str) -> None:
 
 
 def _post(access: VertexAccess, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
-    api.object_in(api.call(access, "POST", url, params=params, body=body))  # raises for a proxy's page
+    object_in(api.call(access, "POST", url, params=params, body=body))  # raises for a proxy's page

@@ -13,8 +13,6 @@ from cloudtrain.launcher.text.times import seconds
 
 from .api import NO_MACHINES
 
-__all__ = ["awaiting", "is_over", "may_report_more", "state_of"]
-
 _RUNNING: dict[str, JobState] = {
     "JOB_STATE_QUEUED": "pending",
     "JOB_STATE_PENDING": "pending",

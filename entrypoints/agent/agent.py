@@ -51,8 +51,6 @@ from .queue_wait import REQUEUE
 if TYPE_CHECKING:
     from ..notices.node_notifier import NodeNotifier
 
-__all__ = ["Agent", "supervise"]
-
 TICK_S = 0.1
 KEEP_S = 60.0  # time to copy the kept files at the job's end
 NOT_COPIED = f"agent: the kept files were not copied within {KEEP_S:.0f} s"

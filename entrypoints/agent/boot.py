@@ -36,19 +36,6 @@ from ..scripts import meeting
 from . import last_lines
 from . import node as nodes
 
-__all__ = [
-    "EXIT_CONFIG",
-    "EXIT_DONE",
-    "EXIT_FAILED",
-    "EXIT_RENDEZVOUS",
-    "EXIT_SAVED",
-    "EXIT_STOPPED",
-    "SLURM",
-    "is_done",
-    "main",
-    "root_cause_first",
-]
-
 EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED = 0, 64, 69, 70, 75, 143
 
 RESOLVE_PATIENCE_S = 300  # a cluster's DNS and its slowest node's image pull

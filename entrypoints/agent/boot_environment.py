@@ -12,8 +12,6 @@ from ..environments import dockerrun
 from ..rank import variables
 from .coordinate import Desired
 
-__all__ = ["boot_environment", "boot_module", "node_variables"]
-
 
 def boot_module(root: Path) -> str:
     """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""

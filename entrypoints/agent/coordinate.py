@@ -14,8 +14,6 @@ from typing import Any
 from ..contract import ExitReport, ExitState
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
-__all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
-
 SOON_S = 300.0  # after a start: a repeated peer failure within this time is final
 COLLECT_S = 5.0  # from the first failure: time for other nodes' failures, which may hold the root cause
 FENCE_S = 5.0  # before a restart: a lost node that is alive fences itself only at about the same time

@@ -14,8 +14,6 @@ from typing import Any
 
 from .. import atomic_json, processes
 
-__all__ = ["main"]
-
 
 def main(argv: list[str]) -> int:
     """Run torchrun with the arguments; return 0, or 1 if a worker failed or a signal stopped torchrun."""

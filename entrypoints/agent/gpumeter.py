@@ -20,8 +20,6 @@ from pathlib import Path
 from .. import events
 from . import gpus
 
-__all__ = ["EVENT_S", "Figures", "GpuMeter", "figures_of", "lines"]
-
 EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
 MOST_FAILED = 3  # measurements in a row; then the thread ends
 RANKS_A_LINE = 64  # 64 lists of at most 40 characters stay below a line's 4096 bytes

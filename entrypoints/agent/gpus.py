@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
-__all__ = ["found", "in_use", "query"]
-
 PATIENCE_S = 4.0  # without persistence mode the driver restarts each GPU; a GPU that hangs never answers
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "mig.mode.current")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from .. import events
 
-__all__ = ["MOST", "of_rank", "of_text"]
-
 MOST, LINE_CHARACTERS = 10, 200
 _READ_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
 

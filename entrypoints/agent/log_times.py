@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["TimeIndex", "before", "between"]
-
 SUFFIX = ".times"
 BLOCK, PIECE = 1 << 12, 1 << 16
 

@@ -18,8 +18,6 @@ from ..contract import AgentSpec
 from . import transport
 from .coordinate import Coordinator, Desired, Report, Rules
 
-__all__ = ["Fenced", "Membership"]
-
 JOIN_TIMEOUT_S = 120.0
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
 MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up

@@ -14,19 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "HEAD_PORT",
-    "MISLEADING",
-    "Node",
-    "ELSEWHERE",
-    "address_of",
-    "ask_interface",
-    "identify",
-    "interface_of",
-    "resolve",
-    "towards",
-]
-
 # Variables set by platforms and outer launchers, with wrong values for torchrun (PET_*) and its workers: on Vertex and
 # Azure ML, RANK and WORLD_SIZE count nodes, not processes.
 MISLEADING = (

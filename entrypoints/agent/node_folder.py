@@ -14,8 +14,6 @@ from .. import atomic_json, processes
 from ..contract import AgentState, ExitReport, NodeStatus
 from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
-__all__ = ["agent_pid", "ask_to_stop", "end", "last_sign_s", "look", "sweep"]
-
 OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 
 

@@ -21,8 +21,6 @@ from ..contract import AgentState
 from ..job_files import EXIT, STATE
 from . import log_times
 
-__all__ = ["FILE_BYTES", "PAGE_BYTES", "Chunk", "near_end", "read"]
-
 PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # at most for all files together, at least for each file
 LINE_BYTES = 1 << 20  # a longer line is split
 BOOT = "boot.log"

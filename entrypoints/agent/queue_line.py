@@ -19,8 +19,6 @@ from typing import Any
 from . import gpulocks
 from .queue_turns import Holding, HostLine, QueueTicket, decide
 
-__all__ = ["KILL_S", "PlacedTicket", "held_by", "tickets", "why_not"]
-
 KILL_S = 20.0  # from a job's cap to the end of the last process: as TERMS.tail_s of the ssh backend
 DOOR = "door"
 LAST = -1  # the priority of a job outside the line: all tickets are before the job

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Holding", "HostLine", "QueueTicket", "Turn", "decide", "victims"]
-
 SPARED_S = 600.0  # a preempted job runs at least this time before the next preemption
 OVERDUE_S = 10.0  # the expected time to the end of a job beyond the job's cap, always from now
 

@@ -26,8 +26,6 @@ from .membership import JOIN_TIMEOUT_S
 from .queue_line import KILL_S, PlacedTicket, held_by
 from .queue_turns import SPARED_S, HostLine, QueueTicket, Turn, decide, victims
 
-__all__ = ["REQUEUE", "Earlier", "QueueWait", "Won"]
-
 REQUEUE = "requeue"  # the reason of a stop request to a job that then waits again
 TICK_S = 0.25
 # Between two looks at the line, for each place in line: the first looks four times a second, the last every 4 s.

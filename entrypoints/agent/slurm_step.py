@@ -36,8 +36,6 @@ from .agent import Agent
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 from .membership import JOIN_TIMEOUT_S
 
-__all__ = ["main"]
-
 HEAD, REFUSED, ENDED, REQUEUE = "head.json", "refused.json", "ended", "requeue"
 # Below the ephemeral range, and apart from the ports of torchrun: two jobs on a node rarely share a number.
 PORTS = range(28000, 32000)

@@ -28,8 +28,6 @@ from .agent import Agent
 from .membership import JOIN_TIMEOUT_S
 from .queue_wait import REQUEUE, Earlier, QueueWait
 
-__all__ = ["main", "start"]
-
 MOST_WORDS = 400  # characters
 
 

@@ -23,8 +23,6 @@ from ..contract import AgentSpec
 from ..replication.wire import PolledWire, Seal
 from .coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "LeaderEnd", "FollowerEnd", "listen", "on_free_port", "reserved"]
-
 PORTS = (20000, 27999)  # below the ephemeral range, the ports of outgoing connections
 BEAT_S = 1.0
 SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importing torch

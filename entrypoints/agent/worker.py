@@ -34,8 +34,6 @@ from ..rank import heartbeat, tracebacks, variables
 from ..scripts import rank
 from . import last_lines
 
-__all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
-
 EXIT_CONFIG = 64
 EXIT_SAVED = 75
 

@@ -21,32 +21,6 @@ from typing import Any
 
 from .. import atomic_json
 
-__all__ = [
-    "AllDamagedError",
-    "CheckpointError",
-    "FoundCheckpoint",
-    "Unreadable",
-    "begin",
-    "best_step",
-    "choose",
-    "finish",
-    "list_steps",
-    "mark_best",
-    "open_found",
-    "parse_manifest",
-    "prepare",
-    "read",
-    "read_manifest",
-    "read_trainer",
-    "retain",
-    "set_aside",
-    "step_name",
-    "verify",
-    "why_not",
-    "write_bytes",
-    "write_json",
-]
-
 PLAIN, TRAINER, MANIFEST, BEST = "plain.pt", "trainer.json", "manifest.json", "best.json"
 FORMAT = 2
 

@@ -16,8 +16,6 @@ from torch.distributed.tensor import DTensor
 from ..rank import exchange
 from .shards import Box
 
-__all__ = ["Piece", "foreign_pieces", "local_box", "pieces"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 

@@ -23,8 +23,6 @@ from ..rank.exchange import local_part
 from . import folder as folders
 from . import layout, shards
 
-__all__ = ["CheckpointReader", "check", "open_files", "open_reader", "overlap"]
-
 ATTEMPTS = 3  # to read a checkpoint from an unreliable network share
 
 Shape = tuple[int, ...]

@@ -12,8 +12,6 @@ from difflib import SequenceMatcher
 
 from ..errors import TaskError
 
-__all__ = ["Paired", "Wishes", "pair", "saved_names"]
-
 _MOST_NAMED = 20  # names of one kind in the message
 _MOST_LETTERS = 200  # of a name in the message
 _MOST_MENDING = 4000  # letters of the lines that mend the differences

@@ -10,8 +10,6 @@ from ..errors import TaskError
 from ..stores.store import Store, StoreError, open_store
 from . import folder as folders
 
-__all__ = ["LATEST", "fetch", "latest", "of_job", "open_mirror"]
-
 LATEST = "latest.json"
 
 

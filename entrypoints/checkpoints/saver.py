@@ -27,8 +27,6 @@ from . import folder as folders
 from . import layout, shards
 from .uploader import Uploader
 
-__all__ = ["Failure", "Saved", "Saver", "Snapshot", "visible_to"]
-
 _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Box", "Shard", "file_bytes", "open_shard", "place", "write"]
-
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -13,8 +13,6 @@ from pathlib import Path
 from ..stores.store import Store, StoreError, open_store
 from . import folder as folders
 
-__all__ = ["Sweeper", "sweep"]
-
 SWEEP_S = 20.0
 
 _OURS = re.compile(r"(step-(\d{8,}))(\.tmp)?/")

@@ -23,8 +23,6 @@ from ..stores.store import Store
 from . import folder as folders
 from .published import LATEST
 
-__all__ = ["Uploaded", "Uploader"]
-
 _GROUP_TIMEOUT_S = 6 * 3600.0  # the slowest rank's upload
 
 

@@ -15,8 +15,6 @@ import torch
 from . import folder as folders
 from . import shards
 
-__all__ = ["from_checkpoint", "main", "read", "write"]
-
 
 def main(argv: list[str]) -> int:
     """Write a checkpoint's weights to a file; return the exit code."""

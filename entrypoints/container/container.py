@@ -49,8 +49,6 @@ from .elapsed import Note
 from .folder_sync import Carrier
 from .log_relay import LogRelay
 
-__all__ = ["FAILURE_BYTES", "account", "main"]
-
 FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
 MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
 LEAST_S = 60.0  # for a job whose time is nearly used up: the platform will end the job

@@ -16,8 +16,6 @@ from .. import atomic_json
 from ..contract import ContainerOrder
 from ..stores.store import Store, open_store
 
-__all__ = ["Note", "used_s", "with_lead_back"]
-
 NAME = ".used.json"
 EVERY_S = 30.0
 FINISH_S = 20.0  # wait for a slow store

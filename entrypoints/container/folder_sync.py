@@ -20,8 +20,6 @@ from pathlib import Path
 from ..stores.gcs import Changed, Item, open_at
 from ..stores.store import in_threads
 
-__all__ = ["Carrier", "bring"]
-
 EVERY_S = 20.0
 QUIET_S, OPEN_QUIET_S = 2.0, 60.0  # since the last write: to a closed file; to a file open for writing, as logs are
 FINISH_S = 900.0

@@ -17,9 +17,6 @@ from ..contract import ContainerOrder, ExitCodes, ExitReport
 from ..stores.store import open_store
 from . import folder_sync
 
-__all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
-
-
 EXIT_CODES = ExitCodes(permanent=1, again=143)  # as in a container order, for a node that has no order yet
 
 

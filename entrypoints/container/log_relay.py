@@ -20,8 +20,6 @@ import time
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Form", "LogRelay"]
-
 Form = Literal["plain", "stamped", "json"]
 
 LOOK_S = 0.1

@@ -14,8 +14,6 @@ from urllib.parse import urlencode, urlsplit
 from ..contract import ParameterSecrets, SecretManagerSecrets, SecretSource
 from ..stores import google_access
 
-__all__ = ["SecretError", "fetch"]
-
 _BATCH = 10  # SSM's limit per call
 _TRIES, _PAUSE_S, _TIMEOUT_S = 5, 2.0, 30.0
 _GOOGLE = "https://secretmanager.googleapis.com"

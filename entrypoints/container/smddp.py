@@ -12,8 +12,6 @@ import runpy
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
-
 LIBRARY = "smdistributed.dataparallel.torch.torch_smddp"
 
 

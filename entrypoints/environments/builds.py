@@ -19,8 +19,6 @@ from pathlib import Path
 from .. import processes
 from ..errors import Refused
 
-__all__ = ["LIMIT_S", "cure", "last_words", "lock", "run", "try_lock"]
-
 LIMIT_S = 1800.0  # CUDA builds of torch with their libraries are 3 GB; a slow mirror takes long
 POLL_S = 0.1
 WORDS = 4  # lines at the end of a tool's output

@@ -15,8 +15,6 @@ from ..errors import Refused
 from . import interpreter
 from .spec import PreparedEnvironment
 
-__all__ = ["find", "known"]
-
 ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba", ".conda", "miniconda", "anaconda")
 SYSTEM_ROOTS = ("/opt/conda", "/opt/miniconda3", "/opt/miniforge3", "/opt/anaconda3", "/usr/local/miniconda3")
 PATIENCE_S = 60.0  # `conda info` takes seconds if its installation lies on a network share

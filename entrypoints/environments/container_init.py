@@ -20,8 +20,6 @@ from types import FrameType
 
 from .. import processes
 
-__all__ = ["CUT", "MARK", "main"]
-
 MARK = {"CLOUDTRAIN_BELOW_LIFELINE": "1"}  # in the environment of the program and its children
 CUT = 137  # as if killed, since the program is killed
 

@@ -27,24 +27,6 @@ from typing import IO
 from .. import atomic_json, processes
 from . import container_init
 
-__all__ = [
-    "Container",
-    "Mount",
-    "Start",
-    "boot_code",
-    "client_fault",
-    "command",
-    "container_argv",
-    "exec_argv",
-    "hand",
-    "inherited",
-    "kill_argv",
-    "note",
-    "remove",
-    "running",
-    "sweep",
-]
-
 NOTE = "container.json"
 PATIENCE_S = 10.0  # for a client's answer
 # Variables that the client itself reads. The job's values must not mislead the client, so they go on the command line.

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from ..errors import Refused
 
-__all__ = ["OLDEST", "ASK", "Interpreter", "find", "from_answer", "probe"]
-
 OLDEST = (3, 10)
 PATIENCE_S = 60.0  # a first start from a cold network home folder
 # Runs inside the interpreter. Finds packages by folder names: importlib.metadata takes 60 ms to import.

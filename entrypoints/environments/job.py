@@ -28,8 +28,6 @@ from ..rank import rehearsal
 from . import builds, interpreter, requirements, venvs
 from .spec import EnvironmentSpec, PreparedEnvironment
 
-__all__ = ["Preparation", "main"]
-
 ANSWER = "prepared.json"
 LINES = 8  # of a log's end, in a failure's report
 _SYSTEM = re.compile(r"\b(sudo|apt|apt-get|dnf|yum|microdnf|zypper|apk|pacman)\b")

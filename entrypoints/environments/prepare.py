@@ -14,8 +14,6 @@ from ..errors import Refused
 from . import interpreter
 from .spec import EnvironmentSpec, PreparedEnvironment
 
-__all__ = ["KINDS", "prepare"]
-
 KINDS = ("none", "venv", "conda", "docker", "podman")
 
 

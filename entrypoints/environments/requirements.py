@@ -16,8 +16,6 @@ from typing import Any
 
 from ..errors import Refused
 
-__all__ = ["Requirements", "read", "split"]
-
 _TOML = ("tomllib", "tomli", "pip._vendor.tomli")  # of Python 3.11 and newer, of the launcher, of any pip
 # The form is PEP 723's own.
 _HEADER = re.compile(r"^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", re.MULTILINE)

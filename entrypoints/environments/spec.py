@@ -8,8 +8,6 @@ from typing import Any
 
 from ..contract import Message
 
-__all__ = ["EnvironmentSpec", "PreparedEnvironment"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec(Message):

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..stores.store import Store
 
-__all__ = ["bring", "put"]
-
 
 def bring(uri: str, place: Path) -> None:
     """Unpack the copy of the environment `place`, if the store has a copy. A store's failure is only printed."""

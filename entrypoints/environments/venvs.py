@@ -23,8 +23,6 @@ from . import builds, interpreter, stored
 from .interpreter import Interpreter
 from .spec import EnvironmentSpec, PreparedEnvironment
 
-__all__ = ["CURES", "build", "check", "hold", "key", "lay_out", "prune", "show", "variables"]
-
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
 MARK, LAST_USED = "complete.json", "used"

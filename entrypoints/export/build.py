@@ -27,8 +27,6 @@ from ..models import scratch, tensors
 from ..models.order import HUGGINGFACE, ExportOrder
 from . import card, otherstate
 
-__all__ = ["ExportError", "build"]
-
 _FILES = {"pt2": folders.PT2, "onnx": folders.ONNX}
 _SPARE_BYTES = 50_000_000  # for code and documents
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ..models.folder import OWN
 
-__all__ = ["text"]
-
 
 def text(config: Mapping[str, Any], check: Mapping[str, Any]) -> str:
     """Return the card. `config`: the whole config.json, which is of transformers' layout if our content has a key."""

@@ -26,8 +26,6 @@ from ..models.order import HUGGINGFACE
 from . import loading
 from .reference import CALLS, RESULT, bytes_sha256, first_line
 
-__all__ = ["FOUND", "compare", "main"]
-
 FOUND = "check-result.json"
 # Of the largest value of a result. Measured at 6e-8 to 9.5e-7 in fp32 for a CNN and a transformer (torch 2.13).
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}

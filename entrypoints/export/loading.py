@@ -15,8 +15,6 @@ from ..models import calls, tensors
 from ..models.folder import CODE, CONFIG, ONNX, PT2, read_config
 from ..trainer.task import load_task
 
-__all__ = ["Call", "huggingface", "onnx", "pt2", "task"]
-
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[Tensors], Tensors]
 

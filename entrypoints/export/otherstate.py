@@ -12,8 +12,6 @@ from typing import Any
 
 from ..checkpoints import folder as checkpoints
 
-__all__ = ["names"]
-
 
 def names(checkpoint: Path) -> list[str]:
     """Return the names of the state that is no tensor. Raises ValueError for an unreadable file, OSError."""

@@ -30,8 +30,6 @@ from ..models.order import HUGGINGFACE, ExportOrder
 from ..trainer import data
 from ..trainer.task import Task, load_task
 
-__all__ = ["CALLS", "RESULT", "SIZES", "bytes_sha256", "evaluated_model", "main"]
-
 ORDER, RESULT, CALLS = "order.json", "reference.json", "calls.pt"
 SIZES = (8, 1, 3)  # samples of a call; the first is the example of a trace, which a size of 1 would fix
 _EPOCH = -1  # as in an evaluation

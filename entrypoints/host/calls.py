@@ -19,8 +19,6 @@ TYPE_CHECKING = False  # as in typing, but the import of typing costs each call 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-__all__ = ["VERBS", "VERBS_OF_HOST", "Here", "clock", "serve"]
-
 # verb -> module of this package and function; imported on the verb's first call
 VERBS = {
     "clock": "host.calls:clock",

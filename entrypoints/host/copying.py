@@ -14,8 +14,6 @@ from ..errors import Refused
 from ..replication import copies
 from ..replication import entries as listing
 
-__all__ = ["fetch", "newest", "offer"]
-
 # Open until the end of the process, which serves one channel.
 _offers: list[copies.Server] = []
 

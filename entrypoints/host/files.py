@@ -24,8 +24,6 @@ from ..job_files import EXIT, STATE
 if TYPE_CHECKING:
     from .calls import Here
 
-__all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
-
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
 DAY_S = 86_400.0
 UNUSED_S = 30 * DAY_S

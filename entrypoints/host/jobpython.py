@@ -8,8 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["look"]
-
 PATIENCE_S = 4.0
 
 # Runs in the job's interpreter, which may be old. torch's version.py has the CUDA build as text, and the folders beside

@@ -23,8 +23,6 @@ from .. import atomic_json
 from ..errors import Refused
 from ..models import folder as folders
 
-__all__ = ["CURRENT", "VERSIONS", "back", "begin", "keep", "known_of", "part_of", "put", "restored", "use", "used"]
-
 CURRENT, VERSIONS = "current", "versions.json"
 MARGIN_BYTES = 256 << 20  # free after a model
 _KEPT = 2  # versions that stay besides the current one

@@ -13,21 +13,6 @@ from typing import Any
 from .. import processes
 from ..agent import node, node_folder
 
-__all__ = [
-    "boot_id",
-    "disk",
-    "infiniband",
-    "interfaces",
-    "leftovers",
-    "limits",
-    "logind",
-    "memory_mb",
-    "own_name",
-    "tools",
-    "user",
-    "write",
-]
-
 TOOLS = ("rsync", "zstd", "docker", "podman", "conda")
 WRITTEN_BYTES = 1 << 16  # enough to exceed a quota
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from ..agent import node
 
-__all__ = ["dial", "close_listener", "listen"]
-
 DIAL_S = 5.0  # a host whose cores all import torch answers late
 LISTEN_S = 120.0  # the channel may outlive the preflight by days
 MAX_LINE = 512

@@ -27,8 +27,6 @@ from ..job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_chec
 if TYPE_CHECKING:
     from .calls import Here
 
-__all__ = ["ask", "discard", "door", "enter", "jobs", "look", "near_end", "prepare", "read", "run", "stop"]
-
 OBEY_S = 5.0
 ENDING_S = 1.0  # between two questions about a job that Slurm is ending
 RUN_S = 50.0  # sbatch gives up after two of Slurm's time-outs, 20 s by default

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Probe = Callable[[], Any]
 
-__all__ = ["address", "facts", "holders"]
-
 PATIENCE_S = 4.5  # within this time a hanging probe is recognized; all other probes answer within a second
 
 

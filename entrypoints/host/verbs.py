@@ -31,22 +31,6 @@ from . import files
 if TYPE_CHECKING:
     from .calls import Here
 
-__all__ = [
-    "close_admission",
-    "commands",
-    "give_up",
-    "jobs",
-    "look",
-    "make",
-    "near_end",
-    "read",
-    "script",
-    "script_file",
-    "start",
-    "stop",
-    "unpack",
-]
-
 GONE_S = 3.0  # for the end of a killed agent
 OWNER = "owner"  # in a job's folder: its owner, so that two submitters cannot use the same name
 VARIABLES = "variables.json"  # in a node's folder: the variables of the node's ranks, without secrets

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["TensorSlot", "build", "describe", "named", "slots"]
-
 Tensors = dict[str, torch.Tensor]
 Form = dict[str, Any]
 

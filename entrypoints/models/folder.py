@@ -18,31 +18,6 @@ from typing import Any
 from ..atomic_json import sync
 from ..bundle_file import sha256_of
 
-__all__ = [
-    "CARD",
-    "CHECK",
-    "CODE",
-    "CONFIG",
-    "INDEX",
-    "ONNX",
-    "OWN",
-    "PT2",
-    "SIGNATURE",
-    "SUMS",
-    "WEIGHTS",
-    "WEIGHT_FILES",
-    "FORMAT",
-    "ModelFolder",
-    "ModelFolderError",
-    "is_inside",
-    "read_config",
-    "read_sums",
-    "file_sha256",
-    "sign",
-    "verify",
-    "write_sums",
-]
-
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 CHECK, CONFIG, CARD, CODE = "check.json", "config.json", "README.md", "code"
 WEIGHTS, INDEX, PT2, ONNX = "model.safetensors", "model.safetensors.index.json", "model.pt2", "model.onnx"

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..contract import Message
 
-__all__ = ["HUGGINGFACE", "ExportOrder"]
-
 HUGGINGFACE = "huggingface"  # the form, and the folder of transformers' configuration files
 
 

@@ -16,8 +16,6 @@ from ..stores.store import Store, in_threads, open_store
 from . import tensors
 from .folder import INDEX, WEIGHT_FILES, WEIGHTS
 
-__all__ = ["NoShapesError", "at", "shapes"]
-
 THREADS = 16
 FIRST_BYTES = 1 << 16  # holds the header of most files
 _MANIFEST_OF_STEP = re.compile(r"step-\d{8,}/" + re.escape(folders.MANIFEST))

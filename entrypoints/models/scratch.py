@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["remove_dead", "remove_own", "scratch"]
-
 _own: set[Path] = set()
 
 

@@ -26,8 +26,6 @@ from .folder import INDEX, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HEADER_BYTES", "TensorBox", "StoredTensor", "files", "find", "load", "shapes", "write"]
-
 FILE_BYTES = 5_000_000_000  # as Hugging Face's libraries cut files
 SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)

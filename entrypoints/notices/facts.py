@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["JobFacts", "PriceTerms", "StepFacts", "is_limit_first"]
-
 
 @dataclass(frozen=True)
 class PriceTerms:

@@ -13,8 +13,6 @@ from urllib.parse import unquote, urlsplit
 from .message import Notice
 from .sending import DeliveryError, masked
 
-__all__ = ["message", "post"]
-
 PORT, TLS_PORT = 587, 465
 SUBJECT = 200
 _FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PASSWORD@HOST; in the parts %40 is an @"

@@ -11,8 +11,6 @@ from ..format import dollars, span
 from .facts import JobFacts
 from .resume_cost import ResumeAdvice, resume_advice
 
-__all__ = ["Notice", "at_deadline", "compose"]
-
 _MICRO = 1_000_000
 
 

@@ -24,8 +24,6 @@ from .facts import JobFacts, PriceTerms, StepFacts, is_limit_first
 from .message import Notice
 from .sending import Channel, DeliveryError, back_off_s, send, try_all
 
-__all__ = ["EXIT_S", "NodeNotifier", "of_agent"]
-
 EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
 MEMORY = ".told.json"  # beside the checkpoints

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .facts import JobFacts, PriceTerms, StepFacts
 
-__all__ = ["ExtraBudget", "ResumeAdvice", "amount", "cap_s", "more", "resume_advice"]
-
 # For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
 # checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
 MARGIN, START_S, SAVE_S = 1.1, 30.0, 120.0

@@ -13,8 +13,6 @@ from ..format import counted, dollars, span
 from .facts import JobFacts
 from .message import Notice, at_deadline, compose
 
-__all__ = ["JOB_EVENTS", "corrects", "standing", "unsent", "wanted"]
-
 JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")  # which the job's own agent sends
 STALLED_S = 120.0  # the shortest time that counts as a stall
 STEPS = 10  # and at least the time of STEPS steps

@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 
 from .message import Notice
 
-__all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "DeliveryError", "back_off_s", "masked", "send", "try_all"]
-
 TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
 ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
 LIMIT_S = 24.0  # for a whole try, even if bytes still arrive

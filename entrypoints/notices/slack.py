@@ -9,8 +9,6 @@ from typing import Any
 
 from .message import Notice
 
-__all__ = ["body", "escaped"]
-
 TITLE, TEXT = 150, 3000
 
 

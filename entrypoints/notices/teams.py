@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from .message import Notice
 
-__all__ = ["body", "is_teams"]
-
 _HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")
 
 

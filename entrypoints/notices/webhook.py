@@ -13,8 +13,6 @@ from typing import Any
 from .message import Notice
 from .sending import DeliveryError, masked
 
-__all__ = ["body", "post"]
-
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: a redirected POST would arrive as a GET without its body."""

@@ -21,8 +21,6 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-__all__ = ["Agreement", "Agreed", "margin_s"]
-
 _EVERY_S = 0.25  # between agreements of short micro-batches; each longer micro-batch has an agreement
 _ASKED_EVERY_S = 1.0  # between checks for a file that asks for a save
 _MOST = 1000  # polls without an agreement, and steps without a log line, independent of the clock

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-__all__ = ["gather", "local_part", "share"]
-
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's values of the tensor, sharing its memory: all of a plain tensor, a shard of a DTensor."""

@@ -23,8 +23,6 @@ from pathlib import Path
 
 from .. import processes
 
-__all__ = ["STALE_S", "Hang", "Supervisor", "Watch", "beat", "enable", "print_stacks"]
-
 EVERY_S = 1.0  # between two touches: a beat in between only reads the clock
 STALE_S = 60.0  # without a beat: then the rank prints its stack, even if the job ends for a different reason
 STOPPED_S = 8.0  # until a stopped agent is killed: the agent's peers wait about as long

@@ -12,13 +12,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "HOLD_S",
-    "VARIABLE",
-    "RehearsalSteps",
-    "of_environment",
-]
-
 VARIABLE = "CLOUDTRAIN_REHEARSAL"
 HOLD_S = 60.0  # the interruption comes within moments; otherwise the job continues
 

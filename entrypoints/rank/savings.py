@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ExpectedStep", "MeasuredStep", "expected_steps", "in_words"]
-
 PERIOD, DENSITY = 16, 0.01  # the defaults of `local` and `compression_density`
 _CODE_BYTES = 2  # of an entry that is sent: 15 bits of gap and a sign
 _CODE_S = 4.4e-9  # of each gradient element: 44 ms for 10 M on one core, benchmarks/trainer/codes.py

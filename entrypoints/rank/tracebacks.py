@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-__all__ = ["GAP", "Frame", "chosen", "frames_of"]
-
 GAP = "  ..."
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
 _CARETS = re.compile(r" +[~^]+[~^ ]*$")

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-__all__ = ["NAMES", "PREFIX", "deadline_s", "expanded", "references"]
-
 PREFIX = "CLOUDTRAIN_"
 # Besides these a job has CLOUDTRAIN_INPUT_<NAME> for each entry of `inputs`.
 NAMES = tuple(

@@ -29,20 +29,6 @@ from .entries import File, StoredEntry
 from .sums import Sums
 from .wire import Seal, Wire, WireError
 
-__all__ = [
-    "CopyError",
-    "Fetched",
-    "Gone",
-    "Halted",
-    "NoRoom",
-    "Server",
-    "AlreadySaved",
-    "entries",
-    "fetch",
-    "serve",
-    "shares",
-]
-
 PURPOSE = "copies"  # of the connections
 CONNECTIONS = 64  # of one server; further clients are asked to come again
 HELLO_S, CONNECT_S = 5.0, 10.0

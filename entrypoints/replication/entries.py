@@ -19,22 +19,6 @@ from pathlib import Path
 from .. import job_files
 from ..checkpoints import folder as checkpoints
 
-__all__ = [
-    "StoredEntry",
-    "File",
-    "fingerprint_of",
-    "is_name",
-    "is_path",
-    "list_entries",
-    "look",
-    "newest",
-    "open_file",
-    "open_root",
-    "order",
-    "scan",
-    "step_of",
-]
-
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MANIFEST_BYTES = 64 << 20  # of a manifest with 100,000 shards and more
 

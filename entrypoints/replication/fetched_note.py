@@ -13,8 +13,6 @@ from typing import Any
 from .. import atomic_json
 from .entries import StoredEntry
 
-__all__ = ["has", "is_own", "keep", "put", "read"]
-
 _writing = threading.Lock()  # both users of the note are threads of one agent
 
 # entry -> three fingerprints: at the source, of the local copy, and of the earlier local copy

@@ -23,8 +23,6 @@ from . import entries as listing
 from . import wire
 from .entries import StoredEntry
 
-__all__ = ["PROBE", "NameTaken", "exclusive", "check_room", "drop", "place", "probe", "remove", "sync"]
-
 PROBE = re.compile(r"\.shared-[0-9a-f]{32}\.[^/\0]*\.tmp")
 
 _SYNCS = 4  # threads; the journal commits their fsyncs together: 1000 small files took 0.2 s, 2.6 s in sequence (ext4)

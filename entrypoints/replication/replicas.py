@@ -17,8 +17,6 @@ from . import entries as listing
 from .entries import StoredEntry
 from .fetched_note import Note, has, is_own
 
-__all__ = ["Replicas"]
-
 EVERY_S = 3.0
 QUIET_S = 6.0  # an entry without a manifest must be unchanged for so long before a copy
 SHARE = 10  # listing the entries may take at most a tenth of the time

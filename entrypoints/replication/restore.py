@@ -18,8 +18,6 @@ from . import entries as listing
 from .entries import StoredEntry
 from .fetched_note import has, is_own
 
-__all__ = ["Gathering"]
-
 END_S = 1.0
 _TRIES, _RETRY_S = 20, 0.1  # for an entry that changes during the copy: the other node may merge the same entry now
 

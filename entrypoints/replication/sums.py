@@ -7,8 +7,6 @@ import queue
 import threading
 import zlib
 
-__all__ = ["Sums"]
-
 BLOCK = 1 << 18  # bytes; 1.5 times the rate of 4 MiB blocks: a block is hashed and written while still in a CPU cache
 
 

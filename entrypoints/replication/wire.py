@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["STALL_S", "PolledWire", "Seal", "ServerBusy", "Stopped", "Wire", "WireError", "turn_away"]
-
 STALL_S = 30.0  # for a block or a message to pass
 _SLICE_S = 0.2  # between checks of `stop`
 # The longest message: of a peer without a nonce, of a peer without a proof, and later.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "LineFigures", "may_have_step", "read"]
-
 MOST = 4096  # characters: longer lines are not read
 # Weights: an epoch alone, a bar without a name, an epoch with figures, a bar of an epoch or with a loss, a step.
 EPOCH, BAR, EPOCH_FIGURES, NAMED_BAR, FINE = 1, 2, 3, 4, 5

@@ -23,8 +23,6 @@ from .. import events
 from ..format import quantity
 from .newest import ARCHIVE, SAVED, is_torn, newest
 
-__all__ = ["FileKeeper", "Unkept", "report_unkept", "unkept_words"]
-
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged,
 # and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time

@@ -17,8 +17,6 @@ from typing import Any
 
 from ..contract import RunSpec
 
-__all__ = ["WAIT_S", "missing_group", "expect", "failure", "report_missing_group", "watch_groups"]
-
 WAIT_S = 60.0
 _GENERAL = (
     "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from .. import job_files
 
-__all__ = ["ARCHIVE", "SAVED", "is_torn", "newest"]
-
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
 ARCHIVE = b"PK\x03\x04"  # the first bytes of a file of torch.save, a zip archive

@@ -23,8 +23,6 @@ from . import meeting, streams, trainers
 from .steps import Steps
 from .trainers import Stopping
 
-__all__ = ["begin"]
-
 _AfterImport = Callable[[ModuleType], None]  # an action that runs after the script imports a library
 
 

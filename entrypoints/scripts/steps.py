@@ -24,8 +24,6 @@ from ..rank import heartbeat
 from . import forms
 from .forms import LineFigures
 
-__all__ = ["Steps"]
-
 BAR_EVERY_S = 1.0  # between two events of a bar
 SILENCES = 20  # a rank may be silent for 20 times its longest earlier silence
 _WINDOW = 50  # events for the mean time of a step

@@ -17,8 +17,6 @@ import time
 from . import forms
 from .steps import Steps
 
-__all__ = ["OutputStream", "say", "watch"]
-
 FIRST_BAR_S, MOST_BAR_S = 1.0, 60.0  # between two newlines in a bar: the first pause, doubled after each newline
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

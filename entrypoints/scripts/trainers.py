@@ -23,8 +23,6 @@ from .steps import Steps
 if TYPE_CHECKING:
     from ..rank.agree import Agreement
 
-__all__ = ["Stopping", "hugging_face", "lightning"]
-
 EXIT_SAVED = 75
 FIRST_SAVE_S = 30.0  # assumed for the first save; at most a tenth of the time left
 _LINE_S = 2.0  # between the lines of Lightning's steps

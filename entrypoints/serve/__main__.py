@@ -23,8 +23,6 @@ from .engine import open_engine
 from .routes import Routes
 from .server import ModelServer, ServeLimits
 
-__all__ = ["main"]
-
 _SAGEMAKER_FOLDER = "/opt/ml/model"
 _PORT = "8080"  # SageMaker's, and Vertex AI's default
 _MOST_THREADS = 4  # for each processor: torch ends without a message at a thread that the machine refuses

@@ -15,8 +15,6 @@ import torch
 from ..models.calls import TensorSlot
 from .engine import BadInput, Engine
 
-__all__ = ["instances", "object_in", "predictions", "v2_inputs", "v2_outputs", "v2_type"]
-
 # Source: Open Inference Protocol, "Tensor Data Types".
 _V2_TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16"}
 _V2_TYPES |= {"int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}

@@ -18,8 +18,6 @@ from ..export import loading
 from ..models import folder as folders
 from ..models.calls import TensorSlot
 
-__all__ = ["BadInput", "Engine", "open_engine"]
-
 Tensors = dict[str, torch.Tensor]
 # The model's errors for values that the check of types and shapes cannot know: a token above the vocabulary, a shape
 # outside the traced range. Other errors, such as RuntimeError for lack of memory, are the model's or the machine's.

@@ -17,8 +17,6 @@ from typing import Any
 from . import bodies
 from .engine import BadInput, Engine
 
-__all__ = ["Answer", "Routes"]
-
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready|)")
 
 

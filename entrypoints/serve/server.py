@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 
 from .routes import Answer, Routes
 
-__all__ = ["ServeLimits", "ModelServer"]
-
 _MOST_HEAD_BYTES = 1 << 14
 _RECV_BYTES = 1 << 16
 _MOST_LINGER_BYTES = 1 << 26  # read after a refusal, so that the client can read the answer before the connection ends

@@ -23,8 +23,6 @@ from urllib.parse import unquote
 from . import azure_access
 from .store import ABSENT, StoreError, in_threads, whole_file
 
-__all__ = ["AzureStore", "open_at"]
-
 _BODY_ATTEMPTS = 3  # to read a range's bytes, after Azure has begun to send the bytes
 # Memory holds a block or a range for each thread, so memory does not grow with the file: measured with 64, 192 and 512
 # MiB, 34 MiB more for a put, and 35 MiB more for a get after the put.

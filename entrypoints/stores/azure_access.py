@@ -14,8 +14,6 @@ from typing import Any
 
 from .store import StoreError, plain
 
-__all__ = ["RANGE_BYTES", "BlobLocation", "client", "connect", "failure", "is_broken_off"]
-
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
 # measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
 # upper half: a server that refuses connections, answers with errors or asks to slow down has 70 s on average to

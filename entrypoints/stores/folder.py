@@ -13,8 +13,6 @@ from pathlib import Path
 
 from .store import ABSENT, StoreError, whole_file
 
-__all__ = ["FolderStore", "open_at"]
-
 LOCK_S = 20.0  # how long a writer waits for the lock; a holder needs the lock for a single small write
 
 

@@ -27,8 +27,6 @@ from . import google_access
 from .google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
 from .store import ABSENT, StoreError, whole_file
 
-__all__ = ["Changed", "GcsStore", "Item", "open_at"]
-
 # Pieces are read from the file as they are sent, so memory does not grow with the file.
 SINGLE_BYTES, CHUNK_BYTES, PIECE_BYTES = 8 << 20, 16 << 20, 1 << 20  # chunks are multiples of 256 KiB
 BODY_ATTEMPTS = 3  # for uploads or downloads with damaged bytes

@@ -23,8 +23,6 @@ from typing import Any, Protocol
 
 from .store import plain
 
-__all__ = ["Identity", "anonymous", "missing_package", "of_environment"]
-
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 RENEW_S = 300.0  # before its end; the metadata server makes a new token no earlier
 TRIES, PAUSE_S, CONNECT_S, READ_S = 4, 0.5, 10.0, 30.0

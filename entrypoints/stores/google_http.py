@@ -25,8 +25,6 @@ from urllib.request import getproxies, proxy_bypass
 from .google_access import Identity
 from .store import plain
 
-__all__ = ["HttpResponse", "Lost", "Patience", "ServiceError", "Reply", "Service", "Untrusted"]
-
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S and the pauses between. The
 # pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper half: a server that refuses connections, answers
 # with errors or asks to slow down has 70 s on average to recover.

@@ -19,8 +19,6 @@ from typing import Any
 
 from .store import ABSENT, StoreError
 
-__all__ = ["S3Store", "open_at"]
-
 # A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
 # The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
 # connections or answers with errors has 33 s on average to recover; after a request to slow down, 75 s: pauses begin at

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-__all__ = ["ABSENT", "MODULES", "Store", "StoreError", "in_threads", "open_store", "plain", "whole_file"]
-
 _T = TypeVar("_T")
 ABSENT = ""  # the version of a missing object
 _FOLDER = "cloudtrain.entrypoints.stores.folder"

@@ -14,8 +14,6 @@ from typing import Any
 from .. import atomic_json
 from .search import Segment
 
-__all__ = ["NAME", "Journal", "SweepState"]
-
 NAME = "sweep.jsonl"
 
 

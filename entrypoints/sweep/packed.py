@@ -28,8 +28,6 @@ from .journal import Journal, SweepState
 from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
 from .segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
 
-__all__ = ["main"]
-
 EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
 MARGIN = 1.5  # of the measured pace: a segment's highest expected time

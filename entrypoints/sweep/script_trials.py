@@ -15,8 +15,6 @@ from ..contract import RunSpec
 from ..scripts.keep import FileKeeper
 from ..scripts.newest import newest
 
-__all__ = ["ScriptTrial", "ended_at"]
-
 _PROGRESS = "progress.json"
 _CLOSE_S = 60.0  # for the last copies of kept files
 

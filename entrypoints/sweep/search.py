@@ -20,24 +20,6 @@ from typing import Any
 
 from .space import Dimension, dimensions, drawn, grid, perturbed, unit
 
-__all__ = [
-    "ALGORITHMS",
-    "BATCH",
-    "HOPELESS",
-    "MOST_TRIES",
-    "Allowance",
-    "Results",
-    "Search",
-    "Segment",
-    "best",
-    "decide",
-    "origin",
-    "rungs",
-    "script_args",
-    "steps_of",
-    "values_of",
-]
-
 ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
 BATCH = "training.global_batch_size"  # if this key varies, rungs are counted in samples, which all trials share
 HOPELESS = 3  # failures without any result before them: the task itself is at fault

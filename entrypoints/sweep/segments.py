@@ -26,8 +26,6 @@ from ..rank import heartbeat
 from .script_trials import ScriptTrial, ended_at
 from .search import BATCH, Segment, script_args, steps_of
 
-__all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
-
 _VARIABLE = "env."  # the beginning of a key whose value is an environment variable
 GRACE_S = 120.0  # for the save of a segment after SIGTERM, as torchrun has in a job of its own (agent/boot.py)
 # The variables of the controller's own rank. A segment's torchrun sets its own; a training of one rank needs none.

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Dimension", "SpaceError", "dimensions", "drawn", "grid", "perturbed", "unit"]
-
 KINDS = ("uniform", "log", "int", "choice")
 FORMS = "as in `{log: [1e-5, 1e-1]}`, `{uniform: [0, 0.3]}`, `{int: [16, 256], log: true}` or a list of choices"
 _FACTORS = (0.8, 1.2)  # of a perturbed number; source: Jaderberg et al. 2017, section 4.1

@@ -25,20 +25,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from ..errors import TaskError
 
-__all__ = [
-    "Batches",
-    "Key",
-    "Split",
-    "fingerprint",
-    "mix",
-    "permutation",
-    "seed_all",
-    "split_batch",
-    "stream",
-    "to_device",
-    "train_keys",
-]
-
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.

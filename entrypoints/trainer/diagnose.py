@@ -31,8 +31,6 @@ from .job import RankContext, TrainingJob, TrainState, build
 from .settings import ServerSettings, Spec, TrainingSettings
 from .task import Task
 
-__all__ = ["Diagnosis", "conclude", "diagnose"]
-
 Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
 
 EXIT_DONE, EXIT_SAVED = 0, 75

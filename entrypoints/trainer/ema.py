@@ -14,8 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..rank.exchange import local_part
 
-__all__ = ["Ema"]
-
 # Prefixes that wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 

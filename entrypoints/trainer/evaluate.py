@@ -17,8 +17,6 @@ from ..rank import exchange, heartbeat
 from . import data, report
 from .job import TrainingJob, TrainState
 
-__all__ = ["eval_mode", "evaluate", "mean", "numbers", "shares"]
-
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
 

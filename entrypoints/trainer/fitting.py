@@ -26,8 +26,6 @@ from .memory import answering, without_data
 from .settings import read_spec
 from .task import load_task
 
-__all__ = ["compare", "main"]
-
 
 def main(spec_file: str, saved_file: str) -> None:
     """Print the result of the comparison."""

@@ -13,9 +13,6 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PEAKS", "FlopCounter", "device_peak_tflops", "estimate", "mfu", "peak_tflops"]
-
-
 # Peak dense TFLOPS by GPU: (fp32, tf32, fp16, bf16), accumulating in fp32; None if the GPU lacks the format. The first
 # row whose words are all in torch.cuda.get_device_name() holds; boards with two form factors have two rows. From the
 # named NVIDIA data sheets, which since Ampere also quote tensor cores with sparsity, at twice these figures. Checked in

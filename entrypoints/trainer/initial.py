@@ -28,8 +28,6 @@ from .job import TrainingJob, TrainState
 from .resume import hand_over_copies, load_optimizer
 from .strategies.strategy import WHOLE
 
-__all__ = ["PLACE", "fill", "initialize", "open_parent", "same_tensors"]
-
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 
 

@@ -29,9 +29,8 @@ from .ema import Ema
 from .metrics import ThroughputMeter, ddp_communication
 from .settings import ParallelSettings, Spec, TrainingSettings
 from .strategies import refusals
+from .strategies.strategy import Strategy
 from .task import Task
-
-__all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
 # Each agreement aligns the ranks, which wait for no other rank between averages. In the deadline's spare seconds.
@@ -96,7 +95,7 @@ class TrainingJob:
     split: data.Split
     train_data: Any
     eval_data: Any | None
-    strategy: strategies.Strategy
+    strategy: Strategy
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # active only in fp16
     ema: Ema | None
@@ -271,7 +270,7 @@ def _start_clocks(
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, ask_file, guess_s if uploads else 0.0, **spacing)
 
 
-def _scaler(wanted: TrainingSettings, place: RankContext, spread: strategies.Strategy) -> torch.amp.GradScaler:
+def _scaler(wanted: TrainingSettings, place: RankContext, spread: Strategy) -> torch.amp.GradScaler:
     """Return the loss scaler, active in fp16 only."""
     # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
     kind = torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler
@@ -309,9 +308,7 @@ def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> strate
     return lambda model, device: task.loss(model, data.to_device(batch, device))
 
 
-def _optimizer(
-    spec: Spec, task: Task, spread: strategies.Strategy, split: data.Split
-) -> tuple[torch.optim.Optimizer, float]:
+def _optimizer(spec: Spec, task: Task, spread: Strategy, split: data.Split) -> tuple[torch.optim.Optimizer, float]:
     """Return the optimizer, and the share of its rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
@@ -338,9 +335,7 @@ def _check_alike(length: int, fingerprint: str) -> None:
         )
 
 
-def _meter(
-    wanted: TrainingSettings, split: data.Split, place: RankContext, spread: strategies.Strategy
-) -> ThroughputMeter:
+def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, spread: Strategy) -> ThroughputMeter:
     return ThroughputMeter(
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,

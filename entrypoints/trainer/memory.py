@@ -54,16 +54,16 @@ from .settings import (
     TrainingSettings,
     read_spec,
 )
+from .strategies.blocks import default_blocks
 from .strategies.cut import Output
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
 from .strategies.offload import saved_on_host
 from .strategies.pipeline import Feed
 from .strategies.sparse import SPARSE
+from .strategies.strategy import Strategy
 from .strategies.zero import shard_optimizer
 from .task import Task, load_task
-
-__all__ = ["Estimate", "StorageCounter", "answering", "estimate", "main", "without_data"]
 
 Changes = dict[str, Any]  # keys of `training` with their values
 
@@ -209,7 +209,7 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
     if parallel.cut == "timed":
         spec = replace(spec, training=replace(spec.training, parallel=replace(parallel, cut="even")))
     module = without_data(task, spec.params, FakeTensorMode(allow_non_fake_inputs=True))
-    blocks = strategies.default_blocks(module) if task.blocks is None else task.blocks(module)
+    blocks = default_blocks(module) if task.blocks is None else task.blocks(module)
     is_equal = len({tuple(p.shape for p in block.parameters()) for block in blocks}) == 1
     is_even = is_equal and not isinstance(parallel.cut, list)
     each, found = ranks // parallel.pipeline, list[Estimate]()
@@ -282,7 +282,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
 
 
-def _update(spread: strategies.Strategy, optimizer: torch.optim.Optimizer | None) -> None:
+def _update(spread: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
     """Finish a step's gradients, and change the weights unless the optimizer cannot run without data."""
     spread.finish()
     if optimizer is not None:
@@ -296,9 +296,7 @@ def _sparse_copies(wanted: TrainingSettings) -> int:
     return 3 if has_momentum else 2  # the residual, the mean over the ranks, and SGD's momentum
 
 
-def _spread(
-    wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any
-) -> strategies.Strategy:
+def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:
     """Return the module spread over the ranks as in the job, without connections to other stages."""
     return strategies.wrap(
         replace(wanted, cpu_offload=False),
@@ -421,7 +419,7 @@ def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -
     return [], False
 
 
-def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, batch: Any, owned: range) -> None:
+def _passes(wanted: TrainingSettings, task: Task, spread: Strategy, batch: Any, owned: range) -> None:
     """Run the forward and backward passes of the micro-batches of a step."""
     offloaded = functools.partial(saved_on_host, spread.module, "meta") if wanted.activation_offload else nullcontext
 

@@ -20,8 +20,6 @@ from .flops import mfu
 if TYPE_CHECKING:
     from .strategies.strategy import StageTimes
 
-__all__ = ["ThroughputMeter", "Speed", "ddp_communication", "duration", "peak_memory"]
-
 Batch = TypeVar("Batch")
 _SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
 

@@ -21,20 +21,6 @@ from ..errors import TaskError
 from ..rank.exchange import local_part
 from .settings import OptimizerSettings, ScheduleSettings, suggest
 
-__all__ = [
-    "LAMB",
-    "LARS",
-    "OPTIMIZERS",
-    "SCALING_RULES",
-    "SCHEDULES",
-    "build",
-    "lr_factor",
-    "scaled_lr",
-    "set_lr",
-    "whole_norms",
-    "warmup_start",
-]
-
 Parameters = Iterable[nn.Parameter]
 Tensors = list[torch.Tensor]
 

@@ -15,20 +15,6 @@ from ..format import quantity
 from .job import TrainingJob, TrainState
 from .metrics import duration
 
-__all__ = [
-    "is_logged",
-    "say",
-    "say_done",
-    "say_left_out",
-    "say_paused",
-    "say_preempted",
-    "say_skipped",
-    "say_start",
-    "say_step",
-]
-__all__ += ["write_outcome"]
-
-
 _silenced: list[Exception] = []
 
 

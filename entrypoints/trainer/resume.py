@@ -24,8 +24,6 @@ from .job import TrainingJob, TrainState
 from .strategies.sparse import SPARSE
 from .strategies.strategy import WHOLE
 
-__all__ = ["choose", "differences", "hand_over_copies", "load_optimizer", "resume"]
-
 # Settings that may change at a resume, and the effect of each change on the run.
 _COMPARED = {
     "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",

@@ -27,9 +27,6 @@ from . import report
 from .job import TrainingJob, TrainState
 from .strategies import tensor
 
-__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
-__all__ += ["retry_later", "tensors", "wait"]
-
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),

@@ -16,18 +16,6 @@ import torch
 
 from ..errors import TaskError
 
-__all__ = [
-    "ClassCounts",
-    "Residuals",
-    "as_json",
-    "class_figures",
-    "counted",
-    "predictions",
-    "residual_figures",
-    "summed",
-    "wilson",
-]
-
 BINS = 10  # of the calibration, by the probability of the predicted class
 WORST = 50  # samples
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution: intervals of 95 %

@@ -18,21 +18,6 @@ from typing import Any
 from ..contract import CheckpointSettings, EvaluateSettings, InitSettings, JobSpec
 from ..errors import TaskError
 
-__all__ = [
-    "LocalSettings",
-    "MonitorSettings",
-    "OptimizerSettings",
-    "OuterSettings",
-    "ParallelSettings",
-    "ScheduleSettings",
-    "ServerSettings",
-    "Spec",
-    "TrainingSettings",
-    "read_spec",
-    "shortened",
-    "suggest",
-]
-
 REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
 
 

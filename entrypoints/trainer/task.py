@@ -25,8 +25,6 @@ from torch.utils.data import IterableDataset
 from ..errors import TaskError
 from .settings import suggest
 
-__all__ = ["Task", "load_task"]
-
 REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
 OPTIONAL = {
     "optimizer": ("model", "params"),

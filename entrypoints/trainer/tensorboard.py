@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Board"]
-
 _FLUSH_S = 5.0  # at most this much is lost at a kill, and a network disk gets fewer writes than steps
 _MAX_BYTES = 1 << 23  # buffered while the disk is full; then whole events are dropped
 _VERSION = b"brain.Event:2"  # readers require this version before they respect session starts

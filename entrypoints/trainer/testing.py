@@ -35,8 +35,6 @@ from .settings import Spec
 from .strategies.strategy import WHOLE
 from .task import Task
 
-__all__ = ["at_end", "only", "require_split"]
-
 EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
 _PLAIN = matching.Wishes({}, ())

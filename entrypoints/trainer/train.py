@@ -40,8 +40,6 @@ from .strategies.offload import saved_on_host
 from .strategies.pipeline import Feed
 from .task import load_task
 
-__all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
-
 EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
 _AS_IT_IS = nullcontext()

@@ -7,17 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = [
-    "MANIFEST",
-    "SERVE",
-    "CheckedModel",
-    "EndpointPlan",
-    "EndpointWish",
-    "ModelRegistry",
-    "VendorCall",
-    "as_requests",
-]
-
 MANIFEST = "SHA256SUMS"  # of a model folder, over all other files
 # The container's command: the server of `cloudtrain serve`, which finds the folder where the platform has put it.
 SERVE = ("python3", "-m", "cloudtrain.entrypoints.serve", "--host", "0.0.0.0")

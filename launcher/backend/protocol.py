@@ -32,24 +32,6 @@ if TYPE_CHECKING:
     )
     from .models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
 
-__all__ = [
-    "Backend",
-    "Deploys",
-    "EndsEndpoints",
-    "HasCheckpoints",
-    "Invoiced",
-    "KeepsPlaces",
-    "KnowsShapes",
-    "Lists",
-    "Machines",
-    "Priced",
-    "Ready",
-    "ReceivesModels",
-    "Registers",
-    "Seekable",
-    "Sought",
-]
-
 
 class Backend(Protocol):
     """The methods of every backend. `request` and `check` are pure: no network, no SDK, no clock."""

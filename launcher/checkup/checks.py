@@ -24,8 +24,6 @@ from ..backend_table import traits
 from ..errors import CloudtrainError, ConfigError
 from ..store.home import where
 
-__all__ = ["LIMIT_S", "Ask", "answers", "of_this_installation"]
-
 FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # warn: checkpoints may not fit; fail: no file fits
 READ_WHOLE_BYTES = 64_000_000  # a registry up to this size is checked whole, in half a second
 TOOL_LIMIT_S = 5.0

@@ -7,8 +7,6 @@ import click
 from ..text.terminal import say
 from .options import examples
 
-__all__ = ["command"]
-
 
 @click.command("advance", epilog=examples("cloudtrain advance", "cloudtrain advance digits-x7k2p"))
 @click.argument("sweeps", nargs=-1, metavar="[SWEEP...]")

@@ -9,8 +9,6 @@ import click
 from ..text.terminal import print_json, print_text, say
 from .options import examples, json_option
 
-__all__ = ["command"]
-
 
 @click.command("best", epilog=examples("cloudtrain best last", "cloudtrain best digits-x7k2p -o best.yaml"))
 @click.argument("sweep", default="last")

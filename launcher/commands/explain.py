@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-__all__ = ["command", "default_words", "every_key", "facts_of", "type_name"]
-
 _MOST = 100  # columns; longer lines are hard to read
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 

@@ -12,8 +12,6 @@ from ..errors import UsageError
 from ..job import name_of
 from .options import DEFAULT_FILE
 
-__all__ = ["KINDS", "command"]
-
 KINDS = ("task", "script")
 SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's

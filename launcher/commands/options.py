@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 
     from ..config.schema import JobConfig
 
-__all__ = [
-    "WholeNumber",
-    "DEFAULT_FILE",
-    "Overrides",
-    "completes",
-    "config_options",
-    "duration_s",
-    "examples",
-    "file_option",
-    "job_argument",
-    "json_option",
-    "named_job_argument",
-    "price_option",
-    "price_setting",
-    "require_one_budget",
-    "set_option",
-    "yes_option",
-]
-
 DEFAULT_FILE = "cloudtrain.yaml"
 
 

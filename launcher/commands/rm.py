@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from ..store.sweeps import SweepRecord
 
-__all__ = ["command", "removed"]
-
 
 @click.command("rm", epilog=examples("cloudtrain rm digits-x4k2p", "cloudtrain rm -y one two"))
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))

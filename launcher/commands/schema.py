@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-__all__ = ["command", "json_schema"]
-
 
 @click.command("schema", short_help="Print the config file's JSON schema.")
 def command() -> None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from ..store.sweeps import SweepRecord
 
-__all__ = ["command", "drive", "show", "show_sweep", "sweep_of"]
-
 PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
-__all__ = ["command", "render"]
-
 _ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 
 

@@ -18,8 +18,6 @@ from click.shell_completion import CompletionItem, ShellComplete, split_arg_stri
 if TYPE_CHECKING:
     import click
 
-__all__ = ["SHELLS", "answer"]
-
 VARIABLE = "_CLOUDTRAIN_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 KINDS = ("plain", "part", "file", "dir")

@@ -18,8 +18,6 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     import click
 
-__all__ = ["KEYS", "attempts", "backends", "backends_and_all", "jobs", "keys", "projects", "settings"]
-
 KEYS = "keys.tsv"  # in this folder, written by tools/cli_pages.py: the import of the schema takes 0.2 s
 SHOWN = 200  # the newest jobs
 PATIENCE_S = 0.1  # for a locked registry

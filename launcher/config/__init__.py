@@ -20,19 +20,6 @@ from . import overrides as given_values
 from .schema import JobConfig
 from .yamlfile import KeyPath, YamlNode
 
-__all__ = [
-    "DEFAULT_FILE",
-    "JobConfig",
-    "backends_asked",
-    "backends_configured",
-    "from_data",
-    "load",
-    "placed",
-    "placing",
-    "stored",
-    "written",
-]
-
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
 

@@ -27,8 +27,6 @@ from .yamlfile import YamlNode
 if TYPE_CHECKING:
     from .schema import JobConfig
 
-__all__ = ["TASK_FUNCTIONS", "faults_of", "notes_of"]
-
 # The functions that a task file must define, with the arguments that the trainer passes to each function.
 TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "model": ("params",),

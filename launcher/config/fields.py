@@ -14,8 +14,6 @@ from pydantic.fields import FieldInfo
 from .kinds import Kind, Section
 from .schema import model
 
-__all__ = ["TYPO", "as_yaml", "field_at", "is_list", "keys_named", "section", "sections", "written_default"]
-
 TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
 
 

@@ -7,8 +7,6 @@ import functools
 from ..backend_table import names as backend_names
 from ..backend_table import traits
 
-__all__ = ["RUNNABLE", "advice", "sibling"]
-
 # A key of cloudtrain: the foreign names of the same setting.
 _CALLED = """
 resources.instances: num_nodes nodes nnodes instance_count num_instances num_machines machines replicas

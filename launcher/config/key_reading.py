@@ -9,8 +9,6 @@ from ..errors import Fault, Place
 from .schemafaults import dotted, quoted
 from .yamlfile import KeyPath, YamlNode, find, key_place
 
-__all__ = ["between", "both", "given", "text_at", "whole_at"]
-
 
 def given(root: YamlNode, *path: str | int) -> YamlNode | None:
     """Return the node at the path; None if the key is missing or has no value."""

@@ -17,46 +17,6 @@ from pydantic_core import core_schema
 from ..job import LEDGER_PATTERN, PROJECT_PATTERN
 from ..text import units
 
-__all__ = [
-    "ENDPOINTS",
-    "PROJECT_WANTED",
-    "RAW",
-    "Accelerators",
-    "AppriseUrl",
-    "Arguments",
-    "BackendChoice",
-    "BackendName",
-    "Channel",
-    "CheckpointChoice",
-    "Duration",
-    "EnvName",
-    "InputName",
-    "JobName",
-    "KeptPath",
-    "Kind",
-    "LedgerUri",
-    "MailAddress",
-    "MailServer",
-    "Many",
-    "MetricName",
-    "Money",
-    "NamePattern",
-    "Pattern",
-    "Percent",
-    "Price",
-    "ProcessCount",
-    "ProjectName",
-    "RelativePath",
-    "Section",
-    "Shorthand",
-    "SizeGb",
-    "SplitName",
-    "TagName",
-    "Text",
-    "Written",
-    "argv",
-]
-
 T = TypeVar("T")
 # A strict model refuses a list in place of a tuple, and YAML has only lists.
 Many = Annotated[tuple[T, ...], Strict(False)]

@@ -10,8 +10,6 @@ from . import fields, yamlfile
 from .schemafaults import dotted
 from .yamlfile import KeyPath, MappingEntry, YamlNode
 
-__all__ = ["Given", "apply"]
-
 
 @dataclass(frozen=True)
 class Given(Place):

@@ -20,8 +20,6 @@ from .key_reading import between, both, given, text_at, whole_at
 from .schemafaults import named
 from .yamlfile import KeyPath, YamlNode, find, key_place
 
-__all__ = ["STORES", "faults_of"]
-
 # The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/store.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}

@@ -14,8 +14,6 @@ from . import fields
 from .key_reading import given, whole_at
 from .yamlfile import YamlNode, find
 
-__all__ = ["faults_of"]
-
 _FEWEST = 4  # trials of pbt
 _VARYING = ("training", "params", "env", "args")
 _LENGTHS = ("training.max_steps", "training.pause_at", "training.monitor")

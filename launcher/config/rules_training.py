@@ -8,8 +8,6 @@ from ..errors import Fault
 from .key_reading import between, given, text_at, whole_at
 from .yamlfile import KeyPath, YamlNode
 
-__all__ = ["faults_of"]
-
 _SPARSE = ("threshold", "topk")  # kinds of `compression` that send some entries of the gradient
 
 

@@ -47,14 +47,6 @@ from .schema_after import Evaluate, InitFromOrText
 from .schema_sweep import Sweep
 from .schema_training import Checkpoint, Training
 
-__all__ = [
-    "Budget",
-    "JobConfig",
-    "blocks_of",
-    "carried_by",
-    "model",
-]
-
 B = TypeVar("B", bound=Section)
 
 NotifyEvent = Literal[

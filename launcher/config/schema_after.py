@@ -7,8 +7,6 @@ from pydantic import BaseModel, Field
 
 from .kinds import CheckpointChoice, Many, NamePattern, Section, Shorthand, SplitName, Text
 
-__all__ = ["Evaluate", "InitFrom", "InitFromOrText"]
-
 
 class InitFrom(Section):
     """The weights of the first step, from another job or a file. The job's own checkpoints always win."""

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from .kinds import Section, Text
 
-__all__ = ["Sweep"]
-
 
 class Sweep(Section):
     """A search over values of other keys: many trials within one budget."""

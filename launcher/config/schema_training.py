@@ -6,19 +6,6 @@ from pydantic import Field, model_validator
 
 from .kinds import Duration, Many, Section, Text
 
-__all__ = [
-    "Checkpoint",
-    "LocalTraining",
-    "Monitor",
-    "Optimizer",
-    "OuterTraining",
-    "Parallel",
-    "ParameterServer",
-    "Schedule",
-    "Strategy",
-    "Training",
-]
-
 Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer: add a strategy in both lists
 
 

@@ -15,8 +15,6 @@ from ..job import name_of
 from . import fields, foreign_keys, schema
 from .yamlfile import KeyPath, YamlNode, find, key_place
 
-__all__ = ["dotted", "faults_of", "found", "named", "quoted"]
-
 _LONGEST_SHOWN = 60
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _LONG_UNIT = r"([0-9]+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?)"

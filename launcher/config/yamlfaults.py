@@ -8,8 +8,6 @@ import yaml
 
 from ..errors import Fault, Place
 
-__all__ = ["human_fault"]
-
 # A part of the parser's message (libyaml's and PyYAML's words differ a little) -> the problem, the fix.
 _SAID: tuple[tuple[str, str, str], ...] = (
     ("'\\t'", "a tab cannot indent YAML", "use spaces"),

@@ -20,19 +20,6 @@ import yaml
 from ..errors import Fault, Place
 from .yamlfaults import human_fault
 
-__all__ = [
-    "SECRET_NAME",
-    "KeyPath",
-    "MappingEntry",
-    "YamlNode",
-    "ParsedYaml",
-    "find",
-    "from_data",
-    "key_place",
-    "parse",
-    "scalar",
-]
-
 KeyPath = tuple[str | int, ...]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, if built, is ten times faster

@@ -24,8 +24,6 @@ from . import reserve
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
-__all__ = ["adopt", "checks", "record_of", "row_of", "unknown"]
-
 
 def record_of(job: Job) -> dict[str, Any]:
     """Return the fields of a registry row, without the config's alerts: an address of an alert may be a secret."""

@@ -10,8 +10,6 @@ from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 
 from ..job import State
 
-__all__ = ["fold"]
-
 CLOCKS = "the nodes' clocks"  # measure for how long each node was occupied
 STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decides, even while slower agents are alive
 

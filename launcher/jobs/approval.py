@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
-__all__ = ["approved", "cost_words", "require_allowed"]
-
 
 def approved(
     prepared: Prepared, *, yes: bool, before: Job | None = None, check: Callable[[], None] = lambda: None

@@ -13,8 +13,6 @@ from typing import Any
 
 from ..backend_table import traits
 
-__all__ = ["CAUSES", "Cause", "likely"]
-
 
 @dataclass(frozen=True)
 class Cause:

@@ -20,20 +20,6 @@ from ..text.money import as_usd
 from ..text.visible import shown
 from . import causes
 
-__all__ = [
-    "as_json",
-    "headline",
-    "in_line",
-    "lacking_budgets",
-    "limit_words",
-    "next_step",
-    "resume_advice_of",
-    "outcome",
-    "pairs",
-    "saved_step",
-    "unattended",
-]
-
 
 def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the job's state; money in US dollars, times in unix seconds. `attempts` are all attempts of the job."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..job import Attempt, Job
     from ..store.registry import Registry
 
-__all__ = ["Tested", "config_of", "failure", "headline", "lines", "looks", "parents", "quantiles", "tests_of"]
-
 LONGEST_S = 3600  # of an evaluation, unless the parent's limit is shorter
 _LONGEST_NAME = 31  # of a job's own name in the name of its evaluation
 _NONE = ("training.pause_at", "training.diagnose_steps", "checkpoint.uri", "checkpoint.mirror")

@@ -11,8 +11,6 @@ from cloudtrain.entrypoints import events
 from ..job import JobState, State
 from ..store import sanitize
 
-__all__ = ["failed", "restarts", "report_in"]
-
 
 def report_in(words: str) -> dict[str, Any] | None:
     """Return the exit report in a platform's message, which may add text around the report; None without a report."""

@@ -24,8 +24,6 @@ from .overview import as_lines
 from .poller import Pacing, Poller, Seen
 from .refresh import refresh
 
-__all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
-
 SAY_S = 3.0  # before a wait is explained
 MANY = 200_000  # objects between two garbage collections
 REPLAY_S = 30.0  # most time for which alerts wait for earlier lines

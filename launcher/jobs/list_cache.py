@@ -24,8 +24,6 @@ from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
 from .describe import as_json, in_line, outcome
 
-__all__ = ["FORM", "JobFilter", "ListRow", "Listing", "attempts_of", "chosen", "row_of"]
-
 FORM = 9  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 _BATCH = 500  # rows in a transaction

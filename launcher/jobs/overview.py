@@ -37,8 +37,6 @@ from .describe import (
     saved_step,
 )
 
-__all__ = ["as_lines", "limit_times", "lines_before", "metrics", "share_done", "spent", "where"]
-
 _BAR, _SPARK = 20, 12  # columns
 _ATTEMPTS = 5  # the newest attempts in the table
 # Lines of a traceback, and lines before the failure. The first pair that fits the screen counts.

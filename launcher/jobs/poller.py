@@ -28,20 +28,6 @@ from ..store.registry import Registry
 from ..text.remote import in_words
 from .refresh import refresh
 
-__all__ = [
-    "CLOSE_S",
-    "PATIENCE_S",
-    "Answers",
-    "Begin",
-    "Lanes",
-    "Pacing",
-    "Poller",
-    "Seen",
-    "as_fault",
-    "ask",
-    "refreshing",
-]
-
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
 CLOSE_S = 2.5  # for deliveries at the end of a command
 _REPORT_S = 0.3  # for a thread without deliveries to end, and to report alerts that were not delivered

@@ -18,8 +18,6 @@ from ..text.units import parse_duration
 if TYPE_CHECKING:
     from ..store.registry import Registry
 
-__all__ = ["advance_queue", "in_order"]
-
 RECENT = 100  # jobs that are looked at for an end, and for lost agents
 TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once
 

@@ -22,8 +22,6 @@ from ..store import progress as progresses
 from ..store import sanitize, series, sweeps
 from ..store.registry import Registry, submitter_lives
 
-__all__ = ["NEVER_SENT", "look_again", "refresh"]
-
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
 

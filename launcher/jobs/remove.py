@@ -17,8 +17,6 @@ from ..planning.search_spec import is_packed
 from ..store import ledger, sweeps
 from ..store.registry import Registry
 
-__all__ = ["remove", "require_over", "size_of", "unused_bundles"]
-
 UNSENT_S = 3600.0  # a submit packs the code, asks, and journals the job: a younger bundle may be for a job to come
 
 

@@ -17,8 +17,6 @@ from ..store.budgets import MOST_MICRO, OVERALL, Standing
 from ..store.registry import Registry
 from .refresh import refresh
 
-__all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
-
 
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
     """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.

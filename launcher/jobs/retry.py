@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
-__all__ = [
-    "ALL_DAMAGED",
-    "budget_after",
-    "budget_setting",
-    "has_saved",
-    "is_due",
-    "prepare_next",
-    "prepare_other",
-    "require_ended",
-    "require_own_backend",
-    "send_if_due",
-]
-
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
 

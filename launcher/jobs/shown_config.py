@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..job import Job
 
-__all__ = ["HIDDEN", "as_yaml", "differences", "differing", "flat", "shown"]
-
 MOST_NAMED = 5  # changed keys, in a line
 
 HIDDEN = "(not shown)"

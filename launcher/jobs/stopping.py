@@ -17,8 +17,6 @@ from ..store.registry import Registry, submitter_lives
 from ..text.money import moment
 from .refresh import look_again, refresh
 
-__all__ = ["StopResult", "ask", "forget", "where_to_look"]
-
 
 @dataclass(frozen=True)
 class StopResult:

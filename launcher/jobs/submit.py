@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..planning.prepare import Prepared
 
-__all__ = ["require_room", "resend", "send", "send_queued"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,6 @@ from .describe import outcome
 from .poller import Begin, Lanes, Pacing, Poller, Seen, as_fault, refreshing
 from .refresh import refresh
 
-__all__ = ["LogKeeper", "Selection", "Watcher", "chosen", "keep", "line", "look", "notifying"]
-
 RETRY_S = 3600.0  # no retry for a job that ended longer ago
 LOCK = "watch.lock"
 MOST_JOBS = 500  # the newest; ended jobs among them are polled once

@@ -11,8 +11,6 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..store.home import home
 
-__all__ = ["NAME", "cron_line", "environment_file", "install", "unit", "unit_path", "uninstall"]
-
 NAME = "cloudtrain-watch.service"
 
 

@@ -26,8 +26,6 @@ from ..store.series import read as read_series
 from ..text.remote import in_words
 from .model import Scene, TailShot, WatchedJob, curves_of
 
-__all__ = ["JobFeed", "MOST", "LogTail"]
-
 _STILL_S = 2.0  # for a poll to end before the process is suspended
 MOST = 2000  # lines that the user can scroll back
 _LEAST_PAUSE_S = 0.25  # minimum seconds between two reads: no picture comes more often

@@ -32,26 +32,6 @@ from .rows import (
     sides,
 )
 
-__all__ = [
-    "alerts",
-    "attempts",
-    "checkpoint",
-    "error",
-    "exchange",
-    "following",
-    "gpus",
-    "heading",
-    "limit",
-    "memory",
-    "metrics",
-    "place",
-    "progress",
-    "spend",
-    "split",
-    "track",
-    "trouble",
-]
-
 SLOW_S = 5.0  # a poll slower than this is shown
 _LEAST_BAR = 6  # columns; a shorter bar is not drawn
 _MOST_BAR = 60

@@ -20,8 +20,6 @@ from .model import Curves, TailShot, WatchedJob
 from .rows import QUIET, WARNS, Part, help_rows, in_job, keys_of_job, row
 from .view_state import ViewState
 
-__all__ = ["log_page", "view"]
-
 _LOG_SHARE = 3  # the log gets at least a third of the screen
 _LEAST_LOG = 2
 _BESIDE_LARGE = 5  # rows that a larger log leaves: its title, the keys, and three rows of figures

@@ -24,8 +24,6 @@ from .model import Scene, TailShot
 from .screen import Renderer, Screen, SignalExit
 from .view_state import ViewState, steer
 
-__all__ = ["show"]
-
 FRAME_S = 0.25  # minimum seconds between two pictures
 BYTES_PER_S = 8000  # assumed speed of a slow connection: after a large picture the next picture waits
 LEAVE_S = 10.0  # after the end of all named jobs: the user may want to read

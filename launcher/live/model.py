@@ -14,8 +14,6 @@ from ..money.forecast import Forecast
 from ..notices.outbox import Sent
 from ..store.series import Point, Series
 
-__all__ = ["BINS", "Curves", "Scene", "TailShot", "Track", "WatchedJob", "curves_of"]
-
 BINS = 256  # stretches of a track: the columns of the widest sparkline
 _PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
 _NEWEST = 20  # the split is a mean over the newest step events, few of which contain a save

@@ -15,25 +15,6 @@ from ..text.charts import Signs
 from .model import WatchedJob
 from .view_state import ViewState
 
-__all__ = [
-    "LABEL",
-    "GOOD",
-    "BAD",
-    "QUIET",
-    "STATE_STYLES",
-    "WARNS",
-    "Part",
-    "filled",
-    "fitted",
-    "help_rows",
-    "in_job",
-    "keys_of_job",
-    "keys_of_table",
-    "labelled",
-    "row",
-    "sides",
-]
-
 Part = str | tuple[str, str]  # text, or text and its style
 
 LABEL = 11  # columns of the label before a value

@@ -29,8 +29,6 @@ from rich.text import Text
 
 from ..errors import ConfigError
 
-__all__ = ["ESCAPE", "Renderer", "Screen", "SignalExit", "decode"]
-
 # The alternate screen, no cursor, no wrapping at the right edge: a row wider than expected stays in its row.
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
 _LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"

@@ -19,8 +19,6 @@ from ..text.terminal import print_lines, say
 from .screen import ESCAPE, Renderer, Screen, SignalExit
 from .sweepview import SweepShot, view
 
-__all__ = ["show"]
-
 FRAME_S = 0.25  # minimum seconds between two pictures
 READ_S = 1.0  # between two reads of the registry
 BACK_OFF_S = 5.0  # after an error

@@ -16,8 +16,6 @@ from ..text.charts import Signs
 from ..text.visible import cleaned
 from .rows import BAD, GOOD, QUIET, WARNS, labelled, row, sides
 
-__all__ = ["SweepShot", "view"]
-
 _BAR = 24  # columns
 _RUNG_HEADS = ("RUNG", "STEP", "DONE", "RUNNING", "FAILED", "BEST")
 _STYLES = {"running": "bold cyan", "ended": "bold green", "stopped": "bold magenta", "failed": "bold red"}

@@ -22,8 +22,6 @@ from .model import Scene, WatchedJob
 from .rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, keys_of_table, row, sides
 from .view_state import ViewState
 
-__all__ = ["view"]
-
 _HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "USD SPENT")
 _WEIGHTS = ("STATE", "LEFT", "USD SPENT", "LOSS", "DONE", "STEP")  # added in this order while they fit
 _AFTER_CURVES = ("STEP", "DONE")

@@ -9,8 +9,6 @@ from ..backend import LogLine
 from ..errors import UsageError
 from ..logs.view import parse_ranks
 
-__all__ = ["Action", "ViewState", "steer"]
-
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _SCROLLS = {"up": 1, "k": 1, "down": -1, "j": -1}
 _LONGEST = 40  # characters typed for ranks

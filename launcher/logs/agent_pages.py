@@ -14,8 +14,6 @@ from cloudtrain.entrypoints.agent.node_logs import Chunk
 
 from ..backend import LogLine, LogPage
 
-__all__ = ["offsets", "page"]
-
 _make = partial(tuple.__new__, LogLine)
 
 

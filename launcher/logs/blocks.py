@@ -19,20 +19,6 @@ from typing import NamedTuple
 
 from ..backend import LogLine
 
-__all__ = [
-    "BLOCK_BYTES",
-    "RECORD_BYTES",
-    "Block",
-    "DamagedError",
-    "BlockEntry",
-    "decoded",
-    "encoded",
-    "entries",
-    "packed",
-    "rank_bit",
-    "read",
-]
-
 BLOCK_BYTES = 1 << 18  # approximate text size of a block, the unit of reading
 _LEVEL = 1  # of zlib: nearly the compression of level 6 at a third of the time
 _RECORD = struct.Struct("<QIIIddQI")

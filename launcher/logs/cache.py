@@ -25,18 +25,6 @@ from ..errors import ConfigError
 from ..store.database import Database
 from . import blocks
 
-__all__ = [
-    "LogCacheWriter",
-    "CachePosition",
-    "LogCacheReader",
-    "discard",
-    "folder_of",
-    "is_dropped",
-    "keeper",
-    "place",
-    "touch",
-]
-
 FOLDER = "logs"
 BLOCK_LINES = 8192
 COMMIT_S = 10.0  # commit interval of a slow log; after a kill, uncommitted lines are read again

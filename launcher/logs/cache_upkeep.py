@@ -11,8 +11,6 @@ from ..store.database import Database
 from ..store.registry import Registry
 from . import cache
 
-__all__ = ["ROOM", "keep", "make_room", "room_bytes"]
-
 ROOM, ROOM_GB = "CLOUDTRAIN_KEPT_LOGS_GB", 5.0
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["ContainerLine", "last_word", "parse"]
-
 _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
 _TAG = re.compile(r"\[(\d+)\] ")
 _OWN = ("end", "ended")  # events of container/container.py for readers of the log's end, not its lines

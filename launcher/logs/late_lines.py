@@ -10,8 +10,6 @@ from operator import itemgetter
 from ..backend import LogLine, LogPage, Pace
 from ..job import State
 
-__all__ = ["CLEAN_PAGES", "EndDetector", "HoldBack"]
-
 CLEAN_PAGES = 2  # after the silence: all is read again between two pages. Seconds alone would count a back-off
 LONG_OVER_S = 60.0  # after the end; by then the platform has ingested all lines
 PATIENCE_S = 90.0  # with a log that cannot be read

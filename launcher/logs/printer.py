@@ -13,8 +13,6 @@ from ..text.terminal import aside, print_lines, write
 from ..text.visible import folded
 from .view import View
 
-__all__ = ["Printer"]
-
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 REDRAW_S = 0.25  # seconds between two redraws of a running bar
 

@@ -10,8 +10,6 @@ from ..errors import CloudtrainError, NoSuchJobError, UnreachableError
 from ..job import Attempt
 from .stream import LogStream
 
-__all__ = ["LogNews", "read_on"]
-
 BACK_OFF_S = 5.0  # after a failed poll
 
 

@@ -11,8 +11,6 @@ from ..backend import LogLine
 from . import blocks
 from .cache import LogCacheReader
 
-__all__ = ["Replay", "is_of_blocks"]
-
 # A pattern of only these parts matches within a joined text of many lines whenever it matches within a line.
 _LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
 

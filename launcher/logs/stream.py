@@ -23,8 +23,6 @@ from .blocks import DamagedError
 from .late_lines import CLEAN_PAGES, EndDetector, HoldBack
 from .replay import Replay
 
-__all__ = ["LogStream"]
-
 PATIENCE_S = 60.0  # how long to wait while existing lines cannot be read
 SHOW_S, SMALL = 2.0, 500  # after SHOW_S, for a running job, a page with fewer lines ends the backlog
 FRESH_S = 60.0  # a cache used more recently is close enough to the log's end for a reader of the end

@@ -19,8 +19,6 @@ from ..store.progress import finite
 from ..text import visible
 from ..text.terminal import coloured
 
-__all__ = ["View", "parse_ranks"]
-
 MAX_RANKS = 100_000  # more than any job has; a typing mistake must not fill the memory
 
 # Characters that json leaves unescaped and some terminals interpret.

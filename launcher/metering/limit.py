@@ -10,20 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-__all__ = [
-    "PARTS",
-    "Cap",
-    "CostRate",
-    "LimitRefusal",
-    "Terms",
-    "choose",
-    "deadline_s",
-    "least_useful_s",
-    "own_limit_s",
-    "parts",
-    "worst_case_micro",
-]
-
 # Useful time of a run beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two saves 15
 # s each (a gigabyte at 100 MB/s, with checksums), and ten steps one second each.
 USEFUL_S = 60

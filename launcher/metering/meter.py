@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from ..job import Attempt, State
     from ..plan import Plan
 
-__all__ = [
-    "Leg",
-    "burn_micro_h",
-    "cost_micro",
-    "legs_of",
-    "metered_at_worst_micro",
-    "part_micro",
-    "spent_at_worst_micro",
-    "spent_micro",
-    "steady",
-]
-
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO
 STEADY_S = 1.0  # billed seconds of a running job are stored again only if they differ by more from the expected value

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["KINDS", "Key", "Kind", "Machine", "Quote", "Rate", "age_days", "stale", "today", "uncertainty"]
-
 Kind = Literal["on_demand", "spot", "flex_start", "reservation"]  # the way of renting, which sets the price
 KINDS: tuple[Kind, ...] = ("on_demand", "spot", "flex_start", "reservation")
 

@@ -13,8 +13,6 @@ from cloudtrain.entrypoints.models import folder as folders
 from ..backend.models import CheckedModel
 from ..errors import ConfigError, UsageError
 
-__all__ = ["checked_folder", "checked_model", "require_model_name"]
-
 # The letters that each registry and each kind of endpoint allows, with room for a suffix.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 

@@ -31,18 +31,6 @@ from ..store.endpoints import EndpointRecord
 from ..store.registry import Registry, this_process
 from .registering import config_of
 
-__all__ = [
-    "LEAST_TTL_S",
-    "Extension",
-    "PlannedEndpoint",
-    "check_room",
-    "extend",
-    "extension",
-    "planned",
-    "send",
-    "undeploy",
-]
-
 # A platform may refuse to delete an endpoint during the start, and a start may take most of an hour.
 LEAST_TTL_S, START_S = 3600, 2400
 LEAST_MORE_S = 60

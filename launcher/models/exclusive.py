@@ -12,8 +12,6 @@ from cloudtrain.entrypoints.stores.store import Store
 
 from ..errors import UnreachableError
 
-__all__ = ["alone"]
-
 SUFFIX = ".registering"  # beside the folder: a registry copies all files in the folder
 STALE_S = 600.0  # the age of a mark whose process is dead: a registration is given up earlier
 WAIT_S, PAUSE_S = 300.0, 0.2

@@ -28,8 +28,6 @@ from ..store.registry import Registry
 from ..text.extras import install
 from . import source
 
-__all__ = ["export_job", "export_path", "parse_forms", "require_key", "require_torch"]
-
 _FORMS = ("safetensors", "pt2", "onnx", HUGGINGFACE)
 _NO_METRICS = ("accuracy_low", "accuracy_high")
 _END_S = 5.0

@@ -23,8 +23,6 @@ from ..errors import CloudtrainError, ConfigError, CredentialError, UnreachableE
 from ..text.remote import one_line
 from .exclusive import alone
 
-__all__ = ["MlflowRegistry"]
-
 SERVER = "MLFLOW_TRACKING_URI"
 ANSWER_S = 60.0
 _API = "/api/2.0/mlflow"

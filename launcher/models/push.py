@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ..config.schema import JobConfig
 
-__all__ = ["back", "push", "pushed"]
-
 _HOSTS = re.compile(r"([\w.-][\w.@-]*(?:,[\w.-][\w.@-]*)*):([/~].*)")
 _DIGITS = 12  # of a version
 _TRIES = 20  # of the change of versions.json, while others change it

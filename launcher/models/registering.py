@@ -14,8 +14,6 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
-__all__ = ["config_of", "register", "registry_of"]
-
 MLFLOW = "mlflow"
 
 

@@ -15,8 +15,6 @@ from ..store import series
 from ..store.registry import Registry
 from ..text.terminal import say
 
-__all__ = ["choose", "require_choice", "saved_checkpoints"]
-
 _STEP = re.compile(r"step-(\d{1,18})")
 
 

@@ -15,8 +15,6 @@ from .forecast import limit_micro
 if TYPE_CHECKING:
     from ..job import Attempt, Job
 
-__all__ = ["Bill", "BillLine", "as_json", "bill", "line_json"]
-
 
 @dataclass(frozen=True)
 class BillLine:

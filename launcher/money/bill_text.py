@@ -15,20 +15,6 @@ from .period import Group, Spent, total
 if TYPE_CHECKING:
     from ..backend import Invoice
 
-__all__ = [
-    "GROUP_HEAD",
-    "LEG_HEAD",
-    "SPENT_HEAD",
-    "bill_lines",
-    "group_cells",
-    "group_rows",
-    "invoice_lines",
-    "leg_cells",
-    "leg_rows",
-    "spent_cells",
-    "spent_rows",
-]
-
 LEG_HEAD = ("ATTEMPT", "NODES", "USD/H", "FROM (UTC)", "TO", "TIME", "METERED", "BILLED", "COUNTED BY")
 SPENT_HEAD = ("JOB", "BACKEND", "STATE", "NODE-HOURS", "USD")
 GROUP_HEAD = ("JOBS", "NODE-HOURS", "USD")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..store.database import Database
 
-__all__ = ["ApplicableBudgets", "books_of", "budgeted_in", "require_known_project"]
-
 MOST_NAMED = 5
 LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
 

@@ -17,8 +17,6 @@ from ..text.money import as_usd
 from ..text.tables import table
 from ..text.terminal import when
 
-__all__ = ["COUNTED", "BudgetRow", "as_json", "as_lines"]
-
 WIDTH = 80
 MOST_BAR, LEAST_BAR = 24, 8
 MOST_NAME = 22

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from ..planning.prepare import Prepared
 
-__all__ = ["BackendOffer", "cheapest", "lines", "offers", "refused", "unlike"]
-
 T = TypeVar("T")
 HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
 DROPPED = ("for", "up to", "machine", "cap", "ranks")  # where the terminal is narrow

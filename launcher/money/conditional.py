@@ -14,8 +14,6 @@ from ..job import LEDGER_PATTERN
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.stores.store import Store
 
-__all__ = ["ConditionalObject", "located", "open_cell"]
-
 DEFAULT_NAME = "ledger.json"
 ATTEMPTS = 4  # of a request: a person waits for the answer; a training's store waits longer
 

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from ..backend.models import EndpointPlan
     from ..store.database import Database
 
-__all__ = [
-    "MONTH_H",
-    "SLACK_S",
-    "as_json",
-    "lines",
-    "price_micro",
-    "refresh",
-    "shown",
-    "worst_micro",
-]
-
 SLACK_S = 1800  # after the end: the deletion, and the three tries of the schedule; half an hour is an allowance
 MONTH_H = 730
 NEW_TRIES, NEW_PAUSE_S = 3, 0.5  # a platform may deny a new endpoint at first

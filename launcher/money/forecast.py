@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..job import Attempt, Job
     from ..plan import Plan
 
-__all__ = ["Forecast", "budget_micro", "forecast", "left_s", "limit_micro"]
-
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
 

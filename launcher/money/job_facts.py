@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..job import Job
     from ..plan import Plan
 
-__all__ = ["job_facts", "price_terms"]
-
 
 def job_facts(job: Job, forecast: Forecast) -> JobFacts:
     """Return the facts at the time of the forecast."""

@@ -21,8 +21,6 @@ from ..text.money import as_usd
 if TYPE_CHECKING:
     from ..store.database import Database
 
-__all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between", "total"]
-
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
 SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{},

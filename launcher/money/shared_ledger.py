@@ -23,8 +23,6 @@ from ..errors import ConfigError, UnreachableError
 from ..store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
 from .conditional import ConditionalObject
 
-__all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
-
 FORM = 1
 MOST_S = 60.0  # how long to retry while other writers win or the store does not answer
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.ledger import Closing
 
-__all__ = ["close_others", "failure", "forget", "hold", "key_of", "push", "remove_budget", "set_budget", "this_person"]
-
 QUICK_S = 10.0  # for reporting an end; the next command retries
 AGAIN_S = 30.0  # pause after a failed attempt, until this process tries again on its own
 

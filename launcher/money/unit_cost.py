@@ -18,8 +18,6 @@ from ..text.money import as_usd
 if TYPE_CHECKING:
     from ..job import Attempt
 
-__all__ = ["Achieved", "CostPoint", "achieved", "as_json", "in_words", "last_words", "points"]
-
 _WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
 _UNITS = {"epoch": 1.0, "samples": 1e6, "tokens": 1e6}
 

@@ -22,8 +22,6 @@ from ..store.database import Database
 from . import outbox
 from .transports import deliver
 
-__all__ = ["EXIT_S", "DeliveryThread", "Delivery"]
-
 EXIT_S = 2.5  # the most seconds that the end of a command waits for deliveries
 
 

@@ -20,8 +20,6 @@ from ..text.terminal import say
 from . import outbox, terminal_alerts
 from .delivery import EXIT_S, Delivery, DeliveryThread
 
-__all__ = ["RECENT_S", "Notifier"]
-
 EVERY_S = 1.0
 RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
 JOB_SENDS_S = 120.0  # how long a running job may take to send its own notices

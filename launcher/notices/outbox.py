@@ -14,21 +14,6 @@ from cloudtrain.entrypoints.notices.sending import LIMIT_S
 
 from ..store.database import Database
 
-__all__ = [
-    "MOST_TRIES",
-    "TERMINAL",
-    "Claim",
-    "Sent",
-    "claim",
-    "give_up",
-    "is_open",
-    "mark_failed",
-    "mark_sent",
-    "pending",
-    "sent",
-    "delivered_keys",
-]
-
 LEASE_S = LIMIT_S + 12.0  # longer than any delivery attempt, including the mark on a busy machine
 MOST_TRIES = 40  # about two and a half hours with back-off
 TERMINAL = "terminal"

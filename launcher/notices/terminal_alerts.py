@@ -12,8 +12,6 @@ from cloudtrain.entrypoints.notices.message import Notice
 from ..text.tables import width, wrapped
 from ..text.terminal import escaped, reported
 
-__all__ = ["ON_TERMINAL", "show"]
-
 # The process that follows a job prints its start, progress and end by other means.
 ON_TERMINAL = ("budget", "projected", "deadline", "stalled")
 MARK = "[alert]"

@@ -13,8 +13,6 @@ from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, DeliveryE
 from ..store.channels import ChannelEntry, is_variable
 from ..text.extras import install
 
-__all__ = ["deliver"]
-
 
 def deliver(entry: ChannelEntry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
     """Send the notice. Raises DeliveryError with a message without addresses."""

@@ -35,8 +35,6 @@ from . import secret_files
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["GENERATOR", "changed", "check", "collect", "digests", "is_report", "pack", "size_words", "summary"]
-
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
 ALWAYS_IGNORED = (

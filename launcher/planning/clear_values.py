@@ -15,8 +15,6 @@ from . import secret_files
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
-__all__ = ["notes_of"]
-
 _VARIABLES = re.compile(r"\$\{(\w+)")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..plan import Plan
 
-__all__ = ["PRIORITIES", "container_order", "default_hang_timeout_s", "job_spec", "job_surroundings", "queue_terms"]
-
 PRIORITIES = {"low": 25, "normal": 50, "high": 75}
 
 HANG_MARGIN_S = 300  # after a collective's timeout, so that the timeout's message names the cause

@@ -29,8 +29,6 @@ from .job_spec import job_spec, job_surroundings
 if TYPE_CHECKING:
     from .prepare import Prepared
 
-__all__ = ["asked", "gpu_bytes", "keep", "key_of", "kept", "line", "of_plan", "run"]
-
 Lines = list[dict[str, Any]]
 
 LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from cloudtrain.entrypoints.rank import savings
 
-from ..config import JobConfig
+from ..config.schema import JobConfig
 from ..store.home import home
 from ..store.registry import Registry
-
-__all__ = ["advice", "diagnosis_name"]
 
 _LONGEST_NAME = 31  # of a job's own name in the name of its diagnosis
 

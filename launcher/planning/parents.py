@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..job import Job
     from .prepare import Prepared
 
-__all__ = ["INPUT", "compared", "resolved"]
-
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 
 

@@ -13,8 +13,6 @@ from ..text.units import format_money
 if TYPE_CHECKING:
     from ..plan import Plan
 
-__all__ = ["age", "lines", "provenance"]
-
 
 def lines(plan: Plan, backend: str = "this backend", before: Plan | None = None) -> list[str]:
     """Return the plan for people, a line for each subject; after the plan `before`, the cost and the changed lines."""

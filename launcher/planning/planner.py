@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..config.schema import Budget, JobConfig
     from ..config.schema_training import Parallel
 
-__all__ = ["STOP_TAIL_S", "make", "value_faults"]
-
 LAST = 1 - 1e-9  # the share of a range just before its end
 
 STOP_TAIL_S = caps.STOP_MARGIN_S

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..job import Job
     from ..plan import Plan
 
-__all__ = ["DRY_SUFFIX", "Prepared", "few_averages", "prepare", "refused", "require_a_plan"]
-
 MOST_NAMED = 3  # changed files, in a warning
 LONG_MOMENTUM, MANY_AVERAGES = 0.9, 100  # see `few_averages`
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id

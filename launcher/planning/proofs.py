@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from .prepare import Prepared
 
-__all__ = ["Proof", "files_of", "find", "is_needed", "notes", "require", "store"]
-
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", "sweep"}
 _APART |= {*BUILT_IN}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}

@@ -15,8 +15,6 @@ from ..errors import Fault
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_text", "render_yaml"]
-
 # Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 YAML_WIDTH = 120

@@ -26,11 +26,6 @@ from typing import Any
 
 from ..errors import Fault
 
-__all__ = [
-    *("Found", "IMAGE", "Table", "key_of", "listed", "meant", "notes_of", "part", "places", "read", "regions"),
-    *("unknown_region", "violations"),
-]
-
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
 

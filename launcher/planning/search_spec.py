@@ -13,8 +13,6 @@ from typing import Any
 from cloudtrain.entrypoints.sweep.search import BATCH, Search, rungs, steps_of
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
-__all__ = ["PARALLEL", "fixed", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of", "unit_of"]
-
 TRIALS = 27  # a default: three rungs of a factor of 3
 PARALLEL = 4
 FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md

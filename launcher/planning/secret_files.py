@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import Fault, Place
 
-__all__ = ["faults_of", "secret_name", "token_in"]
-
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
 FILE_BYTES, FOLDER_BYTES = 1_000_000, 16_000_000

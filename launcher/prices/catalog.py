@@ -24,22 +24,6 @@ from ..store import home
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
-__all__ = [
-    "advice",
-    "backends",
-    "by_accelerators",
-    "by_type",
-    "is_named",
-    "own_type",
-    "plain",
-    "rates",
-    "rows",
-    "types",
-    "unknown",
-    "serving",
-    "unpriced",
-]
-
 TABLE = "instances.csv"
 
 

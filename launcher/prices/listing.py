@@ -10,8 +10,6 @@ from typing import Any
 from ..metering.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
 from . import catalog, own
 
-__all__ = ["PriceLine", "PriceQuery", "lines", "why_none"]
-
 
 @dataclass(frozen=True)
 class PriceQuery:

@@ -23,8 +23,6 @@ from ..metering.rate import KINDS, Key, Kind, Quote, Rate
 from ..store import home
 from ..store.home import PRICES as FILE
 
-__all__ = ["FILE", "add", "everything", "rates", "refusal"]
-
 COLUMNS = (*("backend", "instance_type", "region", "kind", "usd_per_hour", "derived", "uncertainty", "as_of"), "source")
 AHEAD_DAYS = 1  # tolerance for a wrong clock
 

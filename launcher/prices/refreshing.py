@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..backend import Priced
     from ..config.schema import JobConfig
 
-__all__ = ["Change", "Target", "compared", "priced", "refresh", "targets"]
-
 DIFFERENCE = 0.01  # the smallest relative difference that doctor reports
 
 

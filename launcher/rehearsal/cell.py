@@ -25,8 +25,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["NOT_STARTED", "SandboxOrder", "main"]
-
 NOT_STARTED = 127  # the shell's exit code for a missing command
 
 # linux/sched.h, linux/mount.h, linux/prctl.h

@@ -16,8 +16,6 @@ from .verdict import MOST_TOLERANCE, Verdict
 if TYPE_CHECKING:
     from .rehearsing import RehearsalOptions
 
-__all__ = ["compared", "interrupted", "ran", "resumed"]
-
 MOST_NAMES = 6  # of files that would be lost
 ROUNDING = 1e-3  # relative to the loss: with more than two ranks the order of a sum is not fixed (docs/training.md)
 

@@ -32,8 +32,6 @@ from .verdict import Verdict
 if TYPE_CHECKING:
     from ..planning.prepare import Prepared
 
-__all__ = ["RehearsalOptions", "place", "rehearse", "require_torch"]
-
 QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed
 ENVIRONMENTS = "rehearsed"  # below the home folder: environments built from `requirements`

@@ -25,8 +25,6 @@ from cloudtrain import entrypoints
 from ..errors import ConfigError
 from .cell import SandboxOrder
 
-__all__ = ["Sandbox", "Running", "addresses", "mode", "start"]
-
 LOCK_PORT = 46_997  # UDP port on a block's last address, bound while the block is in use
 TRIES = 100  # each of 46,750 blocks is equally likely
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

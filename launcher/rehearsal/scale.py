@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..plan import Plan
 
-__all__ = ["Scale", "choose", "gpus_here"]
-
 DEVICES = Path("/dev")
 
 

@@ -12,8 +12,6 @@ from cloudtrain.entrypoints.contract import JobSpec
 
 from ..backend import Bundle, Request
 
-__all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
-
 
 @dataclass(frozen=True)
 class Stage:

@@ -25,8 +25,6 @@ from ..text.visible import shown
 from . import sandbox
 from .stage import NodeRun, Rehearsal
 
-__all__ = ["StartResult", "run", "Account"]
-
 LOOK_S = 0.02
 ANSWER_S = 30.0
 END_S = 30.0  # after SIGKILL, or beyond the platform's grace, for an agent's last steps

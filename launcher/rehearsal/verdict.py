@@ -7,8 +7,6 @@ from typing import Any
 
 from ..text.visible import shown
 
-__all__ = ["MOST_TOLERANCE", "Finding", "Verdict"]
-
 MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would be no proof
 
 

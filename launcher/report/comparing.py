@@ -20,21 +20,6 @@ from ..store.registry import Registry
 from . import facts
 from .data import chart_data
 
-__all__ = [
-    "Comparison",
-    "Reached",
-    "as_json",
-    "common_loss",
-    "compared",
-    "crossing",
-    "crossing_words",
-    "ran_s",
-    "reached",
-    "rows",
-    "smoothed",
-    "value_text",
-]
-
 _WINDOW = 1 / 60  # of a job's steps, on either side: single losses are noisy, so their mean counts
 _MOST_DRAWN = 6000  # points of all jobs together
 _FEW = 24  # with fewer rows each row is shown unsmoothed

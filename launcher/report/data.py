@@ -16,8 +16,6 @@ from ..money.forecast import limit_micro
 from ..store.series import Point, Series
 from ..text.money import as_usd
 
-__all__ = ["chart_data", "spend_curve", "spent_at"]
-
 # Figures of the trainer's step events; a script's own figures follow.
 _COLUMNS = (
     *("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", "data_s", "compute_s"),

@@ -18,21 +18,6 @@ from ..store.progress import lineage
 from ..store.series import Series
 from ..text.money import moment
 
-__all__ = [
-    "Row",
-    "attempt_rows",
-    "checkpoints",
-    "code",
-    "commands",
-    "environment",
-    "failures",
-    "figure",
-    "headline",
-    "plan_rows",
-    "results",
-    "stamp",
-]
-
 Row = tuple[str, str]
 _FALLS = re.compile(r"loss|perplexity|error|bits_per|mae|mse", re.IGNORECASE)
 _RISES = re.compile(r"acc|f1|auc|precision|recall|bleu|score", re.IGNORECASE)

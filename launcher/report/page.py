@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from .comparing import Comparison
 
-__all__ = ["comparison_html", "rendered", "report_html", "require_free", "show", "write"]
-
 _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
 

@@ -16,8 +16,6 @@ from .facts import figure
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.space import Dimension
 
-__all__ = ["Axis", "BestCurve", "Drawn", "TrialEnd", "WIDTH", "best_curve", "parallel"]
-
 WIDTH, HEIGHT = 1120, 300
 TOP, BOTTOM, LEFT, RIGHT = 34, 26, 70, 90
 CLASSES = 5  # of colour, by rank

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..store.sweeps import SegmentRecord, SweepRecord
     from ..sweeps.costs import SweepCost
 
-__all__ = ["ends_of", "sweep_html", "sweep_json"]
-
 HEIGHT = 300
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from ..jobs.evaluations import Tested, headline, quantiles
 from .facts import figure
 
-__all__ = ["CELL", "EDGE", "SIDE", "Picture", "section"]
-
 CELL, SIDE, EDGE = 34, 260, 46  # of a cell of the matrix, of the calibration's square, of the axes
 _MOST_CLASSES = 30  # in a matrix that a reader can read
 _FAINTEST = 0.12

@@ -17,21 +17,6 @@ from cloudtrain.entrypoints.format import down, up, usd
 from ..errors import BudgetError
 from ..text.units import format_money
 
-__all__ = [
-    "MOST_MICRO",
-    "MOST_OVERCOMMIT_PERCENT",
-    "OVERALL",
-    "LedgerBudget",
-    "Held",
-    "Period",
-    "Standing",
-    "by_month",
-    "month_of",
-    "raising",
-    "refusal",
-    "require_room",
-]
-
 OVERALL = ""  # the project of the overall budget, and of a job without a project
 MOST_MICRO = 10**16  # ten billion USD: above any budget, and sums still fit into SQLite's integers
 MOST_OVERCOMMIT_PERCENT = 1000

@@ -15,8 +15,6 @@ from cloudtrain.entrypoints.notices.sending import masked
 
 from ..job import CHANNEL_KINDS
 
-__all__ = ["ChannelEntry", "desktop", "doubts", "entries", "is_variable", "sent_by_job"]
-
 SMTP = "env:CLOUDTRAIN_SMTP"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")

@@ -21,8 +21,6 @@ from cloudtrain.entrypoints import processes
 from ..errors import ConfigError
 from .home import home
 
-__all__ = ["WRITING", "Database", "QuiesceLock"]
-
 BUSY_TIMEOUT_S = 60.0
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
 

@@ -16,8 +16,6 @@ from ..errors import NoSuchJobError, UsageError
 from . import ledger
 from .database import Database
 
-__all__ = ["EndpointRecord", "EndpointState", "add", "change", "end", "extend", "find", "restore", "rows"]
-
 # preparing: the start's request has not begun. starting: the endpoint may exist. live: the platform has
 # confirmed the endpoint.
 EndpointState = Literal["preparing", "starting", "live", "gone"]

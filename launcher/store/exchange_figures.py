@@ -9,8 +9,6 @@ from cloudtrain.entrypoints.format import quantity
 
 from . import sanitize
 
-__all__ = ["NAMES", "fold", "histogram", "words"]
-
 NAMES = ("bytes_sent", "averages", "density", "threshold", "residual_norm", "tau_mean", "tau_max", "lead", "workers")
 _MOST_TAU = 64  # a larger staleness counts as this
 _LARGEST = 1e15  # of a figure: a job may write any number

@@ -9,8 +9,6 @@ from cloudtrain.entrypoints.format import span
 
 from . import sanitize
 
-__all__ = ["IDLE_S", "as_list", "fold", "mean", "warning", "words"]
-
 IDLE_PERCENT, IDLE_S = 10.0, 300.0  # a GPU below this use for IDLE_S seconds idles
 GONE_S = 600.0  # without figures, after which a rank is dropped
 MOST_RANKS = 1024

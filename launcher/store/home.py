@@ -10,8 +10,6 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = ["PRICES", "home", "identity", "known_identity", "where"]
-
 PRICES = "prices.csv"  # the user's own prices, in the home folder
 
 

@@ -25,37 +25,6 @@ from .budgets import (
 )
 from .database import Database
 
-__all__ = [
-    "Closing",
-    "adopt",
-    "budgets",
-    "closing",
-    "held",
-    "join",
-    "joining",
-    "leave",
-    "ledgers",
-    "mark_closed",
-    "mark_held",
-    "months",
-    "never_asked",
-    "projects",
-    "release",
-    "remember_ledger",
-    "remove_budget",
-    "reservation",
-    "reserve",
-    "revive",
-    "set_budget",
-    "settle",
-    "spent",
-    "standing_of",
-    "standings",
-    "ledgers_of_attempt",
-    "unpriced",
-    "unsynced",
-]
-
 _ROWS = (
     "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
 )

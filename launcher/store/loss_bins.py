@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["EMPTY", "MOST_BINS", "Bin", "Curve", "added", "dump", "load"]
-
 MOST_BINS = 64
 _LEAST_GAP_S = 0.25
 _LARGEST = 1e200

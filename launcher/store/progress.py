@@ -11,8 +11,6 @@ from cloudtrain.entrypoints import events
 
 from . import exchange_figures, gpu_figures, loss_bins, sanitize
 
-__all__ = ["data_share", "finite", "fold", "lineage", "shown"]
-
 _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = (
     *("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes"),

@@ -26,8 +26,6 @@ from ..text.units import parse_money
 from . import sanitize
 from .database import Database
 
-__all__ = ["RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
-
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
        a.unreachable_since_s

@@ -16,8 +16,6 @@ from ..text.visible import shown
 if TYPE_CHECKING:
     from ..job import State
 
-__all__ = ["count", "numbers", "seconds", "state_of", "text", "tree", "value"]
-
 LARGEST = 2**53  # most of a step, clock or count; JSON readers disagree on larger numbers
 LONGEST_S = 10 * 365 * 86_400.0  # most of a duration or a forecast: ten years
 _LATEST_S = 1e11  # in unix seconds, about 3,000 years ahead; no clock can show a later time

@@ -22,8 +22,6 @@ from .progress import finite
 if TYPE_CHECKING:
     from .database import Database
 
-__all__ = ["KINDS", "MOST", "Point", "Series", "append", "drawable", "gather", "read", "thinned"]
-
 KINDS = ("start", "step", "eval", "checkpoint", "preempt", "paused", "restart", "error", "done")
 MOST = 2000  # rows an attempt, of all kinds; more are thinned
 _AFTER = 1500  # rows after thinning, so that a job with many events is not thinned at every poll

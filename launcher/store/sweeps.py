@@ -27,18 +27,6 @@ from .registry import attempt_of
 if TYPE_CHECKING:
     from ..job import Job
 
-__all__ = [
-    "ENDED",
-    "TRIAL_JOBS",
-    "RungFigures",
-    "SegmentRecord",
-    "SegmentState",
-    "SweepRecord",
-    "lease",
-    "require_room",
-    "spent_and_held",
-]
-
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
 TRIAL_JOBS = "SELECT job_id FROM segments"
 

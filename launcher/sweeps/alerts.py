@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from ..store.sweeps import SweepRecord
 
-__all__ = ["due", "look"]
-
 
 def look(registry: Registry, sweep: SweepRecord) -> list[Notice]:
     """Print and send the alert that is due; return the alert if no process has printed the alert before.

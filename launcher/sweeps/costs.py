@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.sweeps import SweepRecord
 
-__all__ = ["SegmentCost", "SweepCost", "as_json", "cells", "costs_of", "lines", "state_of", "total"]
-
 _NONE = SegmentRecord("", -1, 0, "", 0, None)  # before the first segment
 MOST_ROWS = 20  # trials in the table, the most expensive first
 

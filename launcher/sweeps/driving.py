@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.registry import Registry
 
-__all__ = ["advance", "advance_all", "begin", "config_of", "exit_code", "follow", "is_going_on", "stop"]
-
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 STOPPED, TIMED_OUT, RUNNING = 9, 124, 130  # exit codes, as of a job
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from ..store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["go_on", "grown", "trials_after", "words"]
-
 _DRIVER_S = 0.2  # between two looks at the lease of a concurrent driver
 
 

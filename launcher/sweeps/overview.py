@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..store.registry import Registry
     from ..store.sweeps import SegmentRecord, SweepRecord
 
-__all__ = ["MOST_BEST", "as_json", "as_lines", "cause_of", "figure", "place_of", "plan_lines", "values_text"]
-
 MOST_BEST = 5
 
 

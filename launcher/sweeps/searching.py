@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.sweeps import SegmentRecord
 
-__all__ = ["SLACK", "SegmentPace", "pace_of", "results_of", "value_at"]
-
 SLACK = 1.5  # a segment's time limit, in expected times
 SAVE_S = 120  # between a segment's deadline and its limit (metering.limit.STOP_MARGIN_S)
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.sweeps import SweepRecord
 
-__all__ = ["Summary", "as_json", "chosen", "summary_of"]
-
 
 @dataclass(frozen=True)
 class Summary:

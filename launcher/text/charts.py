@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ASCII", "UNICODE", "Signs", "bar", "chart", "joined", "signs_of", "stacked"]
-
 
 @dataclass(frozen=True)
 class Signs:

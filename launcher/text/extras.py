@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["install"]
-
 
 def install(extra: str) -> str:
     """Return the pip command for an extra: from the index, the folder, the file or the repository of the package.

@@ -6,8 +6,6 @@ import time
 
 from cloudtrain.entrypoints.format import dollars
 
-__all__ = ["as_usd", "clock", "moment", "of_limit"]
-
 _MICRO = 1_000_000
 
 

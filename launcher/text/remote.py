@@ -6,8 +6,6 @@ import re
 
 from ..errors import CloudtrainError
 
-__all__ = ["NO_NAME", "cause", "in_words", "one_line"]
-
 NO_NAME = "its name cannot be looked up here (no network?)"
 _NO_NAME = ("name or service not known", "name resolution", "nodename nor servname", "no address associated")
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")

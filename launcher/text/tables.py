@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-__all__ = ["csv_text", "hidden", "size", "table", "width", "wrapped"]
-
 LEAST = 8  # characters that stay of a cut cell
 TINY = 20  # columns; a narrower terminal is a mistake
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell with a first character of these as a formula

@@ -16,25 +16,6 @@ import click
 
 from . import tables
 
-__all__ = [
-    "RANK_COLOURS",
-    "ReaderGoneError",
-    "aside",
-    "coloured",
-    "confirm",
-    "escaped",
-    "is_terminal",
-    "json_line",
-    "print_json",
-    "print_lines",
-    "print_text",
-    "reported",
-    "reporting",
-    "say",
-    "when",
-    "write",
-]
-
 _MARK = "cloudtrain: "
 _WARNING = "warning:"
 # Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-__all__ = ["duration_s", "seconds"]
-
 _TIME = re.compile(r"(.+?)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?")
 _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _PROTOBUF = re.compile(r"(\d+(?:\.\d+)?)s")

@@ -10,24 +10,6 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-__all__ = [
-    "DURATION_PATTERN",
-    "MONEY_PATTERN",
-    "PERCENT_PATTERN",
-    "SIZE_PATTERN",
-    "format_duration",
-    "format_money",
-    "format_percent",
-    "parse_duration",
-    "parse_money",
-    "parse_percent",
-    "parse_size_gb",
-    "step_time",
-    "size",
-    "quantity",
-    "percent",
-]
-
 # Patterns an editor checks with, too: JavaScript's dialect, so no named groups and no flags.
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? ?[smhd]( ?[0-9]+(\.[0-9]+)? ?[smhd])*$"
 MONEY_PATTERN = r"^\$?[0-9]+(\.[0-9]{1,6})?( ?[Uu][Ss][Dd])?$"

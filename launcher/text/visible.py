@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["LONGEST", "MOST_SHOWN", "are_plain", "cleaned", "folded", "shown", "tame"]
-
 MOST_SHOWN = 10_000  # characters of a line; --raw shows the whole line
 LONGEST = 2000  # characters of a screen row; wider than any terminal
 _MOST_MARKS = 2  # combining marks per letter; more would grow out of the row

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
-__all__ = ["ResumeOffer", "offer", "resume", "stop"]
-
 
 @dataclass(frozen=True)
 class ResumeOffer:

@@ -24,8 +24,6 @@ from .guard import CSRF_FIELD, CSRF_HEADER, Guard
 from .site import Site
 from .sse import Shown, stream
 
-__all__ = ["make"]
-
 MOST_COMPARED = 8
 MOST_FIELDS = 20
 # A report is a whole page with its own script: sandboxed, without network access and without forms.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..logs.stream import LogStream
     from .site import Pool, Site
 
-__all__ = ["KEPT_LINES", "LogFeed", "Feeds", "LogQuery", "Download"]
-
 KEPT_LINES = 5_000
 KEPT_CHARS = 4_000_000  # all lines of a feed together
 MOST_FEEDS = 12

@@ -18,8 +18,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["CSRF_FIELD", "CSRF_HEADER", "MOST_HEAD_BYTES", "Guard", "Keys"]
-
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-cloudtrain-csrf"
 TOKEN_BYTES = 32  # 256 bits
 MOST_BODY_BYTES = 16_384

@@ -12,8 +12,6 @@ from ..jobs.list_cache import attempts_of
 from ..store.registry import Registry
 from ..store.sweeps import TRIAL_JOBS
 
-__all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
-
 PAGE = 50
 STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
 MOST_WORD = 200

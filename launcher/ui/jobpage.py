@@ -17,8 +17,6 @@ from ..store.registry import Registry
 from .site import Pages
 from .sse import Shown
 
-__all__ = ["curves", "facts", "shown"]
-
 PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
 
 

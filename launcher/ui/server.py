@@ -28,8 +28,6 @@ from .app import make
 from .guard import MOST_HEAD_BYTES, Guard, Keys
 from .site import Site
 
-__all__ = ["has_desktop", "serve", "tunnel"]
-
 HOST = "127.0.0.1"
 END_S = 1  # for answers in progress when the server ends
 

@@ -30,8 +30,6 @@ from ..text.terminal import say, when
 from .feeds import Feeds, LogFeed
 from .guard import Keys
 
-__all__ = ["Site", "Pool", "Pages", "assets"]
-
 T = TypeVar("T")
 EVERY_S = 0.25
 SEEN_S = 20.0  # after the last request of a page

@@ -13,8 +13,6 @@ from ..store.budgets import OVERALL, Standing, month_of
 from ..store.database import Database
 from ..text.money import as_usd
 
-__all__ = ["spend"]
-
 MONTHS = 12
 MOST_ROWS = 20
 

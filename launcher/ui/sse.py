@@ -20,8 +20,6 @@ from ..store.registry import Registry
 from .feeds import LogFeed, LogQuery
 from .site import Site
 
-__all__ = ["Shown", "stream"]
-
 LEAST_S = 0.5  # minimum seconds between two renderings of a page's parts
 BEAT_S = 15.0  # for a comment that detects a broken connection
 BATCH = 500  # lines per event

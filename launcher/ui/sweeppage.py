@@ -13,8 +13,6 @@ from .joblist import JobListQuery
 from .site import Pages
 from .sse import Shown
 
-__all__ = ["found", "listed", "shown"]
-
 MOST = 10  # sweeps above the list of jobs; `cloudtrain list` has all
 
 

@@ -17,9 +17,11 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
-from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
-from doubles.google.handle import BUCKET, PROJECT, Google
-from doubles.google.handle import REGION as GOOGLE_REGION
+from doubles.azure.handle import Azure
+from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT
+from doubles.google.names import REGION as GOOGLE_REGION
 from doubles.sshhosts.cluster import Cluster
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
 
 CONFIG = f"""\
 name: j

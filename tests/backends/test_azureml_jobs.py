@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import wholejobs
 
-from doubles.azure.handle import ACCOUNT, CONTAINER, GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, CONTAINER, GROUP, REGION, SUBSCRIPTION, WORKSPACE
 
 pytestmark = pytest.mark.slow
 

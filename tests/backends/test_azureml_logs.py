@@ -15,7 +15,8 @@ from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
-from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
 
 HOME = Workspace(SUBSCRIPTION, GROUP, WORKSPACE)
 ROOT = f"https://{REGION}.api.azureml.ms/history/v1.0{HOME.arm_id}"

@@ -18,7 +18,8 @@ import yaml
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
-from doubles.azure.handle import ACCOUNT, GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, GROUP, REGION, SUBSCRIPTION, WORKSPACE
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
 CONFIG = f"""\

@@ -25,9 +25,11 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.database import Database
 from doubles.aws.handle import REGION as AWS_REGION
 from doubles.aws.handle import ROLE, Aws
-from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
-from doubles.google.handle import BUCKET, PROJECT, Google
-from doubles.google.handle import REGION as GOOGLE_REGION
+from doubles.azure.handle import Azure
+from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT
+from doubles.google.names import REGION as GOOGLE_REGION
 
 Kind = Literal["refused", "reset", "lost"]
 DEFAULT_BUCKET = f"sagemaker-{AWS_REGION}-{ROLE.split(':')[4]}"

@@ -19,7 +19,7 @@ from cloudtrain.launcher.money.conditional import ConditionalObject, located, op
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 from cloudtrain.launcher.store.database import Database
 from doubles.azure.names import ACCOUNT, CONTAINER
-from doubles.google.handle import BUCKET
+from doubles.google.names import BUCKET
 
 STORES = ("file", "s3", "gs", "https")
 CLOUDS = pytest.mark.parametrize("store", STORES[1:], indirect=True)

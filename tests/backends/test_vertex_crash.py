@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 CONFIG = f"""\
 name: j

@@ -11,7 +11,8 @@ import yaml
 
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import own
-from doubles.google.handle import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT
 
 CONFIG: dict[str, Any] = {
     "name": "j",

@@ -13,8 +13,9 @@ import yaml
 from cloudtrain.backends.vertex import api as rest
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.text.extras import install
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
 from doubles.google.loopback import served
+from doubles.google.names import BUCKET, PROJECT, REGION
 from doubles.wire import Answer
 
 CONFIG = f"""\

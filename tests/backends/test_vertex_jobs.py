@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import wholejobs
 
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 pytestmark = pytest.mark.slow
 

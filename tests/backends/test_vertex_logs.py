@@ -17,7 +17,8 @@ from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
-from doubles.google.handle import PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import PROJECT, REGION
 
 
 @dataclass

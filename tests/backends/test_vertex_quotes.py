@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from doubles.google import billing
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
-from doubles.google.handle import BUCKET, NUMBER, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION
 
 ACCESS = VertexAccess(PROJECT, REGION)
 CONFIG = f"""\

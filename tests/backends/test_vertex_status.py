@@ -12,8 +12,8 @@ import pytest
 from cloudtrain.backends.vertex import api, status
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.job import State, exit_code
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
-from doubles.google.names import rfc3339
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION, rfc3339
 
 BEGIN_S = 1_000_000.0
 ERROR = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}

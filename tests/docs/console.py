@@ -30,8 +30,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Session", "Step", "Written", "missing", "steps"]
-
 FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\s*$")
 FILE_NAMED = re.compile(r"^# ([\w./-]+\.\w+)$")
 UNIT = r"(?:ms|s|m|h|d|k|M|G|kB|MB|GB|%)"

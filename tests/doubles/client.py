@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Reply", "ask"]
-
 
 @dataclass(frozen=True)
 class Reply:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMS", "edit_trainer", "rewrite", "swap"]
-
 OLDER = "step-00000005"  # the intact checkpoint beside the damaged one
 
 

@@ -15,11 +15,6 @@ from doubles.kit.handle import Handle
 from doubles.slurm import handle as slurm_site
 from doubles.sshhosts.cluster import Cluster, missing
 
-__all__ = [
-    *("aws", "aws_server", "azure", "azure_server", "google", "google_server"),
-    *("cluster", "slurm", "slurm_server", "ssh_pair", "ssh_server"),
-]
-
 
 def _server(cloud: type[Handle]) -> Any:
     """Return a fixture: the cloud's stand-in, one for the whole session, as a stand-in takes seconds to start."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from cloudtrain.entrypoints.models import folder
 
-__all__ = ["write_model"]
-
 
 def write_model(
     path: Path, *, passed: bool | None = True, step: int = 40, test: dict[str, float] | None = None, same: bool = False

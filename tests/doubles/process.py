@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Served", "bind", "serve", "start", "stop"]
-
 PR_SET_PDEATHSIG = 1
 START_S = 60.0
 TESTS = Path(__file__).resolve().parents[1]

@@ -13,8 +13,6 @@ from typing import BinaryIO, cast
 from doubles.certificates import Authority
 from doubles.wire import Answer, HangUp, Request, read, write
 
-__all__ = ["Proxy"]
-
 IDLE_S = 600.0  # for a connection that is kept open
 # First bytes of an answer that breaks off before its status line. Without any byte of an answer, urllib3 reports an
 # error of the proxy, and azure-core a request that was never sent. With these bytes both report the broken connection.

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Hooks", "Letters", "free_port", "hooks", "letters"]
-
 HANG = 0  # in place of a status: reads the request and does not answer
 TRICKLE = 1  # sends a byte now and then, without end
 

@@ -27,8 +27,6 @@ from pathlib import Path
 
 from doubles import process
 
-__all__ = ["Container", "Running", "Switch", "addresses", "installed_by_us", "mode", "start"]
-
 INIT = Path(__file__).with_name("sandbox_init.py")
 GATEWAY_HARDWARE = "02:00:00:00:00:01"
 LAST_NUMBER = 254

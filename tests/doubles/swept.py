@@ -16,8 +16,6 @@ from cloudtrain.launcher.store.series import Point
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 from doubles.plans import plan_of
 
-__all__ = ["BEGAN_S", "HOURLY_MICRO", "SPACE", "begin", "config_of", "put"]
-
 BEGAN_S = 1_790_000_000.0
 START_S, STEP_S = 20.0, 0.5
 HOURLY_MICRO = 3_600_000  # so a second costs 1,000 micro-dollars

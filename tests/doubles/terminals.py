@@ -16,8 +16,6 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["COMMAND", "ENTER", "LEAVE", "Terminal"]
-
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 

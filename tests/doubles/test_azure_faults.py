@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from doubles.azure.client import job_body
-from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
-from doubles.azure.names import workspace_id
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, CONTAINER, REGION, workspace_id
 from doubles.waiting import new_mark, sleepers, until
 
 HISTORY = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs"

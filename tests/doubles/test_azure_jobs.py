@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from doubles import sandbox
-from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
-from doubles.azure.names import workspace_id
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, CONTAINER, REGION, workspace_id
 
 # Without namespaces only paths in the request can be moved to private folders, not paths in these scripts.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from doubles import sandbox
-from doubles.azure.handle import CONTAINER, GROUP, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import CONTAINER, GROUP, SUBSCRIPTION, WORKSPACE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # many warnings of the SDK itself

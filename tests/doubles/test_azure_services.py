@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from doubles.azure.client import job_body
-from doubles.azure.handle import VAULT, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import VAULT
 
 SECRET = f"https://{VAULT}.vault.azure.net/secrets/s?api-version=7.4"
 AUDIENCE = "https://vault.azure.net"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from doubles.azure.handle import ACCOUNT, ACCOUNT_KEY, CONTAINER, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
 
 if TYPE_CHECKING:
     from azure.storage.blob import ContainerClient

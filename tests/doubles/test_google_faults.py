@@ -11,7 +11,8 @@ import pytest
 
 from doubles import sandbox
 from doubles.google.client import job_body
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION
 from doubles.waiting import new_mark, sleepers, until
 
 OBJECT = f"https://storage.googleapis.com/storage/v1/b/{BUCKET}/o/a"

@@ -14,7 +14,8 @@ import pytest
 
 from doubles import sandbox
 from doubles.google.client import job_body
-from doubles.google.handle import BUCKET, NUMBER, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, NUMBER, REGION
 
 # Without namespaces replicas have no names, and only paths in the request can be moved to private folders.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from doubles.google.client import job_body
-from doubles.google.handle import PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import PROJECT, REGION
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -10,7 +10,8 @@ import pytest
 
 from doubles import sandbox
 from doubles.google.client import LOCATION, job_body
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the clients' own warnings
 needs_namespaces = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["new_mark", "sleepers", "until"]
-
 Seen = TypeVar("Seen")
 
 

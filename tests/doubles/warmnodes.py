@@ -36,8 +36,6 @@ from cloudtrain.entrypoints import processes
 from doubles import namespaces as ns
 from doubles import warmproxy, warmpython
 
-__all__ = ["server"]
-
 # Third-party modules only: each node has its own copy of cloudtrain.
 TORCH = ("numpy", "torch.distributed.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
 ENTRYPOINTS = Path(processes.__file__).parent

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["main", "name_of"]
-
 COLD = "COLD_PYTHON"  # a job with the variable has real interpreters
 MESSAGE_BYTES = 400_000
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

@@ -36,8 +36,6 @@ from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TRAINER", "Popen", "Process", "become", "run", "write_stand_in"]
-
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
 POLL_S = 0.01

@@ -10,8 +10,6 @@ from http import HTTPStatus
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["Answer", "BadJson", "HangUp", "Request", "json_answer", "read", "write"]
-
 MAX_HEADERS = 200
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from doubles.google.handle import SERVICE_ACCOUNT, Google
+from doubles.google.handle import Google
+from doubles.google.names import SERVICE_ACCOUNT
 
 MIB = 1 << 20
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from doubles.google.handle import BUCKET, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET
 
 SOURCE = Path(__file__).resolve().parents[2] / "entrypoints" / "container" / "bucket_boot.py"
 ORDER = f"gs://{BUCKET}/jobs/j/attempt-1/order.json"

@@ -17,7 +17,8 @@ from cloudtrain.entrypoints.container.elapsed import NAME, Note, used_s
 from cloudtrain.entrypoints.container.folder_sync import Carrier, bring
 from cloudtrain.entrypoints.stores import gcs, google_http
 from cloudtrain.entrypoints.stores.folder import FolderStore
-from doubles.google.handle import BUCKET, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET
 
 MIB = 1 << 20
 URI = f"gs://{BUCKET}/jobs/one"

@@ -22,7 +22,8 @@ import pytest
 
 from cloudtrain.entrypoints.stores import gcs, google_access, google_http
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
-from doubles.google.handle import BUCKET, SERVICE_ACCOUNT, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET, SERVICE_ACCOUNT
 
 MIB = 1 << 20
 PLACE = f"gs://{BUCKET}"

@@ -13,7 +13,8 @@ from cloudtrain.entrypoints.container import inputs
 from cloudtrain.entrypoints.container.inputs import StagingError
 from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport, FetchedInput, JobSpec, Places, SyncedFolder
 from cloudtrain.entrypoints.stores import google_http
-from doubles.google.handle import BUCKET, Google
+from doubles.google.handle import Google
+from doubles.google.names import BUCKET
 
 ORDER, ENDED = f"gs://{BUCKET}/jobs/j/order.json", f"gs://{BUCKET}/jobs/j/ended-0.json"
 

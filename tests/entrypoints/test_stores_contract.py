@@ -31,7 +31,7 @@ from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.stores import azure, azure_access, gcs, google_http, s3
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, open_store
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
-from doubles.google.handle import BUCKET, SERVICE_ACCOUNT
+from doubles.google.names import BUCKET, SERVICE_ACCOUNT
 
 MIB = 1 << 20
 HOST = f"{ACCOUNT}.blob.core.windows.net"

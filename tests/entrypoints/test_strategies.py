@@ -30,8 +30,9 @@ from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import summation
+from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
-from cloudtrain.entrypoints.trainer.strategies.strategy import clip, clip_whole, finite, finite_gradients
+from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, clip, clip_whole, finite, finite_gradients
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 
 CPU = torch.device("cpu")
@@ -127,12 +128,12 @@ def test_default_blocks_are_the_outermost_layers() -> None:
     """Each child of the outermost list that can run forward is a block; modules inside a block are not."""
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), nn.ReLU(), nn.Linear(2, 2))
-    assert strategies.default_blocks(model) == [model[0], model[2]]
+    assert default_blocks(model) == [model[0], model[2]]
 
 
 def test_default_blocks_look_through_containers_without_forward() -> None:
     """A ModuleDict in a ModuleList cannot be gathered as a block, so its parts are blocks."""
-    found = strategies.default_blocks(transformer())
+    found = default_blocks(transformer())
     assert [type(block) for block in found] == [nn.Linear, nn.Linear]
 
 
@@ -213,7 +214,7 @@ def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(1)
         model = Net()
         settings = TrainingSettings(global_batch_size=1, activation_checkpointing=again)
-        blocks_of.prepare(settings, model, strategies.default_blocks(model), whole=True)
+        blocks_of.prepare(settings, model, default_blocks(model), whole=True)
         model(torch.randn(4, 6)).sum().backward()
         found.append({**model.state_dict(), **{f"grad {n}": p.grad for n, p in model.named_parameters()}})
     assert len(calls) == 2 + 4
@@ -567,14 +568,14 @@ def digest(state: dict[str, Any]) -> str:
     return found.hexdigest()[:16]
 
 
-def owned_by(spread: strategies.Strategy, split: data.Split) -> range:
+def owned_by(spread: Strategy, split: data.Split) -> range:
     """Return this rank's virtual ranks."""
     rank, per = dist.get_rank(), split.accumulation
     return range(rank, split.virtual, split.ranks) if spread.strided else range(rank * per, (rank + 1) * per)
 
 
 def forward_and_backward(
-    spread: strategies.Strategy, split: data.Split, step: int, scaler: Any, spoil: int | None, unused: str
+    spread: Strategy, split: data.Split, step: int, scaler: Any, spoil: int | None, unused: str
 ) -> dict[int, float]:
     """Do a step's micro-batches as train.py does; return the losses by virtual rank."""
     losses, owned = {}, owned_by(spread, split)
@@ -610,7 +611,7 @@ def train(
     look: bool = False,
     optimizer: dict[str, Any] | None = None,
     steps: range = range(STEPS),
-    meet: Callable[[strategies.Strategy, torch.optim.Optimizer], None] = lambda spread, optimizer: None,
+    meet: Callable[[Strategy, torch.optim.Optimizer], None] = lambda spread, optimizer: None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train; return this rank's results. `meet` is called before the first step."""
@@ -651,7 +652,7 @@ def train(
     return found | (look_at(spread, moving) if look else {})
 
 
-def is_undone(spread: strategies.Strategy, split: data.Split) -> bool:
+def is_undone(spread: Strategy, split: data.Split) -> bool:
     """Return whether a step left after its first micro-batch does not change the buffers."""
     before = digest(dict(spread.module.named_buffers()))
     virtual = owned_by(spread, split)[0]
@@ -663,7 +664,7 @@ def is_undone(spread: strategies.Strategy, split: data.Split) -> bool:
 
 
 @torch.no_grad()
-def look_at(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def look_at(spread: Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Evaluate; write zeros into the state dict like a checkpoint load, and evaluate again."""
     module = spread.module.eval()
     with torch.enable_grad(), spread.autocast():
@@ -704,7 +705,7 @@ def resume(**settings: Any) -> dict[str, Any]:
     model, moments = copy.deepcopy(spread.module.state_dict()), copy.deepcopy(optimizer.state_dict())
 
     def second_half(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-        def meet(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> None:
+        def meet(spread: Strategy, optimizer: torch.optim.Optimizer) -> None:
             spread.module.load_state_dict(model)
             optimizer.load_state_dict(copy.deepcopy(moments))
             spread.load_rank_state(state)

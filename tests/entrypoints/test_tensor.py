@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import tensor
+from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 
 CPU = torch.device("cpu")
 MICRO, STEPS, TIME, WORDS = 2, 6, 8, 32
@@ -78,7 +79,7 @@ class Model(nn.Module):
 def planned(module: nn.Module, own: Any = None, **parallel: Any) -> dict[str, str]:
     """Return the plan for two ranks."""
     settings = ParallelSettings(**{"tensor": 2, **parallel})
-    return tensor.find_plan(settings, module, strategies.default_blocks(module), own)
+    return tensor.find_plan(settings, module, default_blocks(module), own)
 
 
 LAYER = {"q": "column", "k": "column", "v": "column", "o": "row", "mlp.0": "column", "mlp.2": "row"}

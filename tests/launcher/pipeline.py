@@ -7,8 +7,6 @@ import sys
 from cloudtrain.launcher.api import Config, DryRun, JobLine, JobStatus, logs, resume, status, submit, wait
 from cloudtrain.launcher.errors import BudgetError
 
-__all__ = ["main", "train"]
-
 
 def train(file: str, steps: int) -> float | None:
     """Show the request of a job, send the job, follow the log, and return the cost in US dollars."""

@@ -14,10 +14,7 @@ from cloudtrain.launcher.backend import Check
 
 from . import gpucheck, hostcheck, pythoncheck
 from .hostcheck import Facts, HostRequirements
-from .peercheck import dialled
 from .reachcheck import reached
-
-__all__ = ["TAKEN", "HostRequirements", "checks", "dialled", "short"]
 
 TAKEN = frozenset({gpucheck.FREE})  # names of checks that fail because a job or a user already has the GPUs
 

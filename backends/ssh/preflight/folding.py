@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cloudtrain.launcher.backend import Check
 
-__all__ = ["fold", "graded", "groups", "local", "most", "numbers", "ranges", "remote", "runs"]
-
 SHORTEST = 3  # neighbours that become a range
 
 

@@ -14,8 +14,6 @@ from cloudtrain.launcher.backend import Check
 from .folding import fold, groups, numbers, ranges, remote, runs
 from .hostcheck import Facts, HostRequirements
 
-__all__ = ["FREE", "checks"]
-
 FREE = "free"  # the check's name: whether the GPUs are free of jobs and users
 
 _CURES = {

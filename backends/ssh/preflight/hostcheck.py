@@ -12,12 +12,6 @@ from cloudtrain.launcher.backend import Check
 
 from .folding import fold, graded, groups, local, most, numbers, ranges, remote
 
-__all__ = [
-    *("Facts", "HostRequirements"),
-    *("clock", "disk", "leftovers", "limits", "logind", "mtu", "own_name", "same_machine", "shm", "system", "unknown"),
-    "write",
-]
-
 # Below the first limit no model can be saved; the second limit is a guess at a few checkpoints.
 DISK_FAIL_MB, DISK_WARN_MB = 50, 10 << 10
 MIN_INODES = 10_000

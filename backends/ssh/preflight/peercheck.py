@@ -10,8 +10,6 @@ from cloudtrain.launcher.backend import Check
 
 from .folding import fold, groups, local, ranges, remote
 
-__all__ = ["NAME", "dialled"]
-
 NAME = "peers"
 
 Pairs = dict[tuple[str, str], Mapping[str, Any]]  # (caller, target) -> how the call failed

@@ -11,8 +11,6 @@ from cloudtrain.launcher.backend import Check
 from .folding import fold, groups, most, numbers, ranges, remote
 from .hostcheck import Facts, HostRequirements
 
-__all__ = ["interpreter", "torch"]
-
 MIN_PYTHON = (3, 10)
 # The oldest driver for a CUDA major version (CUDA toolkit's release notes, table of minor version compatibility).
 _OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}

@@ -10,8 +10,6 @@ from cloudtrain.launcher.backend import Check
 
 from .folding import fold, local, ranges, remote
 
-__all__ = ["reached"]
-
 NAME = "reachable"
 
 # Pattern in the message of ssh or our channel -> short reason, and command with `{}` for the host. First match wins.

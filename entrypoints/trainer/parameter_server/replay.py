@@ -42,8 +42,6 @@ from .shard import (
 )
 from .worker import Gradients
 
-__all__ = ["main", "replay"]
-
 _NAME = re.compile(r"ranks-(\d+)-shard-(\d+)-of-(\d+)\.log")
 _Key = tuple[int, Versions]  # a ticket may have been computed twice, if its first worker died between two shards
 

@@ -19,8 +19,6 @@ from .shard import WeightShard
 from .tickets import Tickets
 from .wire import MessageKind, WireMessage
 
-__all__ = ["ServerNews", "ShardServer"]
-
 _MOST_TAU = 64  # entries of an event's histogram: an event is a line of 4096 bytes
 _STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platforms give a job 30 s and more
 

@@ -26,21 +26,6 @@ from torch import nn
 from .. import optim
 from ..settings import TrainingSettings
 
-__all__ = [
-    "FLUSHED",
-    "LEFT_OUT",
-    "STARTED",
-    "UpdateEntry",
-    "WeightShard",
-    "WeightSlice",
-    "UpdateLog",
-    "Versions",
-    "pieces_of",
-    "read_log",
-    "shard_range",
-    "slices",
-]
-
 # In place of versions: a ticket without an update; an incomplete average is applied; the first ticket of the log.
 LEFT_OUT, FLUSHED, STARTED = -1, -2, -3
 

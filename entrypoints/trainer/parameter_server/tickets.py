@@ -10,8 +10,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-__all__ = ["Tickets"]
-
 
 @dataclass
 class _Holder:

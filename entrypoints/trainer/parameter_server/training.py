@@ -42,8 +42,6 @@ from .shard import (
 from .tickets import Tickets
 from .worker import VARIABLE, WorkerOrder
 
-__all__ = ["log_path", "running"]
-
 _POLL_S = 0.2
 _MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start
 

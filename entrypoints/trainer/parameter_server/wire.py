@@ -14,8 +14,6 @@ from enum import IntEnum
 
 import torch
 
-__all__ = ["SECRET_BYTES", "MessageKind", "WireMessage", "memory", "receive", "receive_into", "send"]
-
 SECRET_BYTES = 32
 _HEAD = struct.Struct("<BqqdQ")  # kind, ticket, version, value, bytes that follow
 

@@ -33,8 +33,6 @@ from . import wire
 from .shard import shard_range
 from .wire import MessageKind, WireMessage
 
-__all__ = ["VARIABLE", "Gradients", "WorkerOrder", "main"]
-
 VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
 _BEATS_IN_LEASE = 5
 

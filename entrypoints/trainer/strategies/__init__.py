@@ -29,15 +29,11 @@ from .local import local
 from .pipeline import PipelineStage
 from .strategy import (
     Blocks,
-    State,
     Strategy,
     autocaster,
-    finite,
     share_weights,
 )
 from .zero import shard_optimizer
-
-__all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
 Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
 Maker = Callable[

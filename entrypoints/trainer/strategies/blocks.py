@@ -17,8 +17,6 @@ from ..settings import TrainingSettings
 from . import buffers
 from .strategy import Blocks
 
-__all__ = ["default_blocks", "find", "prepare", "sized_blocks"]
-
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 

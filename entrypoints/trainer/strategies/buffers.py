@@ -22,8 +22,6 @@ from torch import nn
 
 from .. import data
 
-__all__ = ["Buffers", "pack", "places", "saved", "unpack"]
-
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 
 

@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .strategy import LOW, State
 
-__all__ = ["PowerSGD", "compress"]
-
 _MIN_GAIN = 2  # two thin matrices replace a matrix if they have at most half its size
 
 

@@ -20,8 +20,6 @@ from ..settings import ParallelSettings
 from .buffers import places
 from .schedules import balanced
 
-__all__ = ["Output", "Trace", "block_times", "cut", "keep_stage", "trace"]
-
 _MEASUREMENTS = 3
 _BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
 

@@ -43,8 +43,6 @@ from .strategy import (
 from .summation import TreeGradients
 from .tensor import sum_partial_gradients
 
-__all__ = ["copies", "ddp"]
-
 _AS_IT_IS = contextlib.nullcontext()
 
 

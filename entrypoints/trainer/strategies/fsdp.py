@@ -35,8 +35,6 @@ from .strategy import (
 )
 from .summation import PartialSums, TreeReduceScatter, ladder
 
-__all__ = ["data_mesh", "fsdp", "hsdp", "shard_width"]
-
 
 def fsdp(
     settings: TrainingSettings,

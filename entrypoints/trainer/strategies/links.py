@@ -17,8 +17,6 @@ import torch.distributed as dist
 from ...errors import TaskError
 from .cut import Output
 
-__all__ = ["Activation", "Links"]
-
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_DIMS = 8
 _SIZES = 8 * (_MOST_DIMS + 2)  # bytes of an activation's dimensions, type and shape

@@ -31,8 +31,6 @@ from .buffers import Buffers
 from .ddp import ddp
 from .strategy import Blocks, State, Strategy, buckets, share_weights
 
-__all__ = ["Rounds", "local", "outer_copies"]
-
 _SCALER = "scaler"  # the name in a rank's state
 
 

@@ -16,8 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from ...rank.exchange import local_part
 
-__all__ = ["saved_on_host"]
-
 
 def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContextManager[Any]:
     """Return a context for a forward pass, whose saved tensors go to host memory, and back in the backward pass.

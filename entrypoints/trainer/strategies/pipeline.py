@@ -35,8 +35,6 @@ from .links import Activation, Links
 from .schedules import PassOrder
 from .strategy import StageTimes, Strategy, scale_down
 
-__all__ = ["Feed", "PipelineStage"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from .fsdp import shard_width
 from .sparse import SPARSE
 from .strategy import LOW, WHOLE
 
-__all__ = ["of_place", "of_saves", "of_settings"]
-
 _SHARDS = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}  # the strategy that goes with `shard`
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SCHEDULES", "PassOrder", "balanced", "idle_share"]
-
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "async")
 
 

@@ -34,8 +34,6 @@ from ..settings import TrainingSettings
 from . import codes
 from .strategy import State, Strategy, clip, finite_gradients, share_weights
 
-__all__ = ["SPARSE", "SparseExchange", "density_at", "spread_sparsely"]
-
 SPARSE = ("threshold", "topk")
 _DENSE_BELOW = 1000  # entries of a tensor: biases and norms are few, and sensitive
 _SAMPLE = 20_000  # entries, for 200 above the quantile of 1 %, which then is right to 7 %

@@ -18,26 +18,6 @@ from ..optim import whole_norms
 if TYPE_CHECKING:
     from .pipeline import Feed
 
-__all__ = [
-    "LOW",
-    "WHOLE",
-    "Blocks",
-    "StageTimes",
-    "State",
-    "Strategy",
-    "autocaster",
-    "buckets",
-    "clip",
-    "clip_split",
-    "clip_whole",
-    "finite",
-    "finite_gradients",
-    "no_state",
-    "scale_down",
-    "share_weights",
-    "skip_state",
-]
-
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
 Tensor = TypeVar("Tensor", bound=torch.Tensor)

@@ -20,8 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["PartialSums", "Ladder", "TreeGradients", "TreeReduceScatter", "ladder", "sum_transfers"]
-
 _BUCKET_BYTES = 25 << 20  # ddp's size: large enough for full speed, small enough to be sent during the backward pass
 _FIRST_BUCKET_BYTES = 1 << 20
 _DOUBLING_RANKS = (

@@ -29,18 +29,6 @@ from ...rank import exchange
 from ...rank.exchange import local_part
 from ..settings import ParallelSettings, suggest
 
-__all__ = [
-    "KINDS",
-    "Plan",
-    "TensorPlan",
-    "differing",
-    "explained",
-    "find_plan",
-    "in_words",
-    "sum_partial_gradients",
-    "split",
-]
-
 Plan = dict[str, str]  # kind of each split module, by its name; all others are whole
 TensorPlan = Callable[[Any], Mapping[str, str]]
 

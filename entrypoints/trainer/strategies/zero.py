@@ -33,8 +33,6 @@ from .strategy import (
     scale_down,
 )
 
-__all__ = ["shard_optimizer"]
-
 # New names in torch 2.13, which warns of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -9,8 +9,6 @@ from doubles.aws import models
 from doubles.aws.world import World
 from doubles.kit import control
 
-__all__ = ["Control"]
-
 ORDERS = ("interrupt", "internal_error", "capacity_error", "end", "abandon")
 
 

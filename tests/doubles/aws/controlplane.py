@@ -16,8 +16,6 @@ from doubles.aws.jobs import ACCOUNT, Job, described, summary
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
 
-__all__ = ["quotas", "sagemaker"]
-
 MAX_LISTED = 10  # default page size; API reference
 _NOT_FOUND = "Requested resource not found."
 

@@ -8,8 +8,6 @@ from typing import Any
 from doubles.aws.wire import AwsError, Call
 from doubles.kit import faults
 
-__all__ = ["Fault"]
-
 
 @dataclass
 class Fault(faults.Fault):

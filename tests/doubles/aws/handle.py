@@ -10,8 +10,6 @@ from typing import Any
 
 from doubles.kit import handle
 
-__all__ = ["REGION", "ROLE", "Aws"]
-
 REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
 ENDS = ("Completed", "Failed", "Stopped")

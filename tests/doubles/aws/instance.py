@@ -20,8 +20,6 @@ from doubles.aws.wire import CONTAINER_KEY
 from doubles.aws.world import World
 from doubles.kit.life import Machine
 
-__all__ = ["LOG_GROUP", "Instance", "InputError", "find_inputs"]
-
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 EVENT_BYTES = 262_118  # the longest line in one event: 256 KiB less CloudWatch's overhead
 READ_BYTES = 1 << 16

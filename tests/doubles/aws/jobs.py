@@ -8,8 +8,6 @@ from typing import Any
 
 from doubles.kit import life
 
-__all__ = ["ACCOUNT", "Job", "described", "summary"]
-
 ACCOUNT = "123456789012"
 _NOT_TOLD = ("Tags",)  # fields of the request that the description omits
 _SUMMARY = (

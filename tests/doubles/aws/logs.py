@@ -12,8 +12,6 @@ from typing import Any
 
 from doubles.aws.wire import AwsError
 
-__all__ = ["Logs"]
-
 PAGE_BYTES, PAGE_EVENTS, EVENT_BYTES = 1_048_576, 10_000, 26  # an event counts its bytes and 26; API reference
 STREAMS_A_PAGE = 50
 _TOKEN = re.compile(r"([fb])/(\d{48})(\d{8})/s")

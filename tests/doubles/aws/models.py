@@ -18,8 +18,6 @@ from doubles.aws.jobs import ACCOUNT
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
 
-__all__ = ["ACTIONS", "run_due", "scheduler"]
-
 Params = dict[str, Any]
 DELETE = "arn:aws:scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 _AT = re.compile(r"at\((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\)")

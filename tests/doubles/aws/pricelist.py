@@ -17,8 +17,6 @@ from doubles.aws import validate
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
 
-__all__ = ["OFFERS", "TRAINING", "file", "get_cost_and_usage", "get_products"]
-
 OFFERS = "/offers/v1.0/aws/"
 JSON = dict[str, Any]
 VERSION, PUBLISHED = "20261101000000", "2026-11-01T00:00:00Z"

@@ -21,8 +21,6 @@ from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang
 from doubles.aws.world import World
 from doubles.kit.control import PREFIX
 
-__all__ = ["Application", "serve"]
-
 
 class Application:
     """The WSGI application: journal, faults, then the service itself."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from doubles.kit import settings
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings(settings.Settings):

@@ -14,8 +14,6 @@ from typing import Any
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-__all__ = ["Mirror", "archive", "download", "has", "keys", "put", "split"]
-
 
 def split(uri: str) -> tuple[str, str]:
     """Return the bucket and the key or prefix of an s3:// or https:// address."""

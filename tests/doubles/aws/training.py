@@ -17,8 +17,6 @@ from doubles.aws.jobs import Job
 from doubles.aws.world import World
 from doubles.kit import life
 
-__all__ = ["begin"]
-
 SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
 NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"

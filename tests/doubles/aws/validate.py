@@ -15,8 +15,6 @@ from typing import Any
 
 from doubles.aws.wire import AwsError
 
-__all__ = ["check", "check_rules", "enumeration"]
-
 _TYPES: dict[str, tuple[type, ...]] = {
     "structure": (dict,),
     "map": (dict,),

@@ -13,8 +13,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-__all__ = ["CONTAINER_KEY", "AwsError", "Call", "Reply", "hang_up", "parse", "reply", "reply_error"]
-
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Reply = Iterable[bytes]

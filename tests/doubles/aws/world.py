@@ -15,8 +15,6 @@ from doubles.aws.shop import Shop
 from doubles.kit import world
 from doubles.sandbox import Switch
 
-__all__ = ["World"]
-
 
 class World(world.World[Settings, Fault, Job]):
     """The account, in every region; each server has one account."""

@@ -22,8 +22,6 @@ from doubles.azure.world import World
 from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
-__all__ = ["Application", "service_of"]
-
 SERVICES = {
     "login.microsoftonline.com": "login",
     "management.azure.com": "arm",

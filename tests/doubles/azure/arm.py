@@ -11,10 +11,6 @@ from doubles.azure.errors import AzureError
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["check_workspace", "get_code", "get_compute", "get_datastore", "get_workspace", "list_codes"]
-__all__ += ["list_computes", "list_secrets", "put_code", "put_environment", "resource", "start_upload"]
-__all__ += ["get_model", "put_model"]
-
 DATASTORES = {"workspaceblobstore": names.CONTAINER, "workspaceartifactstore": names.ARTIFACTS}
 _SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
 CHANGED_PATH = "The asset's path is immutable: it cannot be changed once it is set."

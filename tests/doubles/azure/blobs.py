@@ -17,8 +17,6 @@ from doubles.azure.signatures import check_sas, check_shared_key
 from doubles.azure.world import World
 from doubles.wire import Answer, Request
 
-__all__ = ["authorize", "commit", "delete", "get", "head", "list_blobs", "operation", "put", "set_metadata", "stage"]
-
 LOGIN = f"https://login.microsoftonline.com/{TENANT}/oauth2/authorize"
 CHALLENGE = f"Bearer authorization_uri={LOGIN} resource_id=https://storage.azure.com"
 NOT_ALLOWED = "This request is not authorized to perform this operation using this permission."

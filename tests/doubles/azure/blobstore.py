@@ -19,8 +19,6 @@ from pathlib import Path
 
 from doubles.azure.errors import AzureError
 
-__all__ = ["Blob", "Blobs"]
-
 NAME_CHARACTERS = 1024
 
 

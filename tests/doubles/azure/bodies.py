@@ -11,8 +11,6 @@ from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT, REGION, workspace_id
 from doubles.azure.world import World
 
-__all__ = ["Place", "check", "compute_of", "place_of", "processes_per_node", "seconds"]
-
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,254}")
 DEFAULT_SIZE = "Standard_DS3_v2"  # for serverless jobs without a size; Azure's choice depends on the quota
 _BINDING = re.compile(r"\$\{\{\s*(inputs|outputs)\.([^}\s]+?)\s*\}\}")

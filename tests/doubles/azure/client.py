@@ -11,8 +11,6 @@ from typing import Any
 from doubles.azure.names import CLIENT, CLIENT_SECRET, TENANT, workspace_id
 from doubles.client import Reply, ask
 
-__all__ = ["MANAGEMENT", "Client", "job_body"]
-
 MANAGEMENT = "https://management.azure.com"
 API = "2024-01-01-preview"
 

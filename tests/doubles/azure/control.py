@@ -18,8 +18,6 @@ from doubles.azure.world import World
 from doubles.kit import control
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["Plain"]
-
 
 class Plain(control.Control[World]):
     """Answers plain HTTP: control for tests, the identity endpoint for containers."""

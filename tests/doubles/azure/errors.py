@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["AzureError"]
-
 
 class AzureError(Exception):
     """An error as the answer of an operation; the service decides its format."""

@@ -8,8 +8,6 @@ from typing import Any
 from doubles.azure.errors import AzureError
 from doubles.kit import faults
 
-__all__ = ["Called", "Fault"]
-
 
 @dataclass(frozen=True)
 class Called:

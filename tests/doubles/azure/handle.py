@@ -10,23 +10,13 @@ from typing import Any
 
 from doubles.azure.client import Client, job_body
 from doubles.azure.names import (
-    ACCOUNT,
-    ACCOUNT_KEY,
     CLIENT,
     CLIENT_SECRET,
     CONTAINER,
-    GROUP,
-    REGION,
-    SUBSCRIPTION,
     TENANT,
-    VAULT,
-    WORKSPACE,
 )
 from doubles.client import Reply
 from doubles.kit import handle
-
-__all__ = ["ACCOUNT", "ACCOUNT_KEY", "CLIENT", "CONTAINER", "GROUP", "REGION", "SUBSCRIPTION", "TENANT", "VAULT"]
-__all__ += ["WORKSPACE", "Azure"]
 
 ENDS = ("Completed", "Failed", "Canceled")
 

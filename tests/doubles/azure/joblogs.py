@@ -9,8 +9,6 @@ from doubles.azure.blobstore import Blob, Blobs
 from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS
 
-__all__ = ["LogFiles", "file_of", "write"]
-
 FLUSH_S = 0.1  # between two appends to a log blob
 
 

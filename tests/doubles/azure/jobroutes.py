@@ -16,8 +16,6 @@ from doubles.azure.names import ARTIFACTS, REGION, SUBSCRIPTION, iso_time, works
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["cancel", "details", "get", "list_all", "put"]
-
 # Properties of an existing job that a PUT may change.
 _CHANGEABLE = ("tags", "displayName", "description", "isArchived", "properties")
 TAKEN = (

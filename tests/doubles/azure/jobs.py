@@ -9,8 +9,6 @@ from typing import Any
 
 from doubles.kit import life
 
-__all__ = ["Job"]
-
 
 @dataclass(kw_only=True)
 class Job(life.Job):

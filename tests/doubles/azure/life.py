@@ -20,8 +20,6 @@ from doubles.azure.node import InputError, Node, Volume, volumes
 from doubles.azure.world import World
 from doubles.kit import life
 
-__all__ = ["begin", "restart_logs"]
-
 LIFECYCLER = "system_logs/lifecycler/lifecycler.log"
 # Code and text are invented, after users' reports.
 PREEMPTED = {

@@ -12,8 +12,6 @@ from doubles.azure.tokens import audience_of
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["discover_instance", "give_token", "give_token_on_behalf", "give_token_to_job", "keys", "open_id"]
-
 LOGIN = "https://login.microsoftonline.com"
 
 

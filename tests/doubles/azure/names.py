@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-__all__ = ["ACCOUNT", "ACCOUNT_KEY", "ARTIFACTS", "CLIENT", "CLIENT_SECRET", "CONTAINER", "GROUP", "JOB_CLIENT"]
-__all__ += ["MSI_SECRET", "REGION", "SUBSCRIPTION", "TENANT", "VAULT", "WORKSPACE", "WORKSPACE_ID"]
-__all__ += ["iso_time", "provider_id", "workspace_id"]
-
 TENANT = "72f988bf-0000-4000-8000-000000000001"
 CLIENT = "c11e0000-0000-4000-8000-000000000002"
 CLIENT_SECRET = "client-secret"

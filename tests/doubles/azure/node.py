@@ -22,8 +22,6 @@ from doubles.azure.world import World
 from doubles.kit.handle import proxied
 from doubles.kit.life import Machine
 
-__all__ = ["HOME", "InputError", "Node", "Volume", "volumes"]
-
 HOME, STORES = "/mnt/azureml", "/mnt/.stores"
 _COPIED = ("Download", "Upload", "Direct")
 MASTER_PORT = "6105"  # as users report it

@@ -10,8 +10,6 @@ from doubles.azure.errors import AzureError
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["SIZES", "get"]
-
 SIZES = {  # US dollars an hour, invented
     "Standard_DS3_v2": 0.25,
     "Standard_D4s_v3": 0.2,

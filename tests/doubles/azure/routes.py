@@ -8,9 +8,6 @@ from doubles.azure import arm, blobs, jobroutes, login, prices, vault
 from doubles.kit.routing import Route
 from doubles.wire import Answer
 
-__all__ = ["BLOBS", "ROUTES"]
-
-
 _ROOT = "/subscriptions/(?P<subscription>[^/]+)"
 _OURS = "providers/Microsoft.MachineLearningServices"
 _WORKSPACE = f"{_ROOT}/resourceGroups/(?P<group>[^/]+)/{_OURS}/workspaces/(?P<workspace>[^/]+)"

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from doubles.kit import settings
 
-__all__ = ["Settings"]
-
 ROLES = ("contributor", "reader", "none")
 
 

@@ -13,8 +13,6 @@ from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY
 from doubles.wire import Request
 
-__all__ = ["VERSION", "check_sas", "check_shared_key", "sas"]
-
 VERSION = "2023-11-03"  # of the issued signatures
 FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 REFUSED = (

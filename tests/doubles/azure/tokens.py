@@ -14,8 +14,6 @@ from typing import Any
 from doubles.azure.errors import AzureError
 from doubles.azure.names import TENANT
 
-__all__ = ["AUDIENCES", "Tokens", "audience_of"]
-
 # Service -> accepted audiences.
 AUDIENCES = {
     "arm": ("https://management.azure.com", "https://management.core.windows.net"),

@@ -11,8 +11,6 @@ from doubles.azure.names import JOB_CLIENT, VAULT
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["delete", "get", "put"]
-
 MAX_BYTES = 25 * 1024  # of a value; Azure's documented limit
 
 

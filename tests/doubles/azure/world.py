@@ -17,8 +17,6 @@ from doubles.azure.tokens import Tokens
 from doubles.kit import world
 from doubles.sandbox import Switch
 
-__all__ = ["World"]
-
 COMPUTES: dict[str, dict[str, Any]] = {
     "cpu-cluster": {"vmSize": "Standard_DS3_v2", "vmPriority": "Dedicated", "maxNodeCount": 8},
     "gpu-cluster": {"vmSize": "Standard_NC24ads_A100_v4", "vmPriority": "Dedicated", "maxNodeCount": 8},

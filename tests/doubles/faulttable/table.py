@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from doubles.faulttable.training import Training, ours, until
 
-__all__ = ["FAULTS", "Ending", "Fault", "named"]
-
 MORE_STEPS = 20
 
 

@@ -26,8 +26,6 @@ from doubles.process import TESTS
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
 
-__all__ = ["TRAIN", "Look", "Process", "Step", "Training", "ours", "training", "until"]
-
 COMMAND = str(Path(sys.executable).with_name("cloudtrain"))
 CHANNEL = "i = sys.stdin.buffer"  # in the command line of the remote end of a channel, which ssh holds
 CALL_S = 120.0

@@ -12,8 +12,6 @@ from doubles.faulttable.table import MORE_STEPS, Ending, Fault
 from doubles.faulttable.training import Look, Process, Training, ours, training, until
 from doubles.sshhosts.cluster import Cluster
 
-__all__ = ["EMPTY_S", "RIGHT_S", "AGAIN_S", "Seen", "run"]
-
 RIGHT_S, EMPTY_S, AGAIN_S = 15.0, 30.0, 30.0  # the targets; the last without the import
 CAP_S = 60.0  # for each, before the trial gives up
 FAILED = {

@@ -14,8 +14,6 @@ from doubles.wire import Answer, Request, json_answer
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["LOCATIONS", "METADATA", "ROUTES", "metadata"]
-
 METADATA = "/computeMetadata/v1"
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"

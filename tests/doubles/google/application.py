@@ -24,8 +24,6 @@ from doubles.google.world import World
 from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
-__all__ = ["Application", "methods", "service_of"]
-
 SERVICES = {
     "logging.googleapis.com": "logging",
     "storage.googleapis.com": "storage",

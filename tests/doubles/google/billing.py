@@ -17,8 +17,6 @@ from doubles.google.errors import GoogleError, invalid
 from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["COMPUTE_ENGINE", "MACHINES", "ROUTES", "VERTEX", "BillingSettings", "hourly_usd"]
-
 COMPUTE_ENGINE, VERTEX = "6F81-5844-456A", "C7E2-9256-1C43"
 SERVICES = {"95FF-2EF5-5EA1": "Cloud Storage", COMPUTE_ENGINE: "Compute Engine", VERTEX: "Vertex AI"}
 MAX_PAGE = 5000

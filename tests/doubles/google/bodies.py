@@ -11,8 +11,6 @@ from google.cloud.aiplatform_v1 import types
 from doubles.google.errors import invalid
 from doubles.google.jobs import STRATEGIES
 
-__all__ = ["accelerators", "check"]
-
 NO_ACCELERATOR = types.AcceleratorType.ACCELERATOR_TYPE_UNSPECIFIED
 FLEX_MAX_S = 7 * 86400  # docs "Schedule training jobs based on resource availability"
 MAX_ENV, MAX_LABELS, MAX_POOLS = 100, 64, 4

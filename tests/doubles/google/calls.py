@@ -17,8 +17,6 @@ from doubles.wire import HangUp
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["OPEN", "Call", "passed"]
-
 UNSERVED = "unserved"
 OPEN = ("token", "metadata", "locations", UNSERVED)  # without authorization
 PERMISSIONS = {

@@ -15,8 +15,6 @@ from typing import Any
 from doubles.client import Reply, ask
 from doubles.google.names import PROJECT, REGION
 
-__all__ = ["LOCATION", "VERTEX", "Client", "job_body"]
-
 VERTEX = f"https://{REGION}-aiplatform.googleapis.com"
 LOCATION = f"projects/{PROJECT}/locations/{REGION}"
 TOKEN_URI = "https://oauth2.googleapis.com/token"

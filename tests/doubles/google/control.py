@@ -19,8 +19,6 @@ from doubles.google.world import World
 from doubles.kit import control
 from doubles.wire import Answer, Request
 
-__all__ = ["Plain"]
-
 START_S = 10.0  # the longest time from a replica's start to its first process
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from doubles.wire import Answer, json_answer
 
-__all__ = ["CODES", "GoogleError", "code_of", "error_answer", "invalid"]
-
 # Canonical code (google/rpc/code.proto) -> its number, and its HTTP status in the same file.
 CODES: dict[str, tuple[int, int]] = {
     "OK": (0, 200),

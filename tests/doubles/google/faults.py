@@ -8,8 +8,6 @@ from typing import Any
 from doubles.google.errors import CODES, GoogleError, code_of
 from doubles.kit import faults
 
-__all__ = ["Fault"]
-
 BREAKS = ("drop", "lost", "late", "hang", "slow", "cut")
 STATUSES = ("400", "401", "403", "404", "409", "412", "429", "500", "502", "503", "504")
 _MESSAGES = {

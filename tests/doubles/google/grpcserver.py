@@ -26,8 +26,6 @@ from doubles.google.errors import GoogleError
 from doubles.google.world import World
 from doubles.wire import HangUp
 
-__all__ = ["GrpcServer", "Method"]
-
 THREADS = 128  # one for every running call
 READ_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20

@@ -10,10 +10,8 @@ from typing import Any
 
 from doubles.client import Reply
 from doubles.google.client import Client, job_body
-from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
+from doubles.google.names import BUCKET, PROJECT, REGION
 from doubles.kit import handle
-
-__all__ = ["BUCKET", "ENDS", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "Google"]
 
 ENDS = tuple(f"JOB_STATE_{name}" for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
 CHIEF = "workerpool0-0"

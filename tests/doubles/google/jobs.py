@@ -13,8 +13,6 @@ from doubles.kit import life
 if TYPE_CHECKING:
     from doubles.google.replica import Replica
 
-__all__ = ["STRATEGIES", "Job", "Pool"]
-
 PREFIX = "JOB_STATE_"
 STRATEGIES = types.Scheduling.Strategy
 

@@ -23,8 +23,6 @@ from doubles.google.names import NUMBER, PROJECT
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["cancel", "create", "delete", "get", "get_resource", "list_all"]
-
 MAX_PAGE = 100
 _HOST = re.compile(r"(?:([a-z]+-[a-z]+\d+)-)?aiplatform\.googleapis\.com")
 _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(?:/customJobs/([^/]+))?")

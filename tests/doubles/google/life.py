@@ -28,8 +28,6 @@ from doubles.kit import life
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["begin"]
-
 SERVICE = "service"  # the task of the platform's own messages
 FIRST_TRANSIENT = 128
 RESTARTING = "JOB_STATE_PENDING"  # the state while the whole job restarts; Google documents no state

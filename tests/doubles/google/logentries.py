@@ -14,8 +14,6 @@ from typing import Any
 from doubles.google.logfilter import SEVERITIES
 from doubles.google.names import PROJECT
 
-__all__ = ["Entry", "LogSettings", "Maker", "rfc3339_ns"]
-
 SERVICE = "service"  # the task of the platform's own messages
 JSON = dict[str, Any]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from doubles.google.errors import GoogleError, invalid
 
-__all__ = ["SEVERITIES", "Filter", "ns_of", "parse"]
-
 SEVERITIES = {"DEFAULT": 0, "DEBUG": 100, "INFO": 200, "NOTICE": 300, "WARNING": 400, "ERROR": 500}
 SEVERITIES |= {"CRITICAL": 600, "ALERT": 700, "EMERGENCY": 800}
 MAX_CHARACTERS = 20_000  # ListLogEntriesRequest.filter, discovery document

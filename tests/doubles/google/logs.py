@@ -21,8 +21,6 @@ from doubles.google.names import NUMBER, PROJECT
 from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["ROUTES", "LogSettings", "LogStore"]
-
 PAGE_ENTRIES, MAX_PAGE_ENTRIES = 50, 1000
 MINUTE_S = 60.0
 _LIST_KEYS = {"resourceNames", "projectIds", "filter", "orderBy", "pageSize", "pageToken"}

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 from doubles.wire import Answer, HangUp, Request, read, write
 
-__all__ = ["served"]
-
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads, allow_reuse_address, block_on_close = True, True, False

@@ -15,8 +15,6 @@ from doubles.google.names import NUMBER
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["get", "get_operation", "upload"]
-
 _ID = re.compile(r"[a-z0-9_][a-z0-9_-]{0,62}")
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-__all__ = ["BUCKET", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "rfc3339"]
-
 PROJECT = "cloudtrain-tests"
 NUMBER = "123456789012"
 REGION = "us-central1"

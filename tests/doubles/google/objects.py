@@ -21,9 +21,6 @@ import google_crc32c
 from doubles.google.errors import GoogleError, invalid
 from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION, rfc3339
 
-__all__ = ["Bucket", "Check", "Contents", "Object", "Objects", "Spool", "bucket_resource", "etag_of"]
-__all__ += ["media_headers", "missing_right", "resource", "writable"]
-
 PIECE_BYTES = 1 << 20
 NAME_BYTES = 1024  # docs storage/docs/objects#naming
 _WRITABLE = {"acl", "cacheControl", "contentDisposition", "contentEncoding", "contentLanguage", "contentType", "crc32c"}

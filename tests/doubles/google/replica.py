@@ -25,8 +25,6 @@ from doubles.kit.life import Machine
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["Replica", "Run"]
-
 HOME = "/mnt/replica"
 CA = f"{HOME}/.ca.pem"
 PORT = 2222  # in CLUSTER_SPEC

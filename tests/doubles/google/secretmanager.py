@@ -19,8 +19,6 @@ from doubles.google.names import NUMBER, PROJECT, rfc3339
 from doubles.kit.routing import Route
 from doubles.wire import Answer, BadJson, Request, json_answer
 
-__all__ = ["ROUTES", "Secrets"]
-
 MAX_BYTES = 64 * 1024  # SecretPayload.data, discovery document
 MAX_LABELS = 64
 _FIELDS = {"labels", "replication", "ttl", "expireTime", "annotations", "topics", "rotation", "versionAliases", "name"}

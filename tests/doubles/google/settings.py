@@ -10,8 +10,6 @@ from doubles.google.logentries import LogSettings
 from doubles.google.storage import StorageSettings
 from doubles.kit import settings
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings):

@@ -21,8 +21,6 @@ from doubles.google.objects import Bucket, Check, Contents, Object, Objects
 from doubles.google.uploads import Sessions, multipart
 from doubles.wire import Answer, BadJson, Request, json_answer
 
-__all__ = ["OPERATIONS", "FileAnswer", "Storage", "StorageSettings"]
-
 MAX_RESULTS = 1000
 _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
 _UPLOAD = r"(?:/resumable)?/upload/storage/v1/b/(?P<bucket>[^/]+)/o"

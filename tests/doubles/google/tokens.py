@@ -20,8 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from doubles.google.errors import GoogleError
 from doubles.google.names import PROJECT, SERVICE_ACCOUNT
 
-__all__ = ["REFRESH_TOKEN", "TOKEN_URI", "Tokens"]
-
 TOKEN_URI = "https://oauth2.googleapis.com/token"
 KEY_BITS = 1024  # half of Google's: every client verifies its key; verification takes 80 ms at 2048
 KEY_ID = "5ca1ab1e" * 5

@@ -13,8 +13,6 @@ from typing import Any
 from doubles.google.errors import GoogleError, invalid
 from doubles.google.objects import Check, Object, Objects, Spool
 
-__all__ = ["CHUNK_BYTES", "Sessions", "multipart"]
-
 CHUNK_BYTES = 256 * 1024  # size unit of all chunks except the last; docs resumable uploads
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 

@@ -23,8 +23,6 @@ from doubles.google.tokens import Tokens
 from doubles.kit import world
 from doubles.sandbox import Switch
 
-__all__ = ["World"]
-
 FIRST_ID = 10**18  # job ids have up to 19 digits
 
 

@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar
 from doubles.kit.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["PREFIX", "Control"]
-
 PREFIX = "/_control/"
 WorldT = TypeVar("WorldT", bound=World[Any, Any, Any])
 

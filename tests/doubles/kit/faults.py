@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Generic, TypeVar
 
-__all__ = ["Fault", "Faults"]
-
 
 @dataclass
 class Fault:

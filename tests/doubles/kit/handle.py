@@ -17,8 +17,6 @@ import doubles.process
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Handle", "proxied"]
-
 LOOK_S = 0.05  # between two looks at a job
 # Calls of a handle go to loopback, also on a machine with a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, TypeVar
 
 from doubles import sandbox
 
-__all__ = ["Abandoned", "Job", "Machine", "begin", "end", "pause", "sleep_anyhow"]
-
 Ending = TypeVar("Ending")
 
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from doubles.wire import Answer
 
-__all__ = ["Route", "find"]
-
 
 class Route(NamedTuple):
     """A method, a pattern of the whole path, and the operation; the function has (world, request, **named groups)."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

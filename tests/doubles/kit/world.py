@@ -15,8 +15,6 @@ from doubles.kit.life import Job
 from doubles.kit.settings import Settings
 from doubles.sandbox import Switch
 
-__all__ = ["World"]
-
 END_S = 30.0  # the longest time until the threads of all jobs have ended
 JobT = TypeVar("JobT", bound=Job)
 SettingsT = TypeVar("SettingsT", bound=Settings)

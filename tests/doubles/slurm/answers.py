@@ -6,8 +6,6 @@ from typing import Literal
 
 from doubles.sshhosts.host import Host
 
-__all__ = ["KINDS", "Kind", "forget", "install", "lose"]
-
 Kind = Literal["lost", "refused"]
 KINDS = {
     "lost": "the job is in the queue, and the user reads only the client's words for a silent controller",

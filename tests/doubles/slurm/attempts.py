@@ -19,8 +19,6 @@ from doubles.slurm.handle import Slurm
 from doubles.sshhosts.disks import USERS
 from doubles.waiting import until
 
-__all__ = ["SlurmAttempt"]
-
 ROOT = Path(__file__).resolve().parents[3]
 SILENCE_S = 8.0
 

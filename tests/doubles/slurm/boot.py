@@ -15,8 +15,6 @@ from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
 from doubles.waiting import until
 
-__all__ = ["CLOSED", "node_states", "set_up", "start_nodes", "wait_for_nodes", "write_conf"]
-
 CLOSED = ("down", "drain", "drng", "fail", "maint")
 GPUS = 4
 

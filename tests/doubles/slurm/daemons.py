@@ -8,8 +8,6 @@ from pathlib import Path
 from doubles.sshhosts.host import Host
 from doubles.waiting import until
 
-__all__ = ["BOOTSTRAP", "DATABASE", "MUNGED", "SLURMCTLD", "SLURMD", "SLURMDBD", "Daemon"]
-
 # A small database without a disk's guarantees: the tests never cut the controller's power and keep the database.
 _MARIADB = (
     *("/usr/sbin/mariadbd", "--no-defaults", "--user=root", "--datadir=/var/lib/mysql", "--skip-log-bin"),

@@ -24,8 +24,6 @@ from doubles.waiting import until
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Slurm", "missing"]
-
 PEOPLE = ("alice", "bob")
 PACKAGES = {
     "slurmctld": "slurmctld",

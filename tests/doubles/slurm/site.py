@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ACCOUNTS", "GPU_FILES", "NODE", "conf_files"]
-
 NODE = {"CPUs": 4, "RealMemory": 8000, "Gres": "gpu:a100:4", "Feature": "fast"}
 GPU_FILES = "/opt/gpus/gpu"  # with a number; device files, else Slurm sets no CUDA_VISIBLE_DEVICES
 CLUSTER = "lab"

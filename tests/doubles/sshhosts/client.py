@@ -8,8 +8,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["make_key", "make_wrappers", "write_config", "write_known_hosts"]
-
 WRAPPED = ("ssh", "scp", "sftp", "ssh-keyscan")  # rsync and git take the first `ssh` of the PATH
 # The settings of the machine's user have no effect: no other key, no agent, no other list of known hosts. The newer key
 # exchange of OpenSSH 9 (sntrup761) takes 0.15 s of processor time at each end, and both ends are this machine.

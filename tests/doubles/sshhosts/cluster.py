@@ -23,8 +23,6 @@ from doubles.sshhosts.machine import SYSTEM_PATH, Layout
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Cluster", "missing"]
-
 NETWORK = "10.214.0"  # each cluster has its own network: all clusters may use the same addresses
 FIRST_HOST, HOSTS_MAX = 10, 200
 # An address keeps its hardware address at every boot: peers from before the boot find the host again.

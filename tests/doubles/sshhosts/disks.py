@@ -11,8 +11,6 @@ from pathlib import Path
 
 from doubles.sshhosts.machine import BIN, DISKS, SYSTEM_PATH
 
-__all__ = ["USERS", "empty", "lay_out", "make_etc", "prefixes", "write_etc"]
-
 # Users that may log in, with their home folders. Root's is not /root, because /root may hold the machine's Python.
 USERS = {"root": (0, "/home/root"), "alice": (2001, "/home/alice"), "bob": (2002, "/home/bob")}
 SYSTEM_UIDS = 1000  # smallest number of a person: the machine's own people are not users of the hosts

@@ -8,8 +8,6 @@ from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.launcher import backend as backends
 
-__all__ = ["fleet", "forget"]
-
 
 def fleet() -> Fleet:
     """Return the channels, opened on the first call."""

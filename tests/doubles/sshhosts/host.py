@@ -13,8 +13,6 @@ from typing import Any
 from doubles.sshhosts.disks import USERS
 from doubles.sshhosts.machine import BIN, SSHD, SSHD_PID, SYSTEM_PATH
 
-__all__ = ["Ask", "Host", "Port"]
-
 Ask = Callable[..., dict[str, Any]]  # asks the keeper: a command and its arguments
 END_S = 10.0
 SSHD_LINES = ("sshd:", "sshd-session:", "sshd-auth:", "/usr/sbin/sshd", "/usr/lib/openssh/sshd")  # the last: from 9.8

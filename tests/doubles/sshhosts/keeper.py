@@ -19,8 +19,6 @@ from typing import Any
 from doubles import namespaces
 from doubles.sshhosts import machine, relay
 
-__all__ = ["main"]
-
 BRIDGE = "br0"
 CLIENT_PORT = "vc"
 SAID_MAX = 2000

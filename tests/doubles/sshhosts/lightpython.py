@@ -7,8 +7,6 @@ from pathlib import Path
 
 from doubles.sshhosts.host import Host
 
-__all__ = ["PATH", "install"]
-
 PATH = "/opt/light/bin/python"  # on each host
 # Python runs the file at its start. Each node has one process of the job, with the node's number as its rank.
 SITE = """\

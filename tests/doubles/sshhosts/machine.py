@@ -21,8 +21,6 @@ from pathlib import Path
 from doubles import namespaces
 from doubles.namespaces import bind, mount
 
-__all__ = ["BIN", "Layout", "SSHD", "SSHD_PID", "Spec", "become", "begin"]
-
 BIN = "/opt/bin"  # first in the PATH of every session
 SSHD = ("/usr/sbin/sshd", "-f", "/etc/ssh/sshd_config", "-E", "/var/log/sshd.log")
 SSHD_PID = "/run/sshd.pid"

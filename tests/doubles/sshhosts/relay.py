@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from doubles.sshhosts import machine
 
-__all__ = ["Quality", "become", "plug"]
-
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL = 3
 BUFFER_S = 1.0  # longest queue at the limited rate: later frames are dropped, as in a router's queue
