@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         models_endpoint,
         outputs,
         prices,
-        prices_invoice,
         rehearsal,
         request,
     )
@@ -175,9 +174,6 @@ class SageMakerBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices.quotes(self.clients, config, region, types)
-
-    def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
 
     def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
         return models.SageMakerRegistry(model, config, self.clients)

@@ -26,7 +26,6 @@ from .protocol import (
     Deploys,
     EndsEndpoints,
     HasCheckpoints,
-    Invoiced,
     KeepsPlaces,
     KnowsShapes,
     Lists,
@@ -58,8 +57,6 @@ __all__ = [
     "KeepsPlaces",
     "KnowsShapes",
     "HostUse",
-    "Invoice",
-    "Invoiced",
     "JobRef",
     "Lists",
     "LogLine",
@@ -300,21 +297,6 @@ class FoundAttempt:
             ref = ref_of(replace(request, sending={**request.sending, **access}))
             return cls(job_id, int(number), ref, record, is_own)
         return cls(job_id, int(number), {}, None, is_own)
-
-
-@dataclass(frozen=True)
-class Invoice:
-    """The amount on a vendor's bill for a job, of whole days in UTC, in micro-dollars; an estimate may still change.
-
-    `note` says why the bill may still be empty.
-    """
-
-    micro: int
-    is_estimate: bool
-    first_day: str
-    last_day: str
-    source: str
-    note: str = ""
 
 
 class LogLine(NamedTuple):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Check,
         FoundAttempt,
         HostUse,
-        Invoice,
         JobRef,
         LogPage,
         Pace,
@@ -170,14 +169,6 @@ class Priced(Protocol):
         A type that the vendor does not list gets a quote without a price, with the reason. Raises CredentialError,
         ConfigError, UnreachableError if the list as a whole cannot be read.
         """
-
-
-@runtime_checkable
-class Invoiced(Protocol):
-    """A backend whose vendor's billing can be asked for a job's tag."""
-
-    def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        """Return the amount billed under the job's tag. Raises CredentialError, ConfigError, UnreachableError."""
 
 
 @runtime_checkable

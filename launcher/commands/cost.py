@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from ..backend import Invoice
-    from ..job import Attempt, Job
     from ..money.bill import Bill
     from ..store.registry import Registry
     from ..store.sweeps import SweepRecord
@@ -31,7 +28,6 @@ _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 @click.option("--month", metavar="YYYY-MM", help="A calendar month, in UTC; the present one by default.")
 @click.option("--since", metavar="WHEN", help="From then on: a day such as `2026-11-03`, or so long ago, `7d`.")
 @click.option("--by", metavar="WORD", help="Sums by `tag:NAME`, `project`, `backend` or `name`.")
-@click.option("--invoice", "with_invoice", is_flag=True, help="Ask the vendor's billing too (SageMaker; 0.01 USD).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
 @json_option
 def command(
@@ -39,7 +35,6 @@ def command(
     month: str | None,
     since: str | None,
     by: str | None,
-    with_invoice: bool,
     as_csv: bool,
     as_json: bool,
 ) -> None:
@@ -56,43 +51,35 @@ def command(
         raise UsageError("a job is shown whole", hint="leave out --month, --since and --by, or the job")
     if month is not None and since is not None:
         raise UsageError("--month and --since are two spans of time", hint="give one")
-    if with_invoice and (job is None or as_csv):
-        raise UsageError("--invoice is about one job, in lines or JSON", hint="cloudtrain cost JOB --invoice")
     if by is not None and not _BY.match(by):
         close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
         hint = f"did you mean `{close[0]}`?"
         raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
     if job is not None and (sweep := sweep_of(registry := Registry(), (job,))) is not None:
-        if with_invoice:
-            raise UsageError("--invoice is about one job", hint=f"cloudtrain cost {sweep.id}.0 --invoice")
         _sweep(registry, sweep, as_csv=as_csv, as_json=as_json)
     elif job is not None:
-        _one(Registry(), job, with_invoice=with_invoice, as_csv=as_csv, as_json=as_json)
+        _one(Registry(), job, as_csv=as_csv, as_json=as_json)
     else:
         from_s, to_s = _span(month, since)
         _many(Registry(), from_s, to_s, by, as_csv=as_csv, as_json=as_json)
 
 
-def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_json: bool) -> None:
+def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
     from ..jobs.describe import outcome
     from ..jobs.refresh import refresh
     from ..money import bill, bill_text
 
     job = refresh(registry, registry.find(key))
-    attempts = registry.attempts(job)
-    found = bill.bill(job, attempts, time.time())
-    invoice = _invoice(job, attempts, found) if with_invoice else None
+    found = bill.bill(job, registry.attempts(job), time.time())
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        invoice_json = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
-        print_json(who | bill.as_json(found) | invoice_json)
+        print_json(who | bill.as_json(found))
     elif as_csv:
         print_lines([csv_text(*bill_text.leg_cells(found.lines))])
     else:
         legs = _legs(found) if found.lines else ["nothing was ever sent"]
-        lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)]
-        print_text([*lines, *(bill_text.invoice_lines(invoice) if invoice else ())])
+        print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)])
 
 
 def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: bool) -> None:
@@ -121,22 +108,6 @@ def _legs(found: Bill) -> list[str]:
     columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
     room = None if columns is None else columns - len("  ")
     return table(bill_text.LEG_HEAD, bill_text.leg_rows(found.lines), drop=drop, columns=room)
-
-
-def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
-    """Return the vendor's invoice for the job. Raises UsageError if the backend has no billing or the job never ran."""
-    from .. import backend as backends
-
-    backend = backends.load(job.backend)
-    if not isinstance(backend, backends.Invoiced):
-        hint = "without --invoice you see what was metered, and the seconds that the platform counts"
-        raise UsageError(f"there is no billing that can be asked for a job of {job.backend}", hint=hint)
-    refs = [attempt.ref for attempt in attempts if attempt.ref is not None]
-    begun_s = [line.leg.started_s for line in found.lines if line.leg.started_s is not None]
-    if not refs or not begun_s:
-        raise UsageError(f"{job.id} has never run, so it has no bill")
-    ends_s = [line.leg.ended_s or time.time() for line in found.lines]
-    return backend.invoice(refs[-1], job.id, min(begun_s), max(ends_s))
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
 
@@ -11,9 +11,6 @@ from ..text.money import moment, of_limit
 from . import unit_cost
 from .bill import Bill, BillLine
 from .period import Group, Spent, total
-
-if TYPE_CHECKING:
-    from ..backend import Invoice
 
 LEG_HEAD = ("ATTEMPT", "NODES", "USD/H", "FROM (UTC)", "TO", "TIME", "METERED", "BILLED", "COUNTED BY")
 SPENT_HEAD = ("JOB", "BACKEND", "STATE", "NODE-HOURS", "USD")
@@ -35,14 +32,6 @@ def bill_lines(found: Bill) -> list[str]:
     if words := "; ".join(part for part in [*loss, unit_cost.last_words(found.paid)] if part):
         lines.append(f"  loss        {words}")
     return lines
-
-
-def invoice_lines(invoice: Invoice) -> list[str]:
-    """Return the lines of the vendor's invoice."""
-    days = f"{invoice.first_day} to {invoice.last_day}"
-    change = ", which may still change" if invoice.is_estimate else ""
-    lines = [f"  invoiced    {dollars(invoice.micro)} by {invoice.source}, {days}{change}"]
-    return [*lines, f"              {invoice.note}"] if invoice.note else lines
 
 
 def leg_rows(lines: Sequence[BillLine]) -> list[list[str]]:

@@ -380,21 +380,3 @@ def test_doctor_without_credentials_names_the_skipped_checks_and_the_faults_of_t
     assert "fail  config: SageMaker needs to know which machines" in done.stdout
     assert "warn  not checked without credentials: role, bucket, quota, price" in done.stdout
     assert ("doctor sagemaker" in done.stdout, "docs/tutorials/sagemaker.md" in done.stdout) == (False, True)
-
-
-def test_invoice_is_queried_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) -> None:
-    """Cost Explorer's sum is shown next to the metered sum; an amount in a foreign currency is refused."""
-    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
-    end(account, "one-1", billable_s=3600)
-    bill = cli("cost", "one", "--invoice", "--json").json
-    # By the stand-in's price of 1.408 an hour, not 1.4084.
-    assert bill["invoice"]["usd"] == pytest.approx(bill["billed_usd"], rel=1e-3)
-    assert bill["legs"][0]["source"] == "BillableTimeInSeconds"
-    assert "by AWS Cost Explorer" in cli("cost", "one", "--invoice").stdout
-    account.settings(cost_tags=[])
-    assert "only once `cloudtrain:job` is activated" in cli("cost", "one", "--invoice").stdout
-    account.settings(cost_tags=["cloudtrain:job"], cost_currency="CNY")
-    assert "amounts in CNY" in cli("cost", "one", "--invoice").stderr
-    account.fault("GetCostAndUsage", "error", code="AccessDeniedException", status=400)
-    assert (refused := cli("cost", "one", "--invoice")).code == 4
-    assert "ce:GetCostAndUsage" in refused.stderr

@@ -1,16 +1,13 @@
 """AWS's Price List: GetProducts and the public file, with invented figures and the traps of the real list.
 
 Real (of 2026) are ml.g5.2xlarge's 1.515 (USE1-Train:ml.g5.2xlarge), ml.m5.large's 0.115, ml.p4d.24xlarge's 25.251286.
-The rows have the form of GetProducts (one JSON string a row) and of the region files (products and terms apart). Cost
-Explorer has GetCostAndUsage of training jobs, by a tag that has been activated.
+The rows have the form of GetProducts (one JSON string a row) and of the region files (products and terms apart).
 """
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import json
-import time
 from typing import Any
 
 from doubles.aws import validate
@@ -45,8 +42,6 @@ _OTHERS = (
     ("Training", "TrainingPlanInUse:", 0.0),  # paid for before
     ("FreeTraining", "FreeTrain:", 0.0),
 )
-DAY_S = 86_400
-COST_PAGE = 2  # days
 
 
 def get_products(world: World, call: Call) -> JSON:
@@ -182,49 +177,3 @@ def _row(
         "version": VERSION,
         "publicationDate": PUBLISHED,
     }
-
-
-def get_cost_and_usage(world: World, call: Call) -> JSON:
-    """Return a page of days; costs are billable seconds x instances x price, on the day of the job's end."""
-    validate.check("ce", call.operation, call.params)
-    if call.operation != "GetCostAndUsage" or call.params["Granularity"] != "DAILY":
-        raise AwsError("UnknownOperationException", f"the stand-in has no such ce:{call.operation}")
-    span = call.params["TimePeriod"]
-    first, after = (_midnight_s(span[key]) for key in ("Start", "End"))
-    if first >= after:
-        raise AwsError("ValidationException", "Start date (and hour) should be before end date (and hour)")
-    days = list(range(first, after, DAY_S))
-    start = int(call.params.get("NextPageToken") or 0)
-    unit = world.settings.cost_currency
-    found = [
-        {
-            "TimePeriod": {"Start": _day(day), "End": _day(day + DAY_S)},
-            "Total": {"UnblendedCost": {"Amount": f"{_cost(world, call, day):.10f}", "Unit": unit}},
-            "Groups": [],
-            "Estimated": day + DAY_S > time.time(),
-        }
-        for day in days[start : start + COST_PAGE]
-    ]
-    more = {"NextPageToken": str(start + COST_PAGE)} if start + COST_PAGE < len(days) else {}
-    return {"ResultsByTime": found, "DimensionValueAttributes": [], **more}
-
-
-def _cost(world: World, call: Call, day: int) -> float:
-    tag = call.params["Filter"]["Tags"]
-    if tag["Key"] not in world.settings.cost_tags:
-        return 0.0
-    usd = 0.0
-    for job in list(world.jobs.values()):
-        is_asked = job.tags.get(tag["Key"]) in tag["Values"]
-        if is_asked and job.billable_s and day <= (job.training_end or 0) < day + DAY_S:
-            machines = job.request["ResourceConfig"]
-            usd += job.billable_s * machines["InstanceCount"] * TRAINING[machines["InstanceType"]] / 3600
-    return usd
-
-
-def _day(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(time_s))
-
-
-def _midnight_s(day: str) -> int:
-    return calendar.timegm(time.strptime(day, "%Y-%m-%d"))

@@ -82,8 +82,6 @@ class Application:
             return self._file(start, call)
         if call.service == "pricing":
             return reply(start, pricelist.get_products(self._world, call))
-        if call.service == "ce":
-            return reply(start, pricelist.get_cost_and_usage(self._world, call))
         if call.service == "logs":
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"

@@ -32,9 +32,6 @@ class Settings(settings.Settings):
     """How far ahead the clock of EventBridge Scheduler is."""
     quota: float = 10_000.0
     """Value of every service quota that a test has not set by name."""
-    cost_tags: tuple[str, ...] = ("cloudtrain:job",)
-    """Tags that are activated for Cost Explorer."""
-    cost_currency: str = "USD"
     price_page_size: int = 100
     """Rows per page of GetProducts."""
     price_damage: str = ""

@@ -24,7 +24,6 @@ _TARGETS = {
     "ServiceQuotasV": "service-quotas",
     "AmazonSSM": "ssm",
     "AWSPriceListService": "pricing",
-    "AWSInsightsIndexService": "ce",
 }
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
