@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.backend import LogLine, LogPage, container_lines
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.logs import container_lines
 
 from . import api
 from .api import Azure

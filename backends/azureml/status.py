@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from cloudtrain.launcher.backend import exit_report as accounts
 from cloudtrain.launcher.job import JobState, State
-from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds
 
 from .status_history import OVER, WAITING, Details

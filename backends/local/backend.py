@@ -123,7 +123,7 @@ class LocalBackend:
 
     def state(self, ref: JobRef) -> State:
         """Return the combined state of the nodes."""
-        from cloudtrain.launcher.jobs import agent_state
+        from cloudtrain.launcher.backend import agent_state
 
         handle = LocalRef.load(ref)
         checkpoints = Path(handle.checkpoint_dir)
@@ -137,7 +137,7 @@ class LocalBackend:
     ) -> LogPage:
         """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
         from cloudtrain.entrypoints.agent import node_logs
-        from cloudtrain.launcher.logs import agent_pages
+        from cloudtrain.launcher.backend import agent_pages
 
         handle = LocalRef.load(ref)
         roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes

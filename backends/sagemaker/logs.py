@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.backend import LogLine, LogPage, container_lines
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.logs import container_lines
 
 from . import api
 from .api import AwsAccess

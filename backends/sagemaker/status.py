@@ -7,8 +7,8 @@ import time
 from datetime import datetime
 from typing import Any
 
+from cloudtrain.launcher.backend import exit_report
 from cloudtrain.launcher.job import JobState, State
-from cloudtrain.launcher.jobs import exit_report
 
 # States before any process runs. A status outside all lists counts as running.
 _WAITING = (

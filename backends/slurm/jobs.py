@@ -13,11 +13,9 @@ from typing import Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import LogPage
+from cloudtrain.launcher.backend import LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, State
-from cloudtrain.launcher.jobs import agent_state
-from cloudtrain.launcher.logs import agent_pages
 
 from ..channel import master
 from ..channel.calls import HostAnswer

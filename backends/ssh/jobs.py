@@ -7,11 +7,9 @@ from typing import Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import JobRef, LogPage
+from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.jobs import agent_state
-from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.terminal import say
 
 from ..channel import hedged, master

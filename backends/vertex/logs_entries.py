@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.logs import container_lines
+from cloudtrain.launcher.backend import container_lines
 from cloudtrain.launcher.text.times import seconds
 
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")

@@ -19,8 +19,9 @@ from ..logs.late_lines import EndDetector
 from ..metering import meter
 from ..planning.search_spec import is_packed
 from ..store import progress as progresses
-from ..store import sanitize, series, sweeps
+from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
+from ..text import sanitize
 
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"

@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import quantity
 
-from . import sanitize
+from ..text import sanitize
 
 NAMES = ("bytes_sent", "averages", "density", "threshold", "residual_norm", "tau_mean", "tau_max", "lead", "workers")
 _MOST_TAU = 64  # a larger staleness counts as this

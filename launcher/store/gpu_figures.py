@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import span
 
-from . import sanitize
+from ..text import sanitize
 
 IDLE_PERCENT, IDLE_S = 10.0, 300.0  # a GPU below this use for IDLE_S seconds idles
 GONE_S = 600.0  # without figures, after which a rank is dropped

@@ -9,7 +9,8 @@ from typing import Any
 
 from cloudtrain.entrypoints import events
 
-from . import exchange_figures, gpu_figures, loss_bins, sanitize
+from ..text import sanitize
+from . import exchange_figures, gpu_figures, loss_bins
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = (

@@ -22,8 +22,8 @@ from cloudtrain.entrypoints import processes
 from ..errors import NoSuchJobError, UsageError
 from ..job import ACTIVE, Attempt, Job, JobState, State, new_id
 from ..plan import Plan
+from ..text import sanitize
 from ..text.units import parse_money
-from . import sanitize
 from .database import Database
 
 _JOB_WITH_LAST_ATTEMPT = """

@@ -19,8 +19,8 @@ from cloudtrain.entrypoints.format import down, up, usd
 
 from ..errors import BudgetError, NoSuchJobError
 from ..job import ACTIVE, Attempt
+from ..text import sanitize
 from ..text.units import parse_money
-from . import sanitize
 from .database import Database
 from .registry import attempt_of
 

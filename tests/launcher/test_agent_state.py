@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.entrypoints.contract import NodeStatus
+from cloudtrain.launcher.backend.agent_state import STRAGGLER_S, fold
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.jobs.agent_state import STRAGGLER_S, fold
 
 LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
 

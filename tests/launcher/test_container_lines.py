@@ -11,8 +11,8 @@ from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.container import container
 from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.entrypoints.contract import ExitReport
-from cloudtrain.launcher.logs import container_lines
-from cloudtrain.launcher.logs.container_lines import ContainerLine
+from cloudtrain.launcher.backend import container_lines
+from cloudtrain.launcher.backend.container_lines import ContainerLine
 
 END = events.format_line("end", "node 0 has ended", {"node": 0, "final": True})
 ENDED = container.account(ExitReport("failed", "error"))

@@ -8,7 +8,7 @@ import pytest
 
 from cloudtrain.entrypoints.container import container
 from cloudtrain.entrypoints.contract import ExitReport, ExitState
-from cloudtrain.launcher.jobs import exit_report
+from cloudtrain.launcher.backend import exit_report
 
 BOOM = {"rank": 1, "kind": "error", "type": "ValueError", "message": "boom", "traceback": "train.py:3", "lines": ["a"]}
 

@@ -73,7 +73,7 @@ COMMANDS = {
 # Modules, each with the modules below, that the quickest runs of a command leave out; together 15 to 40 ms.
 OTHER_BLOCKS = {f"cloudtrain.backends.{name}" for name in BUILT_IN if name != "local"}
 OF_A_RUNNING_JOB = {f"cloudtrain.{name}" for name in ("launcher.logs", "launcher.store.registry")}
-OF_A_RUNNING_JOB |= {"cloudtrain.launcher.jobs.agent_state", "cloudtrain.entrypoints.environments"}
+OF_A_RUNNING_JOB |= {"cloudtrain.launcher.backend.agent_state", "cloudtrain.entrypoints.environments"}
 UNNEEDED = {
     "--help": {"cloudtrain.launcher.commands", "cloudtrain.launcher.backend_table", "hashlib", "sqlite3", "subprocess"},
     "list": {"cloudtrain.backends", "cloudtrain.launcher.backend", "hashlib", "secrets", "shutil", "socket"},

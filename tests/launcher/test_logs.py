@@ -16,11 +16,11 @@ import pytest
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, LogPage, load
+from cloudtrain.launcher.backend import LogLine, LogPage, agent_pages, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
-from cloudtrain.launcher.logs import agent_pages, reader
+from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks

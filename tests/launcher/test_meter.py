@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.contract import NodeStatus
+from cloudtrain.launcher.backend import agent_state
 from cloudtrain.launcher.job import Attempt, State
-from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.metering import meter
 from doubles.plans import plan_of
 

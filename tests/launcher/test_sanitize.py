@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.jobs.overview import as_lines
-from cloudtrain.launcher.store.sanitize import state_of
+from cloudtrain.launcher.text.sanitize import state_of
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
 ERROR = {

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, Pace, load
+from cloudtrain.launcher.backend import LogLine, Pace, agent_pages, load
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.late_lines import HoldBack
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
@@ -286,7 +285,7 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
     """`--hold-back 0` shows a line at once and overrides the backend's time."""
     now_s = 1000.0
     monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: now_s)
-    monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
+    monkeypatch.setattr("cloudtrain.launcher.backend.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
     waiting, at_once = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt, hold_back_s=0.0)
@@ -302,7 +301,7 @@ def test_held_lines_come_at_the_end_of_the_log(
 ) -> None:
     """Lines that wait for earlier lines of other nodes are shown when the log ends, and stored."""
     monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: 1000.0)
-    monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: 1000.0)
+    monkeypatch.setattr("cloudtrain.launcher.backend.agent_pages.time.time", lambda: 1000.0)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
     stream = LogStream(registry, job, job.attempt)

@@ -34,6 +34,9 @@ FROM_ENTRYPOINTS |= {
     "sweep.search",
     "sweep.space",
 }
+# The rooms of the launcher that a backend may use: neither the life of a job nor the shown lines.
+FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "metering", "models", "plan", "planning"}
+FROM_LAUNCHER |= {"prices", "rehearsal", "store", "text"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
@@ -285,6 +288,12 @@ def test_entrypoints_import_an_sdk_on_first_use() -> None:
     probe += "print(*{name.split('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None)})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert SDKS & set(done.stdout.split()) == set()
+
+
+def test_backends_use_only_the_lower_rooms_of_the_launcher() -> None:
+    """A backend reads what a node wrote by modules of the port."""
+    used = {(file, name.split(".")[2]) for file, name in imports("backends") if name.startswith("cloudtrain.launcher.")}
+    assert [(file, name) for file, name in used if name not in FROM_LAUNCHER] == []
 
 
 def test_backends_do_not_know_each_other() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.entrypoints import events
 
 from ..job import JobState, State
-from ..store import sanitize
+from ..text import sanitize
 
 
 def report_in(words: str) -> dict[str, Any] | None:

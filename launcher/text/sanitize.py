@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..job import JobState
-from ..text.visible import shown
+from .visible import shown
 
 if TYPE_CHECKING:
     from ..job import State

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 
-from ..backend import LogLine, LogPage
+from . import LogLine, LogPage
 
 _make = partial(tuple.__new__, LogLine)
 
