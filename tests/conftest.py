@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import order
 from browser import browser, open_page, page_seen  # noqa: F401 - fixtures
@@ -90,6 +91,20 @@ cap.least_useful_s = lambda terms: max(terms.least_s, 20)
 from cloudtrain.launcher.cli import main
 main()
 """
+
+
+def pytest_configure() -> None:
+    """Make the outcome of a test independent of the shell and of the load.
+
+    A background job and `nohup` ignore signals, and the commands of the tests would inherit that. A property has no
+    deadline: a busy machine takes any time for an example.
+    """
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+    patient = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    settings.register_profile("tests", deadline=None, suppress_health_check=patient)
+    settings.load_profile("tests")
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-m`
@@ -180,8 +195,6 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell's background jobs ignore SIGINT, and their children inherit the setting; a terminal's jobs do not.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def watch(self, text: str, *args: str, count: int = 1, cwd: Path | None = None, timeout_s: float = 120) -> None:

@@ -117,8 +117,6 @@ def serving(home: Path, *options: str, setup: str = "", **env: str) -> Iterator[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background jobs ignore SIGINT, and their children inherit the setting; a terminal's jobs do not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     address = process.stdout.readline().strip() if process.stdout else ""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.sagemaker import backend, check, request_images
@@ -360,7 +360,7 @@ def test_region_is_found_as_by_awss_tools(tmp_path: Path) -> None:
         region_of(SageMaker(), file)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     name=st.from_regex(r"[a-z0-9][a-z0-9-]{0,40}", fullmatch=True).filter(lambda text: text != "last"),
     instances=st.integers(1, 64),

@@ -34,7 +34,7 @@ def texts(found: list[Any]) -> list[str]:
     return [each.text for each in found]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.randoms(use_true_random=False), st.integers(1, 60), st.integers(1, 3))
 def test_every_line_comes_once_in_any_order_of_arrival(chance: random.Random, count: int, lives: int) -> None:
     """Lines may arrive late, twice or under new keys, and the cursor be saved anywhere: each line appears once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from doubles.aws.handle import ROLE, Aws
 
 Request = dict[str, Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of the stand-ins to `make soak`, and to CI where a stand-in changed."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.soak)
 
 
 def request_of(name: str, **more: Any) -> Request:

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -32,7 +31,6 @@ class Terminal:
 
         def take() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         self.process = subprocess.Popen(
             argv, stdin=slave, stdout=slave, stderr=slave, env=told, start_new_session=True, preexec_fn=take

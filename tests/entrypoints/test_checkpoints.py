@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -168,7 +168,7 @@ ANY_JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150)
 @given(field=st.sampled_from(sorted(folders._TRAINER)), value=ANY_JSON, where=st.sampled_from(["trainer", "manifest"]))
 def test_any_value_is_sound_or_named_as_damage(tmp_path: Path, field: str, value: object, where: str) -> None:
     """Any JSON in a field of trainer.json or in the list of files is valid or gives a message with the file's name."""

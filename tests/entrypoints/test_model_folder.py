@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.checkpoints import shards
@@ -153,7 +153,7 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for file in tensors.files(folder) for name, value in load_file(file).items()}
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     cuts=st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3), st.integers(0, 5)),

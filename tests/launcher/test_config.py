@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.stores import store
@@ -812,7 +812,7 @@ def test_byte_order_mark_and_windows_lines_are_accepted(load: Load) -> None:
 YAMLISH = st.text(alphabet="name:xtskrc -[]{}'\"\n$&*!0.é#,=%\t", max_size=60)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(text=YAMLISH, override=YAMLISH, value=YAMLISH, key=st.sampled_from(sorted(model().model_fields)))
 def test_any_text_gives_a_config_or_a_config_error(load: Load, text: str, override: str, value: str, key: str) -> None:
     """No file and no override ends in a traceback."""
@@ -829,7 +829,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(key=st.sampled_from(sorted(model().model_fields)), value=VALUES)
 def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: str, value: Any) -> None:
     """A value of any shape at any key is accepted, and survives JSON, or is refused with a message."""

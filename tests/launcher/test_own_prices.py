@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.launcher.errors import ConfigError
@@ -80,7 +80,7 @@ def test_unreadable_price_is_not_written(home: Path, usd: float) -> None:
     assert [key.instance_type for key in own.everything()] == ["ml.m5.xlarge"]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 @given(usd=st.floats(1e-6, 1e4), factor=st.floats(1, 9), source=st.text(min_size=1).map(lambda text: f"x{text}"))
 def test_written_price_is_read_back(home: Path, usd: float, factor: float, source: str) -> None:
     """The source may contain commas, quotes and newlines of any kind."""
