@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 # Without compiled files each of some thousand processes compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test session lint docs parity bench bench-trainer soak clean
+.PHONY: demo test session lint changed docs parity bench bench-trainer soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+changed: $(READY)  ## The soak tests of the files that changed; CI runs them after `make test`.
+	$(BIN)/python tools/soak_of_changes.py
 
 $(DOCS_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
@@ -59,7 +62,7 @@ $(BENCH_VENV)/.ready: pyproject.toml constraints.txt
 bench-trainer: $(BENCH_VENV)/.ready  ## The trainer against a bare loop, Lightning, Accelerate and DCP; BENCH="--only steps" and so on.
 	cd benchmarks && $(abspath $(BENCH_VENV))/bin/python -m trainer.run $(BENCH)
 
-soak: $(READY)  ## The benchmarks' counts, larger, and the tests that repeat on other settings what `make test` proves.
+soak: $(READY)  ## The benchmarks' counts, larger, the tests of the stand-ins, and tests that repeat `make test` on other settings.
 	$(BIN)/pytest -n 2 -m soak
 	$(BIN)/python benchmarks/soak.py
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 import order
@@ -14,3 +17,18 @@ def test_parts_are_equal_and_begin_with_the_slow_tests(request: pytest.FixtureRe
     assert sorted(item.nodeid for item in parts) == sorted(item.nodeid for item in items)
     is_slow = [item.get_closest_marker("slow") is not None for item in parts]
     assert is_slow == sorted(is_slow, reverse=True)
+
+
+def test_changed_files_choose_their_soak_tests() -> None:
+    """A test file chooses itself, a backend's file the backend's cases; the nearest tests come first."""
+    chosen = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "soak_of_changes.py"))["chosen"]
+    tests = [
+        "tests/backends/test_contract.py::test_budget[ssh]",
+        "tests/backends/test_contract.py::test_budget[vertex]",
+        "tests/backends/test_vertex_jobs.py::test_loss",
+        "tests/docs/test_tutorials.py::test_page[vertex]",
+        "tests/entrypoints/test_tensor.py::test_split[2]",
+    ]
+    assert chosen(["tests/entrypoints/test_tensor.py", "backends/vertex/jobs.py"], tests) == [tests[4], *tests[1:4]]
+    assert chosen(["docs/tutorials/vertex.md"], tests) == [tests[3]]
+    assert chosen(["entrypoints/trainer/tensor_slices.py", "README.md"], tests) == [tests[4]]
