@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -72,15 +72,6 @@ class JobFolder:
                 if each in there and (found := _object_in(store.read(each)[0])) is not None:
                     return found
         return None
-
-    def put_model(self, uri: str, source: Path, names: Iterable[str], sums: str) -> None:
-        """Upload the files of a model folder, the file `sums` last: its presence marks a complete copy."""
-        with self.answers(f"upload the model to {uri}"):
-            store = self.open_at(uri)
-            if store.read(sums)[0] != (source / sums).read_bytes():
-                for name in names:
-                    store.put(source / name, name)
-                store.put(source / sums, sums)
 
     def has_checkpoint(self, uri: str) -> bool:
         """Return whether the folder has a complete checkpoint, by the same rule as the node's (job_files.py)."""

@@ -59,10 +59,6 @@ COMMANDS = {
     "artifacts": "Fetch a job's output files.",
     "export": "Write a job's model as a checked folder.",
     "serve": "Answer requests with an exported model.",
-    "register": "Register a model folder in a registry of models.",
-    "deploy": "Start an endpoint that ends by itself.",
-    "extend": "Let an endpoint live longer.",
-    "undeploy": "Delete an endpoint before its end.",
     "doctor": "Find the problems of each backend before a submit.",
     "notify": "Send a test message to the alert channels of a config.",
     "hosts": "Show who uses which GPU of your own machines.",
@@ -89,7 +85,7 @@ SECTIONS = {
         "exec",
         "hosts",
     ),
-    "After the training": ("evaluate", "export", "serve", "push", "register", "deploy", "extend", "undeploy"),
+    "After the training": ("evaluate", "export", "serve", "push"),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # between two looks whether the hook of a lost interrupt has ended

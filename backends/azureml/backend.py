@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
         files,
         jobs,
         logs,
-        models,
-        models_endpoint,
         prices,
         rehearsal,
         request,
@@ -203,12 +200,6 @@ class AzureMLBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices.quotes(self.azure, config, region, types)
-
-    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
-        return models.AzureRegistry(model, config, self.azure)
-
-    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
-        return models_endpoint.plan(wish, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

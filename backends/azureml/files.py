@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -22,7 +22,6 @@ from .api import AzureAccess
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
 READER = "Storage Blob Data Reader on the storage account"
-WRITER = "Storage Blob Data Contributor on the storage account"
 
 _DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
 _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)/?(.*)")
@@ -43,11 +42,6 @@ def download(access: AzureAccess, uri: str, folder: Path) -> list[Path]:
 def saved_shapes(access: AzureAccess, uri: str, *, averaged: bool) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in the checkpoint folder. Raises as `download`, and ValueError."""
     return _with_folder(access, uri, lambda folder: saved.shapes(folder.open_at(uri), averaged=averaged))
-
-
-def put_model(access: AzureAccess, uri: str, source: Path, names: Iterable[str], sums: str) -> None:
-    """Upload the files of a model folder, the file `sums` last. Raises as `download`."""
-    _with_folder(access, uri, lambda folder: folder.put_model(uri, source, names, sums), needs=WRITER)
 
 
 def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
@@ -85,12 +79,12 @@ class _BlobJobStore(AzureStore):
         return error
 
 
-def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T], needs: str = READER) -> _T:
+def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) -> _T:
     """Return the result of `use`, with the caller's own permission, else with the datastore's key.
 
     Raises CredentialError, UnreachableError, ConfigError.
     """
-    with api.answers(f"look into {uri}", needs=needs):
+    with api.answers(f"look into {uri}", needs=READER):
         place, datastore = _place(access, uri)
 
         def folder(credential: Any) -> JobFolder:

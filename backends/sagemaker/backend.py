@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
-    from cloudtrain.launcher.backend.models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
         files,
         jobs,
         logs,
-        models,
-        models_endpoint,
         outputs,
         prices,
         rehearsal,
@@ -174,30 +171,6 @@ class SageMakerBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices.quotes(self.clients, config, region, types)
-
-    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
-        return models.SageMakerRegistry(model, config, self.clients)
-
-    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
-        return models_endpoint.plan(wish, config)
-
-    def prepare_endpoint(self, plan: EndpointPlan, model: CheckedModel) -> None:
-        models_endpoint.prepare(self.clients, plan, model)
-
-    def start_endpoint(self, plan: EndpointPlan) -> None:
-        models_endpoint.start(self.clients, plan)
-
-    def endpoint_state(self, ref: dict[str, Any]) -> str | None:
-        return models_endpoint.state(self.clients, ref)
-
-    def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
-        models_endpoint.extend(self.clients, ref, ends_s)
-
-    def delete_endpoint(self, ref: dict[str, Any]) -> None:
-        models_endpoint.delete(self.clients, ref)
-
-    def discard_endpoint(self, ref: dict[str, Any]) -> bool:
-        return models_endpoint.discard(self.clients, ref)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

@@ -23,11 +23,6 @@ class SageMaker(Section):
         description="ARN of the execution role that the job takes on.",
         examples=["arn:aws:iam::111122223333:role/train"],
     )
-    scheduler_role: Text | None = Field(
-        None,
-        description="ARN of the role by which EventBridge Scheduler deletes an endpoint at its end.",
-        examples=["arn:aws:iam::111122223333:role/end-endpoints"],
-    )
     bucket: Text | None = Field(
         None, description="S3 bucket for code, checkpoints and outputs.", examples=["my-bucket"]
     )

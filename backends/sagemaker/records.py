@@ -53,13 +53,3 @@ class SageMakerSending(StoredRecord):
     def order(self) -> ContainerOrder:
         """The container order in `spec`."""
         return ContainerOrder.load(self.spec)
-
-
-@dataclass(frozen=True)
-class SageMakerEndpoint(StoredRecord):
-    """The handle of an endpoint; its model, configuration and schedule have the same name."""
-
-    region: str
-    profile: str | None
-    endpoints: dict[str, str]
-    name: str

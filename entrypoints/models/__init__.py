@@ -1,4 +1,4 @@
-"""Model folders: the files that `cloudtrain export` writes, and that serve, push, register and fine-tuning read.
+"""Model folders: the files that `cloudtrain export` writes, and that serve, push and fine-tuning read.
 
     model.safetensors          or model-00001-of-0000N.safetensors with model.safetensors.index.json
     model.pt2, model.onnx      if the model could be traced

@@ -23,8 +23,6 @@ from ..errors import CloudtrainError, ConfigError, Fault, require_all
 from ..metering.limit import Terms
 from .protocol import (
     Backend,
-    Deploys,
-    EndsEndpoints,
     HasCheckpoints,
     KeepsPlaces,
     KnowsShapes,
@@ -33,7 +31,6 @@ from .protocol import (
     Priced,
     Ready,
     ReceivesModels,
-    Registers,
     Seekable,
     Sought,
 )
@@ -50,8 +47,6 @@ __all__ = [
     "Capacity",
     "Check",
     "DamagedRecordError",
-    "Deploys",
-    "EndsEndpoints",
     "FoundAttempt",
     "HasCheckpoints",
     "KeepsPlaces",
@@ -68,7 +63,6 @@ __all__ = [
     "PushedModel",
     "Ready",
     "ReceivesModels",
-    "Registers",
     "Request",
     "Seekable",
     "Sending",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         Request,
         Shipment,
     )
-    from .models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
 
 
 class Backend(Protocol):
@@ -181,52 +180,4 @@ class Seekable(Protocol):
         """Return a cursor for `logs` before each stream's last `lines`, or before its lines since `since_s`.
 
         The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
-        """
-
-
-@runtime_checkable
-class Registers(Protocol):
-    """A backend whose vendor has a registry of models."""
-
-    def registry(self, model: CheckedModel, config: JobConfig) -> ModelRegistry:
-        """Return the model's place in the registry; pure. Raises ConfigError for a missing setting."""
-
-
-@runtime_checkable
-class Deploys(Protocol):
-    """A backend whose vendor serves models."""
-
-    def endpoint(self, wish: EndpointWish, config: JobConfig) -> EndpointPlan:
-        """Return the endpoint's requests and price; pure. Raises ConfigError for a missing setting."""
-
-
-@runtime_checkable
-class EndsEndpoints(Protocol):
-    """A backend whose platform deletes an endpoint at a given time, whether this machine runs or not."""
-
-    def prepare_endpoint(self, plan: EndpointPlan, model: CheckedModel) -> None:
-        """Upload the files, schedule the deletion, and make all that an endpoint needs and that costs nothing.
-
-        Raises CredentialError, ConfigError, CapacityError, UnreachableError.
-        """
-
-    def start_endpoint(self, plan: EndpointPlan) -> None:
-        """Start the endpoint. Raises as `prepare_endpoint`; only after UnreachableError may the endpoint exist."""
-
-    def endpoint_state(self, ref: dict[str, Any]) -> str | None:
-        """Return the platform's word for the state, None if there is no endpoint. Raises UnreachableError."""
-
-    def extend_endpoint(self, ref: dict[str, Any], ends_s: float) -> None:
-        """Move the scheduled deletion to this time.
-
-        Raises the errors of `start_endpoint`; after UnreachableError the end may have moved.
-        """
-
-    def delete_endpoint(self, ref: dict[str, Any]) -> None:
-        """Ask the platform to delete the endpoint. The scheduled deletion stays until `discard_endpoint`."""
-
-    def discard_endpoint(self, ref: dict[str, Any]) -> bool:
-        """Remove the configuration of an absent endpoint, so that a late start fails; then the scheduled deletion.
-
-        Return False, and keep the scheduled deletion, if the endpoint exists after all.
         """

@@ -113,12 +113,8 @@ def _legs(found: Bill) -> list[str]:
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
     from ..jobs.refresh import refresh
-    from ..money import bill_text, endpoints, period
-    from ..store.endpoints import rows
+    from ..money import bill_text, period
 
-    for line in endpoints.refresh(registry.database):
-        say(line)
-    deployed, served = endpoints.shown(rows(registry.database, active=True), width())
     for job in registry.jobs(active=True):
         try:
             refresh(registry, job)
@@ -129,7 +125,7 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     groups = None if by is None else period.grouped(spent, by)
     by = by or ""
     if as_json:
-        print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups) | served)
+        print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups))
     elif as_csv:
         cells = bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)
         print_lines([csv_text(*cells)])
@@ -141,8 +137,6 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
         print_lines(table(head, bill_text.group_rows(groups, period.total(spent)), columns=width()))
         if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
             say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
-    if not as_csv and not as_json:
-        print_lines(deployed)
 
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +15,7 @@ from cloudtrain.entrypoints.format import counted
 from .. import backend as backends
 from ..backend import Check
 from ..backend_table import ALL, DEFAULT
-from ..errors import CloudtrainError, ConfigError, UsageError
+from ..errors import ConfigError, UsageError
 from ..text.terminal import print_json, print_text, say
 from .options import DEFAULT_FILE, completes, examples, file_option, json_option
 
@@ -50,7 +49,6 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
         print_json({name: [asdict(check) for check in checks] for name, checks in groups.items()})
     else:
         _sum_up(groups, path, backend)
-        _say_endpoints()
     return int(any(check.verdict == "fail" for checks in groups.values() for check in checks))
 
 
@@ -108,18 +106,6 @@ def _lines(check: Check) -> list[str]:
     if check.cure:
         lines.append(f"        {check.cure}")
     return lines
-
-
-def _say_endpoints() -> None:
-    """Print a line for each endpoint that may cost money, as last seen."""
-    from ..money.endpoints import lines
-    from ..store.database import Database
-    from ..store.home import where
-
-    with contextlib.suppress(RuntimeError, CloudtrainError):  # the checks have named an unusable home folder
-        if (where() / "registry.sqlite").is_file():  # `doctor` makes no file
-            for line in lines(Database()):
-                say(line)
 
 
 def _sum_up(groups: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:

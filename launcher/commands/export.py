@@ -52,12 +52,11 @@ def command(
     """
     from ..jobs.refresh import refresh
     from ..models import exporting, source
-    from ..models.checked import require_model_name
     from ..store.registry import Registry
 
     source.require_choice(choice)
     if name is not None:
-        require_model_name(name)
+        exporting.require_model_name(name)
     wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
     if key is not None:
         key = key.expanduser()

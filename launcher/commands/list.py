@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -89,37 +89,18 @@ def command(
         faults.update(answers.faults)
         return answers.jobs
 
-    deployed, served, notes = _endpoints(registry, choice, active=active, everything=everything)
     found = list_cache.chosen(registry, choice, ask, described=as_json)
     searches = summary.chosen(registry.database, choice, active=active)
     if choice.backends and not (found.lines or searches):
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(registry, found, searches, faults, served)
+        _print_json(registry, found, searches, faults)
     elif found.lines or searches:
         _print(registry, found, searches, choice.limit)
-    elif not deployed:
+    else:
         say(_none(registry, choice, active=active))
-    if not as_json:
-        print_lines(deployed)
-    for note in notes:
-        say(note)
     for job_id, fault in faults.items():
         say(f"{job_id} is listed as it was last seen: {fault.message}")
-
-
-def _endpoints(
-    registry: Registry, choice: JobFilter, *, active: bool, everything: bool
-) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Return the endpoints as lines and for JSON, and a note for each silent platform; none for a narrow choice."""
-    from ..store import endpoints
-
-    if not endpoints.rows(registry.database) or (choice.is_narrow and not active):
-        return [], {}, []
-    from ..money import endpoints as costs
-
-    notes = costs.refresh(registry.database)
-    return *costs.shown(endpoints.rows(registry.database, active=not everything), width()), notes
 
 
 def _print_json(
@@ -127,7 +108,6 @@ def _print_json(
     found: Listing,
     searches: list[Summary],
     faults: dict[str, CloudtrainError],
-    served: dict[str, Any],
 ) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from ..jobs.list_cache import attempts_of
@@ -141,9 +121,7 @@ def _print_json(
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
     sweeps = [summary.as_json(each) for each in searches]
-    more = json_line(
-        {"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent, **served}
-    )
+    more = json_line({"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent})
     write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
 
 

@@ -38,7 +38,6 @@ def command(
     or the new model, never a part. A folder without a passed check is refused. Exit code 7 if a target failed.
     """
     from ..models import push as pushing
-    from ..models.checked import checked_folder
 
     if len(words) != (1 if goes_back else 2):
         hint = "cloudtrain push --back PLACE" if goes_back else "cloudtrain push DIR PLACE"
@@ -47,7 +46,7 @@ def command(
     if goes_back:
         found = pushing.back(words[0], config)
     else:
-        model = pushing.pushed(checked_folder(Path(words[0])), name)
+        model = pushing.pushed(Path(words[0]), name)
         found = pushing.push(model, words[1], config, replaces=replaces)
     if as_json:
         rows = [{"target": name, "version": each.version, "error": each.error or None} for name, each in found.items()]

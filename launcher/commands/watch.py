@@ -139,7 +139,6 @@ def _is_live() -> bool:
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from ..jobs import watch as watching
     from ..jobs.poller import Pacing, Poller, Seen
-    from ..money import endpoints
     from ..store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
@@ -150,9 +149,6 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         watching.chosen(registry, names, time.time())  # an unknown name is an error before any other line
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
-    if not names:
-        for line in [*endpoints.refresh(registry.database), *endpoints.lines(registry.database)]:
-            say(line)
     jobs: list[Job] = []
     sweeps_due_s = 0.0
     codes: dict[str, int] = {}  # of the ended jobs, in the order of their ends

@@ -10,7 +10,7 @@ from cloudtrain.entrypoints.format import down, up, usd
 
 from ..errors import CloudtrainError
 from ..job import ACTIVE, Attempt
-from ..money import endpoints, shared_ledger_sync
+from ..money import shared_ledger_sync
 from ..plan import Plan
 from ..store import ledger, sweeps
 from ..store.budgets import MOST_MICRO, OVERALL, Standing
@@ -31,7 +31,7 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
 
 
 def reconcile(registry: Registry) -> list[str]:
-    """Poll active jobs and endpoints, and write the ends to the shared ledgers; return an error line for each failure.
+    """Poll active jobs, and write the ends to the shared ledgers; return an error line for each failure.
 
     Jobs from before the ledger existed get reservations.
     """
@@ -45,7 +45,6 @@ def reconcile(registry: Registry) -> list[str]:
             continue
         if found.active and found.attempt.unreachable_since_s is not None:
             failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
-    failures += endpoints.refresh(registry.database)
     return failures + shared_ledger_sync.push(registry.database, patient=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ _FORMS = ("safetensors", "pt2", "onnx", HUGGINGFACE)
 _NO_METRICS = ("accuracy_low", "accuracy_high")
 _END_S = 5.0
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
+# The letters that each vendor's registry and endpoint allow, with room for a suffix.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 def parse_forms(text: str) -> tuple[str, ...]:
@@ -42,6 +45,13 @@ def parse_forms(text: str) -> tuple[str, ...]:
     if "onnx" in named and (missing := [name for name in _ONNX if find_spec(name) is None]):
         raise ConfigError(f"the form onnx needs {missing[0]}, which is not installed", hint=install("onnx"))
     return ("safetensors", *(form for form in _FORMS[1:] if form in named))
+
+
+def require_model_name(name: str) -> None:
+    """Raise UsageError for a name that a vendor's registry or endpoint refuses."""
+    if not _NAME.fullmatch(name):
+        hint = "--name with small letters, digits and `-`, at most 40, a letter first"
+        raise UsageError(f"`{name}` cannot name a model in every registry", hint=hint)
 
 
 def require_torch(use: str) -> None:

@@ -23,7 +23,6 @@ from ..backend_table import traits
 from ..errors import CloudtrainError, ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.models.folder import ModelFolder
     from cloudtrain.entrypoints.stores.store import Store
 
     from ..config.schema import JobConfig
@@ -33,13 +32,20 @@ _DIGITS = 12  # of a version
 _TRIES = 20  # of the change of versions.json, while others change it
 
 
-def pushed(folder: ModelFolder, name: str | None) -> PushedModel:
-    """Return the model for `push`, with its signature if there is one. `name`: by default the model's own."""
-    from cloudtrain.entrypoints.models.folder import SIGNATURE, SUMS
+def pushed(path: Path, name: str | None) -> PushedModel:
+    """Return the model for `push`, verified, with its signature if there is one. `name`: by default the model's own.
 
-    own = [SUMS, *([SIGNATURE] if (folder.path / SIGNATURE).is_file() else [])]
-    files = {each: folder.path / each for each in (*folder.files, *own)}
-    return PushedModel(name or str(folder.config.get("name") or folder.path.name), folder.digest[:_DIGITS], files)
+    Raises ConfigError for a damaged folder, or without proof of the trained model.
+    """
+    from cloudtrain.entrypoints.models import folder as folders
+
+    try:
+        folder = folders.verify(path, checked=True)
+    except folders.ModelFolderError as error:
+        raise ConfigError(f"{error}", hint="cloudtrain export writes and checks a model folder") from error
+    own = [folders.SUMS, *([folders.SIGNATURE] if (path / folders.SIGNATURE).is_file() else [])]
+    files = {each: path / each for each in (*folder.files, *own)}
+    return PushedModel(name or str(folder.config.get("name") or path.name), folder.digest[:_DIGITS], files)
 
 
 def push(model: PushedModel, place: str, config: JobConfig | None, *, replaces: bool) -> dict[str, PushOutcome]:

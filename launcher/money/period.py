@@ -31,14 +31,14 @@ WHERE a.phase != 'never_sent' AND a.created_s < ?
            OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?)
 ORDER BY jobs.seq, a.number
 """
-# The ledger keeps the costs of removed jobs and of endpoints by month; each cost counts at its end.
+# The ledger keeps the costs of removed jobs by month; each cost counts at its end.
 _REMOVED = """
-SELECT r.project, r.job_id LIKE 'endpoint:%' AS served, COUNT(DISTINCT r.job_id) AS jobs,
+SELECT r.project, COUNT(DISTINCT r.job_id) AS jobs,
        COALESCE(SUM(s.spent_micro), 0) AS spent, MAX(r.spent_micro IS NULL) AS unknown,
        MIN(r.ended_s, COALESCE(CAST(strftime('%s', s.month || '-01', '+1 month') AS REAL), r.ended_s)) AS at_s
 FROM reservations r LEFT JOIN spends s ON s.job_id = r.job_id AND s.attempt = r.attempt
 WHERE r.state = 'settled' AND r.job_id NOT IN (SELECT id FROM jobs) AND at_s > ? AND at_s <= ?
-GROUP BY r.project, served HAVING spent > 0 OR unknown
+GROUP BY r.project HAVING spent > 0 OR unknown
 """
 _LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
 _EARLY_S = 86_400.0  # a platform's clock may be behind: a start may carry a time before the send
@@ -48,7 +48,7 @@ _EARLY_S = 86_400.0  # a platform's clock may be behind: a start may carry a tim
 class Spent:
     """The cost of a job in the span; `spent_micro` leaves out legs without a price, and `unknown` marks them.
 
-    The removed jobs of a project are a single row of `jobs` jobs, with the state `removed`; likewise ended endpoints.
+    The removed jobs of a project are a single row of `jobs` jobs, with the state `removed`.
     """
 
     job_id: str
@@ -86,9 +86,8 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
         if _add(job, attempt, from_s, to_s, now_s):
             found[attempt.job_id] = job
     for row in database.execute(_REMOVED, (from_s, to_s)):
-        what, state = ("ended endpoints", "ended") if row["served"] else ("removed jobs", "removed")
-        title = f"({what}{' of ' * bool(row['project'])}{row['project']})"
-        found[title] = removed = Spent(title, title, "-", 0.0, state, row["project"], jobs=row["jobs"])
+        title = f"(removed jobs{' of ' * bool(row['project'])}{row['project']})"
+        found[title] = removed = Spent(title, title, "-", 0.0, "removed", row["project"], jobs=row["jobs"])
         removed.spent_micro, removed.unknown = row["spent"], bool(row["unknown"])
     return sorted(found.values(), key=lambda each: (-each.spent_micro, not each.unknown, each.created_s))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..backend_table import names, package_of, traits
 from ..errors import ConfigError
-from ..metering.rate import DERIVED, Kind, Machine, Rate
+from ..metering.rate import Kind, Machine, Rate
 from ..store import home
 
 if TYPE_CHECKING:
@@ -124,22 +124,6 @@ def unpriced(backend: str, name: str, where: str) -> str:
     found = {row["region"] for row in rows(backend) if row["instance_type"] == name and row["usd_per_hour"]} - {""}
     known = f" (known in {', '.join(sorted(found))})" if found else ""
     return f"no price of {name} in {where}{known}: cloudtrain prices refresh, or set {backend}.price_per_hour"
-
-
-def serving(
-    backend: str, own_micro: int | None, listed: tuple[float | None, str, float], name: str, where: str
-) -> tuple[float | None, str, float]:
-    """Return an instance's price for an hour of an endpoint, its source and its uncertainty.
-
-    `own_micro`: the config's price. `listed`: the same three of the table, whose prices are those of training: for an
-    endpoint a price counts as derived.
-    """
-    usd, source, uncertainty = listed
-    if own_micro is not None:
-        return own_micro / 1e6, f"{backend}.price_per_hour", 1.0
-    if usd is None:
-        return None, unpriced(backend, name, where), 1.0
-    return usd, f"{source}, for training", uncertainty * DERIVED
 
 
 def backends() -> list[str]:

@@ -179,8 +179,7 @@ def _borders(start_s: float, end_s: float) -> Iterator[float]:
 
 
 def _names(held: Iterable[Held]) -> str:
-    # An endpoint with extensions holds several reservations.
-    jobs = list(dict.fromkeys(f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held))
+    jobs = [f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held]
     return ", ".join(jobs[:_NAMED]) + (f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else "")
 
 

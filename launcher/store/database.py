@@ -199,30 +199,8 @@ CREATE TABLE segments (
 );
 CREATE INDEX segments_by_job ON segments(job_id);
 """
-# A row is written before the first request for its endpoint (`endpoints`); the reservation is `endpoint:NAME`.
-_ENDPOINTS = """
-CREATE TABLE endpoints (
-    name TEXT PRIMARY KEY,
-    backend TEXT NOT NULL,
-    model TEXT NOT NULL,
-    machine TEXT NOT NULL,
-    instances INTEGER NOT NULL,
-    hourly_micro INTEGER NOT NULL,
-    worst_micro INTEGER NOT NULL,
-    project TEXT NOT NULL,
-    created_s REAL NOT NULL,
-    ends_s REAL NOT NULL,
-    ref TEXT NOT NULL,
-    submitter TEXT NOT NULL,
-    state TEXT NOT NULL,
-    word TEXT NOT NULL,
-    seen_s REAL,
-    ended_s REAL
-);
-CREATE INDEX endpoints_active ON endpoints(state) WHERE state != 'gone';
-"""
 # Migration n takes a file from version n to n + 1. A released migration is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS, _ENDPOINTS)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS)
 
 
 class QuiesceLock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from doubles.aws import models
 from doubles.aws.world import World
 from doubles.kit import control
 
@@ -21,7 +20,6 @@ class Control(control.Control[World]):
         return {
             ("POST", "quotas"): lambda: world.quotas.update(told),
             ("POST", "logs"): lambda: _write(world, **told),
-            ("GET", "shop"): lambda: _things(world),
         }
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
@@ -31,13 +29,6 @@ class Control(control.Control[World]):
         if job is None or order not in ORDERS:
             raise KeyError(path)
         return job.order(order, **told)
-
-
-def _things(world: World) -> dict[str, list[str]]:
-    """Return the names of the parts of endpoints by kind, without the kinds that have no part."""
-    models.run_due(world)
-    found = {kind: list(getattr(world.shop, kind)) for kind in ("configs", "endpoints", "models", "schedules")}
-    return {kind: names for kind, names in found.items() if names}
 
 
 def _write(

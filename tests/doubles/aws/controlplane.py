@@ -11,7 +11,7 @@ from typing import Any
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 
-from doubles.aws import models, training, validate
+from doubles.aws import training, validate
 from doubles.aws.jobs import ACCOUNT, Job, described, summary
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
@@ -29,9 +29,7 @@ def sagemaker(world: World, call: Call) -> Params:
         "DescribeTrainingJob": lambda world, call: described(_job(world, call)),
         "ListTrainingJobs": _list,
         "StopTrainingJob": _stop,
-        **models.ACTIONS,
     }
-    models.run_due(world)
     return _execute(actions, world, call)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, make_server
 
-from doubles.aws import controlplane, models, pricelist, validate
+from doubles.aws import controlplane, pricelist, validate
 from doubles.aws.control import Control
 from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
@@ -76,8 +76,6 @@ class Application:
             return reply(start, controlplane.sagemaker(self._world, call))
         if call.service == "servicequotas" or call.service == "service-quotas":
             return reply(start, controlplane.quotas(self._world, call))
-        if call.service == "scheduler":
-            return reply(start, models.scheduler(self._world, call))
         if call.operation == "GetFile":
             return self._file(start, call)
         if call.service == "pricing":

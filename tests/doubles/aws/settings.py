@@ -28,8 +28,6 @@ class Settings(settings.Settings):
     """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
     capacity: int | None = None
     """How many jobs may have machines at a time; further jobs stay in Starting."""
-    clock_s: float = 0.0
-    """How far ahead the clock of EventBridge Scheduler is."""
     quota: float = 10_000.0
     """Value of every service quota that a test has not set by name."""
     price_page_size: int = 100

@@ -132,7 +132,6 @@ def _lower(key: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _pattern(text: str) -> re.Pattern[str]:
     """Return Java's pattern as Python's; the models use a class such as \\p{L} only inside brackets."""
-    text = re.sub(r"\$\{\d+,\d+\}$", "", text)  # of CustomerMetadataProperties: a slip in AWS's own model
     text = text.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(r"\p{Alpha}", "a-zA-Z").replace(r"\p{Digit}", "0-9")
     return re.compile(re.sub(r"\\p\{([LMNPSZ])\}", lambda found: _category(found[1]), text))
 

@@ -72,8 +72,6 @@ def parse(environ: Environ) -> Call:
         except ValueError:
             params = body.decode(errors="replace")
         return Call(service, operation, params, region, access_key, "json")
-    if service == "scheduler":
-        return Call(service, *_scheduler(environ), region, access_key, "json")
     if service != "s3":
         fields = dict(parse_qsl(_body(environ).decode(errors="replace")))
         return Call(service, fields.pop("Action", ""), fields, region, access_key, "query")
@@ -116,13 +114,6 @@ def _body(environ: Environ) -> bytes:
     body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
-
-
-def _scheduler(environ: Environ) -> tuple[str, dict[str, Any]]:
-    """Return the operation and its parameters: the name is in the path, the rest is in the body."""
-    names = {"POST": "CreateSchedule", "PUT": "UpdateSchedule", "DELETE": "DeleteSchedule", "GET": "GetSchedule"}
-    name = environ["PATH_INFO"].rpartition("/")[2]
-    return names[environ["REQUEST_METHOD"]], {"Name": name, **json.loads(_body(environ) or b"{}")}
 
 
 def _s3(environ: Environ) -> tuple[str, dict[str, Any]]:

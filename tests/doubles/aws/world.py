@@ -11,7 +11,6 @@ from doubles.aws.faults import Fault
 from doubles.aws.jobs import Job
 from doubles.aws.logs import Logs
 from doubles.aws.settings import Settings
-from doubles.aws.shop import Shop
 from doubles.kit import world
 from doubles.sandbox import Switch
 
@@ -30,7 +29,6 @@ class World(world.World[Settings, Fault, Job]):
         super().clear()
         moto_api_backend.reset()
         self.quotas: dict[str, float] = {}
-        self.shop = Shop()
         self._logs: dict[str, Logs] = {}
 
     def logs(self, region: str) -> Logs:

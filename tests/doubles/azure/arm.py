@@ -209,29 +209,3 @@ def _asset(body: dict[str, Any], kind: str, name: str, version: str, **more: Any
     who = {"createdBy": "cloudtrain", "createdByType": "Application", "createdAt": when}
     who |= {"lastModifiedAt": when, "lastModifiedBy": "cloudtrain", "lastModifiedByType": "Application"}
     return resource(f"{kind}/versions", f"{kind}/{name}/versions/{version}", told, systemData=who)
-
-
-def get_model(world: World, request: Request, name: str, version: str) -> Answer:
-    """Return a version of a model."""
-    found = world.models.get((name, version))
-    if found is None:
-        raise AzureError(404, "UserError", f"Model {name}:{version} was not found in this workspace.")
-    return json_answer(resource("models/versions", f"models/{name}/versions/{version}", found["properties"]))
-
-
-def put_model(world: World, request: Request, name: str, version: str) -> Answer:
-    """Make a version of a model; a repeated PUT of the same path changes tags alone."""
-    from azure.ai.ml._restclient.arm_ml_service.models import ModelVersionProperties  # a second of processor time
-
-    properties = request.json()["properties"]
-    known = {field._rest_name for field in ModelVersionProperties({})._attr_to_rest_field.values()}
-    if unknown := sorted(set(properties) - known):
-        message = f"Could not find member '{unknown[0]}' on object of type 'ModelVersion'"
-        raise AzureError(400, "ValidationError", message)
-    with world.lock:
-        old = world.models.get((name, version))
-        if old is not None and old["properties"]["modelUri"] != properties["modelUri"]:
-            raise AzureError(400, "UserError", CHANGED_PATH)
-        world.models[(name, version)] = {"properties": properties}
-    told = resource("models/versions", f"models/{name}/versions/{version}", properties)
-    return json_answer(told, 200 if old else 201)

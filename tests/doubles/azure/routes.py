@@ -24,8 +24,6 @@ _ARM = [
     Route("PUT", f"{_WORKSPACE}/codes/{_VERSION}", "codes.put", arm.put_code),
     Route("POST", f"{_WORKSPACE}/codes/{_VERSION}/startPendingUpload", "codes.upload", arm.start_upload),
     Route("PUT", f"{_WORKSPACE}/environments/{_VERSION}", "environments.put", arm.put_environment),
-    Route("GET", f"{_WORKSPACE}/models/{_VERSION}", "models.get", arm.get_model),
-    Route("PUT", f"{_WORKSPACE}/models/{_VERSION}", "models.put", arm.put_model),
     Route("GET", f"{_WORKSPACE}/jobs", "jobs.list", jobroutes.list_all),
     Route("GET", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.get", jobroutes.get),
     Route("PUT", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.put", jobroutes.put),

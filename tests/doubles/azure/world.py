@@ -38,7 +38,6 @@ class World(world.World[Settings, Fault, Job]):
         """Forget all state."""
         super().clear()
         self.codes: dict[tuple[str, str], dict[str, Any]] = {}
-        self.models: dict[tuple[str, str], dict[str, Any]] = {}
         self.environments: dict[tuple[str, str], dict[str, Any]] = {}
         self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
         self.secrets: dict[str, list[dict[str, Any]]] = {}

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from google.cloud.aiplatform_v1 import types
-from google.longrunning import operations_pb2
 from google.protobuf import json_format
 
-from doubles.google import accounts, billing, jobservice, logs, modelservice, secretmanager
+from doubles.google import accounts, billing, jobservice, logs, secretmanager
 from doubles.google.calls import UNSERVED, Call, passed
 from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.grpcserver import Method
@@ -46,9 +45,6 @@ _PLACE = "projects/[^/]+/locations/[^/]+"
 _JOB = rf"/v1/(?P<name>{_PLACE}/customJobs/[^/:]+)"
 _JOBS = rf"/v1/(?P<parent>{_PLACE})/customJobs"
 _POOL = rf"/v1/(?P<name>{_PLACE}/persistentResources/[^/:]+)"
-_MODEL = rf"/v1/(?P<name>{_PLACE}/models/[^/:]+)"
-_UPLOAD = rf"/v1/(?P<parent>{_PLACE})/models:upload"
-_OPERATION = rf"/v1/(?P<name>{_PLACE}/models/[^/:]+/operations/[^/:]+)"
 _SYSTEM = ("$alt", "alt", "key", "fields", "prettyPrint", "quotaUser", "$prettyPrint", "$.xgafv")
 _UNKNOWN = re.compile(r'has no field named "(?P<name>[^"]+)" at "(?P<at>[^"]*)"')
 
@@ -157,16 +153,6 @@ OPERATIONS = [
     _operation("jobs.delete", "JobService/DeleteCustomJob", "DELETE", _JOB, jobservice.delete),
     _operation(
         "resources.get", "PersistentResourceService/GetPersistentResource", "GET", _POOL, jobservice.get_resource
-    ),
-    _operation("models.upload", "ModelService/UploadModel", "POST", _UPLOAD, modelservice.upload),
-    _operation("models.get", "ModelService/GetModel", "GET", _MODEL, modelservice.get),
-    Operation(
-        "operations.get",
-        "/google.longrunning.Operations/GetOperation",
-        operations_pb2.GetOperationRequest,
-        "GET",
-        _OPERATION,
-        modelservice.get_operation,
     ),
 ]
 

@@ -47,8 +47,6 @@ class World(world.World[Settings, Fault, Job]):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.models: dict[str, list[Any]] = {}  # versions by model
-        self.uploads: dict[str, tuple[str, str]] = {}  # model and version, by operation
         self.persistent: dict[str, Any] = {}  # resources, by id
         for service in (self.logs, self.storage, self.secrets):
             service.clear()
