@@ -16,9 +16,10 @@ from starlette.routing import Route
 
 from ..errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from ..logs.view import parse_ranks
+from ..store import sweeps
 from ..store.registry import Registry
 from ..text.terminal import say
-from . import actions, joblist, jobpage, spendpage, sweeppage
+from . import joblist, pages
 from .feeds import Download, LogQuery
 from .guard import CSRF_FIELD, CSRF_HEADER, Guard
 from .site import Site
@@ -97,11 +98,10 @@ class _Handlers:
         return stream(self.site, request, lambda registry: self._table(registry, choice), None)
 
     def _table(self, registry: Registry, choice: joblist.JobListQuery) -> Shown:
-        found = joblist.listed(registry, choice)
-        searches = sweeppage.listed(registry, choice)
-        is_live = any(job["exit_code"] is None for job in found.jobs)
-        is_live = is_live or any(each["state"] == "running" for each in searches)
-        values = {"choice": choice, "listed": found, "sweeps": searches, "faults": self.site.faults}
+        listed, searches = joblist.listed(registry, choice), joblist.sweeps(registry, choice)
+        is_live = any(job["exit_code"] is None for job in listed.jobs)
+        is_live = is_live or any(sweep["state"] == "running" for sweep in searches)
+        values = {"choice": choice, "listed": listed, "sweeps": searches, "faults": self.site.faults}
         return Shown({"jobs": self.site.pages.render("_jobs.html", **values)}, is_live=is_live)
 
     async def compare(self, request: Request) -> Response:
@@ -111,8 +111,7 @@ class _Handlers:
             raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
 
         def work(registry: Registry) -> str:
-            found = [jobpage.facts(registry, name) for name in names]
-            return self.site.pages.render("compare.html", jobs=found)
+            return self.site.pages.render("compare.html", jobs=[pages.job_values(registry, name) for name in names])
 
         return await self._page(work)
 
@@ -122,7 +121,7 @@ class _Handlers:
         """A job's page."""
 
         def work(registry: Registry) -> str:
-            values = jobpage.facts(registry, _name(request))
+            values = pages.job_values(registry, _name(request))
             shown = self._job(registry, values["job"]["job"])
             return self.site.pages.render("job.html", parts=shown.parts, **values)
 
@@ -134,14 +133,14 @@ class _Handlers:
         return stream(self.site, request, lambda registry: self._job(registry, wanted.job), wanted)
 
     def _job(self, registry: Registry, job_id: str) -> Shown:
-        return jobpage.shown(self.site.pages, registry, job_id, self.site.faults.get(job_id, ""))
+        return pages.job_parts(self.site.pages, registry, job_id, self.site.faults.get(job_id, ""))
 
     async def curves(self, request: Request) -> Response:
         """Data of the job's charts."""
         self.site.asked()
 
         def work(registry: Registry) -> str:
-            return json.dumps(jobpage.curves(registry, _name(request)), allow_nan=False)
+            return json.dumps(pages.curves(registry, _name(request)), allow_nan=False)
 
         return Response(await self.site.read(work), media_type="application/json")
 
@@ -165,8 +164,8 @@ class _Handlers:
         """A sweep's page."""
 
         def work(registry: Registry) -> str:
-            name = sweeppage.found(registry, _sweep(request)).id
-            part = sweeppage.shown(self.site.pages, registry, name).parts["sweep"]
+            name = sweeps.find(registry.database, _sweep(request)).id
+            part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
             return self.site.pages.render("sweep.html", sweep_id=name, part=part)
 
         return await self._page(work)
@@ -174,14 +173,14 @@ class _Handlers:
     async def sweep_stream(self, request: Request) -> Response:
         """Changes of the sweep's page."""
         name = _sweep(request)
-        return stream(self.site, request, lambda registry: sweeppage.shown(self.site.pages, registry, name), None)
+        return stream(self.site, request, lambda registry: pages.sweep_parts(self.site.pages, registry, name), None)
 
     async def sweep_report(self, request: Request) -> Response:
         """The page that `cloudtrain report SWEEP` writes."""
         from ..report.sweep_page import sweep_html
 
         def work(registry: Registry) -> str:
-            return sweep_html(registry, sweeppage.found(registry, _sweep(request)), time.time())
+            return sweep_html(registry, sweeps.find(registry.database, _sweep(request)), time.time())
 
         return await self._report(work)
 
@@ -190,15 +189,15 @@ class _Handlers:
     async def stop(self, request: Request) -> Response:
         """Ask the job to save and stop."""
         is_now = (await self._form(request)).get("now") == "1"
-        return await self._done(request, lambda registry: actions.stop(registry, _name(request), now=is_now))
+        return await self._done(request, lambda registry: pages.stop(registry, _name(request), now=is_now))
 
     async def offer(self, request: Request) -> Response:
         """The attempt that a resume would send, with the button to send."""
         budget = request.query_params.get("budget", "").strip()
 
         def work(registry: Registry) -> str:
-            values = jobpage.facts(registry, _name(request))
-            offered = actions.offer(registry, values["job"]["job"], budget)
+            values = pages.job_values(registry, _name(request))
+            offered = pages.resume_offer(registry, values["job"]["job"], budget)
             return self.site.pages.render("resume.html", offer=offered, budget=budget, **values)
 
         return await self._page(work)
@@ -213,7 +212,7 @@ class _Handlers:
         attempt, budget = int(numbers["attempt"]), form.get("budget", "").strip()
 
         def work(registry: Registry) -> str:
-            return actions.resume(registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget)
+            return pages.resume(registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget)
 
         return await self._done(request, work)
 
@@ -247,7 +246,7 @@ class _Handlers:
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
 
         def work(registry: Registry) -> str:
-            values = spendpage.spend(registry.database, month, by)
+            values = pages.spend_values(registry.database, month, by)
             return self.site.pages.render("spend.html", urlencode=urlencode, **values)
 
         return await self._page(work)

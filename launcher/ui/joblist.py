@@ -1,4 +1,4 @@
-"""The job list: filtered and paged by the database, so that only a page of jobs is read completely."""
+"""The list of jobs, filtered and paged by the database, so that only a page of jobs is read; sweeps stand above."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..jobs.describe import as_json
-from ..jobs.list_cache import attempts_of
+from ..jobs.list_cache import JobFilter, attempts_of
 from ..store.registry import Registry
 from ..store.sweeps import TRIAL_JOBS
+from ..sweeps import summary
 
 PAGE = 50
+SWEEPS = 10  # above the list; `cloudtrain list` has all
 STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
 MOST_WORD = 200
 _FROM = (
@@ -32,13 +34,15 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class JobListQuery:
-    """The filters; an empty text selects all jobs. `tag`: `NAME`, or `NAME=VALUE`. `page` counts from 1."""
+    """The filters; an empty text selects all jobs."""
 
     state: str = ""
     backend: str = ""
     tag: str = ""
+    """`NAME`, or `NAME=VALUE`."""
     text: str = ""
     page: int = 1
+    """Counts from 1."""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> JobListQuery:
@@ -67,10 +71,12 @@ class JobListQuery:
 
 @dataclass(frozen=True)
 class Listed:
-    """A page of jobs, each as in `status --json`; `count` is the number of all matching jobs."""
+    """A page of jobs."""
 
     jobs: list[dict[str, Any]]
+    """Each as in `status --json`."""
     count: int
+    """Of all matching jobs."""
     pages: int
 
 
@@ -86,6 +92,13 @@ def listed(registry: Registry, choice: JobListQuery) -> Listed:
     ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
     jobs = [as_json(job, attempts_of(registry, job)) for job in map(registry.find, ids)]
     return Listed(jobs, count, max(1, -(-count // PAGE)))
+
+
+def sweeps(registry: Registry, choice: JobListQuery) -> list[dict[str, Any]]:
+    """Return the newest sweeps for the first page of all jobs, each as in `list --json`; no sweep below a filter."""
+    if choice.is_narrow or choice.page > 1:
+        return []
+    return [summary.as_json(sweep) for sweep in summary.chosen(registry.database, JobFilter(limit=SWEEPS))]
 
 
 def choices(registry: Registry) -> dict[str, list[str]]:

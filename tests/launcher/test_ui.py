@@ -17,7 +17,7 @@ from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
+from cloudtrain.launcher.ui import feeds, joblist, pages
 from cloudtrain.launcher.ui.site import Pool
 
 RUNS = State("running", started_s=time.time() - 60)
@@ -265,7 +265,7 @@ def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[.
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
     registry = Registry(home)
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
-    found = spendpage.spend(registry.database, "1999-01", "nonsense")
+    found = pages.spend_values(registry.database, "1999-01", "nonsense")
     assert len(found["months"]) == 12
     assert [each["name"] for each in found["months"]] == sorted({each["name"] for each in found["months"]})
     assert found["month"] == found["months"][-1]["name"]
@@ -293,14 +293,14 @@ def test_resume_that_differs_from_the_offer_is_refused(
     seed("job", State("failed", "error", ended_s=time.time()))
     registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
-    monkeypatch.setattr(actions, "_prepared", lambda *args: prepared)
+    monkeypatch.setattr(pages, "_prepared", lambda *args: prepared)
     with pytest.raises(UsageError, match="was already resumed"):
-        actions.resume(registry, "job", attempt=3, worst_micro=3_000_000)
+        pages.resume(registry, "job", attempt=3, worst_micro=3_000_000)
     with pytest.raises(UsageError, match="more than was shown"):
-        actions.resume(registry, "job", attempt=2, worst_micro=2_999_999)
+        pages.resume(registry, "job", attempt=2, worst_micro=2_999_999)
     prepared.plan.worst_case_micro = None
     with pytest.raises(UsageError, match="more than was shown"):
-        actions.resume(registry, "job", attempt=2, worst_micro=3_000_000)
+        pages.resume(registry, "job", attempt=2, worst_micro=3_000_000)
     registry.close()
 
 
@@ -310,17 +310,16 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
     from cloudtrain.launcher.jobs import overview
-    from cloudtrain.launcher.ui import jobpage
     from cloudtrain.launcher.ui.site import Pages, assets
 
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
     registry = Registry(home)
-    facts = jobpage.shown(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
+    facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(job, registry.attempts(job)))
     assert ("checkpoint  saved, step not reported" in shown) == is_resumable
     running = seed("other", State("running", started_s=1.0))
     registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
-    facts = jobpage.shown(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
+    facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
     assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
     registry.close()

@@ -1,0 +1,293 @@
+"""The values of the pages (a job, a resume, a sweep, the costs), and the effects of the buttons.
+
+A job and a sweep have the facts of `status`, the costs the figures of `cost`. A button calls the same functions as
+`cloudtrain stop` and `cloudtrain resume`, with the same rules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import backend as backends
+from ..errors import BudgetError, CloudtrainError, UsageError
+from ..job import Attempt, Job
+from ..jobs import retry, stopping
+from ..jobs.approval import cost_words
+from ..jobs.describe import as_json, limit_words, next_step
+from ..jobs.overview import lines_before
+from ..jobs.refresh import refresh
+from ..money import period, unit_cost
+from ..money.forecast import forecast
+from ..money.period import Spent
+from ..store import ledger, sweeps
+from ..store.budgets import OVERALL, Standing, month_of
+from ..store.database import Database
+from ..store.registry import Registry
+from ..sweeps import driving, overview
+from ..text.money import as_usd
+from .site import Pages
+from .sse import Shown
+
+if TYPE_CHECKING:
+    from ..planning.prepare import Prepared
+
+JOB_PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
+MONTHS = 12
+MOST_ROWS = 20
+
+
+def job_parts(pages: Pages, registry: Registry, job_id: str, fault: str) -> Shown:
+    """Return the current parts of the page; `fault`: the error of the last poll of the job."""
+    values = job_values(registry, job_id, fault)
+    parts = {name: pages.render(f"_job_{name}.html", **values) for name in JOB_PARTS}
+    marks = registry.database.execute(
+        "SELECT COUNT(*), MAX(attempt), MAX(time_s) FROM points WHERE job_id = ?", (values["job"]["job"],)
+    )[0]
+    return Shown(parts, is_live=values["is_active"], curves=tuple(marks))
+
+
+def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
+    """Return the templates' values of a job. Raises NoSuchJobError."""
+    now_s = time.time()
+    job = registry.find(job_id)
+    attempts = registry.attempts(job)
+    money = forecast(job, attempts, now_s)
+    found, state, plan = as_json(job, attempts), job.attempt.state, job.attempt.plan
+    began_s = state.started_s
+    return {
+        "job": found,
+        "tags": job.asked.tags,
+        "config_file": job.config_file,
+        "is_active": job.active,
+        "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
+        "can_kill": _can_kill(job),
+        "saves": job.saves,
+        "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
+        "plan": plan,
+        "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,
+        "limit_words": limit_words(job, money) if job.active and money.hits_limit else "",
+        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
+        "next_steps": next_step(job, attempts),
+        "attempts": [_attempt(*each, now_s) for each in zip(found["attempts"][::-1], attempts[::-1], strict=True)],
+        "trace": _trace(state.error),
+        "before": [] if job.active else lines_before(registry, job),
+        "fault": fault,
+    }
+
+
+def curves(registry: Registry, job_id: str) -> dict[str, Any]:
+    """Return the data of a job's charts."""
+    from ..report.data import chart_data
+    from ..store import series
+
+    job: Job = registry.find(job_id)
+    attempts: Sequence[Attempt] = registry.attempts(job)
+    return chart_data(job, attempts, series.drawable(series.read(registry.database, job.id)), time.time())
+
+
+@dataclass(frozen=True)
+class ResumeOffer:
+    """The next attempt that a resume would send, described as by `resume` before its question."""
+
+    attempt: int
+    """The user agrees to this number and to `worst_micro`; an attempt with different values is not sent."""
+    lines: list[str]
+    cost: str
+    worst_micro: int | None
+    """Millionths of a dollar; None if the price is unknown."""
+    refusal: str = ""
+    """Why a resume would be refused."""
+
+
+def stop(registry: Registry, job_id: str, *, now: bool) -> str:
+    """Ask the job to save and stop, or with `now` to end at once; return a message. Raises CloudtrainError."""
+    return stopping.ask(registry, job_id, now=now).words
+
+
+def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
+    """Return the next attempt, with the budget raised by `+50` or set to `200 USD`.
+
+    Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
+    """
+    from ..jobs import submit
+
+    job = refresh(registry, registry.find(job_id))
+    number = job.attempt.number + 1
+    try:
+        prepared = _prepared(registry, job, budget)
+        submit.require_room(registry, prepared, is_first=False)
+    except BudgetError as error:
+        return ResumeOffer(number, [], "", None, refusal=str(error))
+    lines = prepared.lines(job)
+    if job.attempt.state.all_damaged:
+        lines.insert(0, retry.ALL_DAMAGED)
+    elif not job.attempt.state.resumable:
+        lines.insert(0, "no checkpoint of this job yet: starting from the beginning")
+    return ResumeOffer(number, lines, cost_words(prepared.plan), prepared.plan.worst_case_micro)
+
+
+def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
+    """Send the next attempt if the offer still holds; return a message. Raises CloudtrainError."""
+    from ..jobs import submit
+
+    job = refresh(registry, registry.find(job_id))
+    prepared = _prepared(registry, job, budget)
+    if job.attempt.number + 1 != attempt:
+        raise UsageError(f"{job.id} was already resumed", hint="look at the job")
+    now_micro = prepared.plan.worst_case_micro
+    if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
+        message = f"it may now cost {cost_words(prepared.plan)}, which is more than was shown"
+        raise UsageError(message, hint="look at it again")
+    submit.require_room(registry, prepared, is_first=False)
+    job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
+    return f"sent: {job.id}, attempt {job.attempt.number}"
+
+
+def sweep_parts(pages: Pages, registry: Registry, sweep_id: str) -> Shown:
+    """Return the parts of a sweep's page that update themselves. Raises NoSuchJobError."""
+    sweep = sweeps.find(registry.database, sweep_id)
+    html = pages.render(
+        "_sweep.html",
+        sweep=overview.as_json(registry.database, sweep),
+        created_s=sweep.created_s,
+        plan=overview.plan_lines(sweep.config),
+        cause=overview.cause_of(registry, sweep),
+        place_of=overview.place_of,
+        values_text=overview.values_text,
+        figure=overview.figure,
+    )
+    return Shown({"sweep": html}, is_live=driving.is_going_on(registry.database, sweep))
+
+
+def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
+    """Return the page's values for a month (`2026-11`; if invalid, the current month), grouped by `by`."""
+    now_s = time.time()
+    names = _months(now_s)
+    month = month if month in names else names[-1]
+    spans = {name: period.month_span(name) for name in names}
+    # A read for each month; only the chosen month needs labels.
+    sums = {name: period.spent_between(database, *spans[name], now_s, labels=name == month) for name in names}
+    chosen = sums[month]
+    listed = [job for job in chosen if job.state != "removed"]  # a removed job has no page
+    tags = sorted({name for job in chosen for name in job.tags})
+    kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]
+    by = by if by in kinds else "backend"
+    whole = period.total(chosen)
+    groups = period.grouped(chosen, by)
+    totals = {name: period.total(sums[name]) for name in names}
+    most = max((each.spent_micro for each in totals.values()), default=0)
+    return {
+        "month": month,
+        "by": by,
+        "kinds": kinds,
+        "months": [
+            {
+                "name": name,
+                "usd": as_usd(each.spent_micro),
+                "unknown": each.unknown,
+                "jobs": each.jobs,
+                "share": each.spent_micro / most if most else 0.0,
+            }
+            for name, each in totals.items()
+        ],
+        "whole": _row(whole.key, whole, whole.spent_micro),
+        "groups": [_row(each.key, each, whole.spent_micro) for each in groups[:MOST_ROWS]],
+        "more_groups": max(0, len(groups) - MOST_ROWS),
+        "jobs": [_spent(job, whole.spent_micro) for job in listed[:MOST_ROWS]],
+        "more_jobs": max(0, len(listed) - MOST_ROWS),
+        "budgets": _budgets(ledger.standings(database, now_s)),
+        "shared": sorted(set(ledger.ledgers(database).values())),
+        "unpriced": ledger.unpriced(database),
+    }
+
+
+def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[str, Any]:
+    """Return the attempt as in the description of the job, with the further values of the page."""
+    state = attempt.state
+    more = {
+        "detail": state.detail,
+        "restarts": state.restarts,
+        "began_s": state.started_s or attempt.created_s,
+        "took_s": None if state.started_s is None else (state.ended_s or now_s) - state.started_s,
+        "ranks": attempt.plan.ranks,
+        "url": state.url,
+    }
+    return {**described, **more, **({} if attempt.phase == "sent" else {"spend_usd": 0.0})}
+
+
+def _can_kill(job: Job) -> bool:
+    """Return whether the job can be ended without a save."""
+    if not job.active or job.attempt.ref is None:
+        return False
+    try:
+        return backends.load(job.backend).pace(job.attempt.ref).can_kill
+    except CloudtrainError:  # a plug-in that was removed
+        return False
+
+
+def _trace(error: dict[str, Any] | None) -> str:
+    """Return the traceback if it adds to the message."""
+    if not error or error.get("kind") == "config":
+        return ""
+    return str(error.get("traceback") or "")[:20_000]
+
+
+def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
+    retry.require_ended(registry, job)
+    return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
+
+
+def _months(now_s: float) -> list[str]:
+    """Return the current month and the months before, the oldest first."""
+    year, month = (int(part) for part in month_of(now_s).split("-"))
+    found = []
+    for back in range(MONTHS - 1, -1, -1):
+        count = year * 12 + month - 1 - back
+        found.append(f"{count // 12:04d}-{count % 12 + 1:02d}")
+    return found
+
+
+def _row(key: str, group: period.Group, whole_micro: int) -> dict[str, Any]:
+    return {
+        "key": key,
+        "jobs": group.jobs,
+        "unknown": group.unknown,
+        "usd": as_usd(group.spent_micro),
+        "node_hours": group.node_s / 3600,
+        "share": group.spent_micro / whole_micro if whole_micro else 0.0,
+    }
+
+
+def _spent(job: Spent, whole_micro: int) -> dict[str, Any]:
+    return {
+        "job": job.job_id,
+        "backend": job.backend,
+        "state": job.state,
+        "tags": job.tags,
+        "node_hours": job.node_s / 3600,
+        "usd": None if job.unknown else as_usd(job.spent_micro),
+        "share": job.spent_micro / whole_micro if whole_micro else 0.0,
+    }
+
+
+def _budgets(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+    found = []
+    for each in sorted(standings, key=lambda one: (one.budget.project, one.budget.period)):
+        limit = each.budget.limit_micro
+        found.append(
+            {
+                "whose": "all jobs" if each.budget.project == OVERALL else each.budget.project,
+                "period": each.month if each.budget.period == "month" else "ever",
+                "limit_usd": as_usd(limit),
+                "spent_usd": as_usd(each.spent_micro),
+                "reserved_usd": as_usd(each.reserved_micro),
+                "left_usd": as_usd(each.left_micro),
+                "spent_share": min(1.0, each.spent_micro / limit) if limit else 1.0,
+                "taken_share": min(1.0, (each.spent_micro + each.reserved_micro) / limit) if limit else 1.0,
+                "unknown": [held.job_id for held in each.unknown],
+            }
+        )
+    return found
