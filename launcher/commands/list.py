@@ -14,7 +14,7 @@ from .options import WholeNumber, duration_s, examples, json_option
 
 if TYPE_CHECKING:
     from ..job import Job
-    from ..jobs.list_cache import JobFilter, Listing
+    from ..jobs.listing import JobFilter, Listing
     from ..store.registry import Registry
     from ..sweeps.summary import Summary
 
@@ -64,13 +64,13 @@ def command(
     --json also list the sweep's trials.
     """
     from ..job import ACTIVE
-    from ..jobs import list_cache
+    from ..jobs import listing
     from ..store.registry import Registry
     from ..sweeps import summary
 
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
-    choice = list_cache.JobFilter(
+    choice = listing.JobFilter(
         states=frozenset(ACTIVE if active else states),
         backends=frozenset(backends),
         project=project,
@@ -89,7 +89,7 @@ def command(
         faults.update(answers.faults)
         return answers.jobs
 
-    found = list_cache.chosen(registry, choice, ask, described=as_json)
+    found = listing.chosen(registry, choice, ask, described=as_json)
     searches = summary.chosen(registry.database, choice, active=active)
     if choice.backends and not (found.lines or searches):
         _see_that_they_exist(registry, choice.backends)
@@ -110,7 +110,7 @@ def _print_json(
     faults: dict[str, CloudtrainError],
 ) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
-    from ..jobs.list_cache import attempts_of
+    from ..jobs.listing import attempts_of
     from ..money.forecast import forecast
     from ..sweeps import summary
     from ..text.money import as_usd
@@ -169,7 +169,7 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
     from cloudtrain.entrypoints.format import dollars
 
     from ..jobs.describe import limit_words
-    from ..jobs.list_cache import attempts_of
+    from ..jobs.listing import attempts_of
     from ..money.forecast import forecast
 
     money = {job.id: forecast(job, attempts_of(registry, job), now_s) for job in jobs}

@@ -108,8 +108,9 @@ def _leave(registry: Registry, job: Job, state: State) -> str:
     from dataclasses import replace
 
     from ..money import shared_ledger_sync
+    from . import listing
 
-    registry.mark_never_sent(job.attempt, replace(state, ended_s=time.time()))
+    listing.end_unsent(registry, job.attempt, replace(state, ended_s=time.time()))
     shared_ledger_sync.push(registry.database)
     return f"{job.id} has left the line: {state.detail}"
 

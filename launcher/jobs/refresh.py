@@ -22,6 +22,7 @@ from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
 from ..text import sanitize
+from . import listing
 
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
@@ -84,7 +85,7 @@ def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
         registry.mark_queued(attempt, {"reason": "the process that was sending the job ended"})
         return replace(attempt, phase="queued")
     state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
-    registry.mark_never_sent(attempt, state)
+    listing.end_unsent(registry, attempt, state)
     return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
 
 
@@ -131,6 +132,7 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
         series.append(registry.database, job.id, facts.points)
+        listing.keep(registry, job.id)
         if is_packed(job.config):
             sweeps.follow_packed(registry.database, replace(job, attempt=known), facts.reports, state.state)
     return replace(known, state=state, progress=facts.progress, unreachable_since_s=None)

@@ -15,6 +15,7 @@ from ..money import shared_ledger_sync
 from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
 from ..text.money import moment
+from . import listing
 from .refresh import look_again, refresh
 
 
@@ -92,7 +93,8 @@ def ask(
     if job.attempt.phase == "queued":
         if not agrees(StopResult(job, "unqueued")):
             return StopResult(job, "kept")
-        registry.mark_never_sent(job.attempt, State("stopped", "user", detail="left the line", ended_s=time.time()))
+        state = State("stopped", "user", detail="left the line", ended_s=time.time())
+        listing.end_unsent(registry, job.attempt, state)
         shared_ledger_sync.push(registry.database)
         return StopResult(registry.find(job.id), "unqueued")
     if ref is None and job.active:
@@ -129,9 +131,11 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
     state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
     state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
     if attempt.phase == "intent":
-        registry.mark_never_sent(attempt, state)
+        listing.end_unsent(registry, attempt, state)
     else:
-        registry.set_state(attempt, state, attempt.progress)
+        with registry.database.transaction():
+            registry.set_state(attempt, state, attempt.progress)
+            listing.keep(registry, job.id)
     shared_ledger_sync.push(registry.database)
     return StopResult(registry.find(job.id), "forgotten")
 

@@ -31,7 +31,7 @@ from ..planning.search_spec import is_packed
 from ..store import budgets, ledger, sweeps
 from ..store.registry import Registry, this_process
 from ..text.terminal import say
-from . import adopt, reserve
+from . import adopt, listing, reserve
 from .refresh import refresh
 
 if TYPE_CHECKING:
@@ -229,7 +229,8 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
 def _close(registry: Registry, attempt: Attempt, error: BaseException, *, syncs: bool = True) -> None:
     """Store that no job was sent, and free the money here and in the shared ledger; Ctrl-C leaves no new job behind."""
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
-    registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
+    state = State("failed", "error", detail=f"not sent: {why}", ended_s=time.time())
+    listing.end_unsent(registry, attempt, state)
     if syncs:
         shared_ledger_sync.push(registry.database)
     if isinstance(error, KeyboardInterrupt):

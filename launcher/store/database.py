@@ -144,7 +144,7 @@ CREATE TABLE rehearsals (
     ended_s REAL NOT NULL,
     verdict TEXT NOT NULL
 );
--- What a list says of a job that has ended, made when it is first listed; whatever changes the job drops it.
+-- The line of an ended job in a list, stored with the end (jobs/listing.py); any later change of the job drops it.
 CREATE TABLE listed (
     seq INTEGER PRIMARY KEY,
     job_id TEXT NOT NULL,
@@ -161,15 +161,6 @@ CREATE TABLE listed (
     tags TEXT NOT NULL
 );
 CREATE INDEX listed_form ON listed(form, seq);
-CREATE TRIGGER job_changed AFTER UPDATE ON jobs BEGIN
-    DELETE FROM listed WHERE seq = OLD.seq;
-END;
-CREATE TRIGGER attempt_added AFTER INSERT ON attempts BEGIN
-    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
-END;
-CREATE TRIGGER attempt_changed AFTER UPDATE ON attempts BEGIN
-    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
-END;
 """
 # A row of `segments` is written before its segment is sent (`sweeps`).
 _SWEEPS = """

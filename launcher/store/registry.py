@@ -90,9 +90,9 @@ class Registry:
     def remove(self, job_id: str) -> None:
         """Remove the job from all tables except the ledger, which keeps the cost; the name is not used again."""
         with self.database.transaction():
+            self._unlist(job_id)
             for table in ("notices", "points", "kept_logs", "attempts"):
                 self.database.execute(f"DELETE FROM {table} WHERE job_id = ?", (job_id,))
-            self.database.execute("DELETE FROM listed WHERE job_id = ?", (job_id,))
             self.database.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
@@ -271,6 +271,10 @@ class Registry:
         found = self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
         return [job for job in found if job.active or not active]  # a damaged row has no reliable state
 
+    def unlisted(self, form: int) -> list[Job]:
+        """Return the jobs without a stored line of this form (jobs/listing.py), the newest first."""
+        return self._select("AND jobs.seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY jobs.seq DESC", form)
+
     def numbered(self, seqs: Sequence[int]) -> list[Job]:
         """Return the jobs with the submit numbers, the newest first."""
         return self._select(f"AND jobs.seq IN ({', '.join('?' * len(seqs))}) ORDER BY jobs.seq DESC", *seqs)
@@ -308,6 +312,7 @@ class Registry:
 
     def _insert_job(self, job: Job, key: str | None) -> None:
         """Write the job and its attempt as the newest; replace a row of a job with the same id that never ran."""
+        self._unlist(job.id)
         seq = self.database.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
         columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
         self.database.execute(
@@ -321,6 +326,7 @@ class Registry:
         self._insert(job.attempt)
 
     def _insert(self, attempt: Attempt) -> None:
+        self._unlist(attempt.job_id)
         self.database.execute(
             "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -338,7 +344,14 @@ class Registry:
             f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only}",
             (*columns.values(), attempt.job_id, attempt.number),
         )
-        return bool(self.database.execute("SELECT changes()")[0][0])
+        has_changed = bool(self.database.execute("SELECT changes()")[0][0])
+        if has_changed:
+            self._unlist(attempt.job_id)
+        return has_changed
+
+    def _unlist(self, job_id: str) -> None:
+        """Drop the job's line in a list (jobs/listing.py), because the job changes."""
+        self.database.execute("DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (job_id,))
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]

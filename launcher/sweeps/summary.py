@@ -12,7 +12,7 @@ from ..store import sweeps
 from ..store.progress import finite
 
 if TYPE_CHECKING:
-    from ..jobs.list_cache import JobFilter
+    from ..jobs.listing import JobFilter
     from ..store.database import Database
     from ..store.sweeps import SweepRecord
 
@@ -50,8 +50,12 @@ def chosen(database: Database, choice: JobFilter, *, active: bool = False) -> li
     """Return the sweeps that the filter includes, the newest first; no sweep if the filter names states of jobs."""
     if choice.states and not active:
         return []
-    found = [each for each in sweeps.sweeps(database, active=active) if _fits(each, choice)]
-    return [summary_of(database, each) for each in found[: choice.limit]]
+    chosen = [
+        sweep
+        for sweep in sweeps.sweeps(database, active=active)
+        if choice.includes(sweep.config["backend"], sweep.created_s, StoredConfig.load(sweep.config))
+    ]
+    return [summary_of(database, sweep) for sweep in chosen[: choice.limit]]
 
 
 def summary_of(database: Database, sweep: SweepRecord) -> Summary:
@@ -86,13 +90,3 @@ def as_json(found: Summary) -> dict[str, Any]:
         "limit_usd": None if limit is None else limit / 1e6,
         "created_s": sweep.created_s,
     }
-
-
-def _fits(sweep: SweepRecord, choice: JobFilter) -> bool:
-    asked = StoredConfig.load(sweep.config)
-    return (
-        (not choice.backends or sweep.config["backend"] in choice.backends)
-        and (choice.project is None or choice.project == asked.project)
-        and (choice.since_s is None or sweep.created_s >= choice.since_s)
-        and all(key in asked.tags and value in (None, asked.tags[key]) for key, value in choice.tags)
-    )

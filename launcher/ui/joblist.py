@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..jobs.describe import as_json
-from ..jobs.list_cache import JobFilter, attempts_of
+from ..jobs.listing import JobFilter, attempts_of
 from ..store.registry import Registry
 from ..store.sweeps import TRIAL_JOBS
 from ..sweeps import summary

@@ -1,4 +1,4 @@
-"""`list`: output beside the table, and refused arguments; test_list_cache.py tests the choice of jobs."""
+"""`list`: output beside the table, and refused arguments; test_listing.py tests the choice of jobs."""
 
 from __future__ import annotations
 

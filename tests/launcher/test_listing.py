@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import causes, list_cache, poller
+from cloudtrain.launcher.jobs import causes, listing, poller, refresh
 from cloudtrain.launcher.jobs.describe import as_json
-from cloudtrain.launcher.jobs.list_cache import JobFilter, chosen
+from cloudtrain.launcher.jobs.listing import JobFilter, chosen
 from cloudtrain.launcher.store import database
 from cloudtrain.launcher.store.registry import Registry
 
@@ -45,7 +47,7 @@ def ids(registry: Registry, **choice: Any) -> list[str]:
     return [line.job_id for line in chosen(registry, JobFilter(**choice)).lines]
 
 
-def test_list_cache_keeps_the_json_of_status(registry: Registry, add: Callable[..., Job]) -> None:
+def test_listing_keeps_the_json_of_status(registry: Registry, add: Callable[..., Job]) -> None:
     """The stored JSON equals the JSON that `status` makes of the job."""
     job = add("done")
     for _ in range(2):  # made, then stored
@@ -55,7 +57,7 @@ def test_list_cache_keeps_the_json_of_status(registry: Registry, add: Callable[.
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
 
 
-def test_list_cache_drops_a_row_when_the_job_changes(registry: Registry, add: Callable[..., Job]) -> None:
+def test_listing_drops_a_line_when_the_job_changes(registry: Registry, add: Callable[..., Job]) -> None:
     """Any write to the job or an attempt drops the row: a later end, a resume, a reused name."""
     job = add("done")
     assert ids(registry) == ["done"]
@@ -67,7 +69,7 @@ def test_list_cache_drops_a_row_when_the_job_changes(registry: Registry, add: Ca
     assert chosen(registry, JobFilter()).lines[0].outcome == "not sent"
 
 
-def test_list_cache_rebuilds_rows_of_an_older_form(
+def test_listing_rebuilds_lines_of_an_older_form(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newer version does not show the texts of an older version."""
@@ -75,7 +77,7 @@ def test_list_cache_rebuilds_rows_of_an_older_form(
     chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
     assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
-    monkeypatch.setattr(list_cache, "FORM", list_cache.FORM + 1)
+    monkeypatch.setattr(listing, "FORM", listing.FORM + 1)
     assert chosen(registry, JobFilter()).lines[0].outcome == "succeeded"
 
 
@@ -100,7 +102,7 @@ FAR = {
 PINNED = (9, "23421fee810aa813")
 
 
-def test_list_cache_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
+def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
     """A change of the text of an ended job must raise FORM and update PINNED, else lists mix old and new texts.
 
     The digest covers the names, figures and texts of jobs that ended in each way, and every likely cause.
@@ -111,12 +113,12 @@ def test_list_cache_form_matches_the_pinned_texts(make_job: Callable[..., Job]) 
         job = make_job("golden-1", config=config, created_s=900.0, seq=1)
         last = replace(job.attempt, number=2, phase="sent", state=state, progress=FAR, created_s=900.0)
         before = replace(last, number=1, state=State("failed", "preempted", True, None, 100.0, 700.0))
-        told += [list_cache.row_of(replace(job, attempt=last), [before, last], 5000.0)]
+        told += [listing.row_of(replace(job, attempt=last), [before, last], 5000.0)]
     told = json.loads(json.dumps(told))
     for row in told[1:]:
-        row[len(list_cache.ListRow._fields)] = None
+        row[len(listing.ListRow._fields)] = None
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    assert (list_cache.FORM, digest) == PINNED, "raise list_cache.FORM and pin what is said now"
+    assert (listing.FORM, digest) == PINNED, "raise listing.FORM and pin what is said now"
 
 
 def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Callable[..., Job]) -> None:
@@ -175,37 +177,48 @@ def test_list_shows_a_job_that_ends_meanwhile_once(
 ) -> None:
     """A process may write between the query of the running jobs and the query of the ended jobs."""
     add("done")
-    job, jobs = add("runs", State("running", started_s=1000.0)), registry.jobs
+    job, unlisted = add("runs", State("running", started_s=1000.0)), registry.unlisted
 
-    def then_it_ends(**choice: Any) -> list[Job]:
-        found = jobs(**choice)
+    def then_it_ends(form: int) -> list[Job]:
+        found = unlisted(form)
         other = Registry(registry.folder)
         other.set_state(job.attempt, DONE, {})
         other.close()
         return found
 
-    monkeypatch.setattr(registry, "jobs", then_it_ends)
+    monkeypatch.setattr(registry, "unlisted", then_it_ends)
     assert ids(registry) == ["runs", "done"]
     monkeypatch.undo()
     assert [line.state for line in chosen(registry, JobFilter()).lines] == ["succeeded", "succeeded"]
 
 
-def test_list_cache_stores_no_row_of_a_changed_job(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_line_is_stored_with_the_end(
+    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, is_sent: bool
 ) -> None:
-    """The stale row is shown in the present list; the next list builds the row again."""
-    job, row_of = add("done"), list_cache.row_of
+    """The transaction that stores an end stores the line too: if the line cannot be stored, the end is not stored."""
+    job, _ = registry.add("job", make_job, exclusive=True, key=None)
+    if is_sent:
+        registry.mark_sent(job.attempt, {"folder": "/x"})
+    monkeypatch.setattr(backends.load("local"), "state", lambda ref: DONE)
+    monkeypatch.setattr(backends.load("local"), "logs", lambda *args, **kwargs: backends.LogPage([], {}))
 
-    def then_it_changes(*told: Any) -> tuple[Any, ...]:
-        other = Registry(registry.folder)
-        other.set_state(job.attempt, State("failed", "error"), {})
-        other.close()
-        return row_of(*told)
+    def end() -> None:
+        if is_sent:
+            refresh.refresh(registry, registry.find("job"))
+        else:
+            listing.end_unsent(registry, job.attempt, State("failed", "error", ended_s=time.time()))
 
-    monkeypatch.setattr(list_cache, "row_of", then_it_changes)
-    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["succeeded"]
-    monkeypatch.undo()
-    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["failed (error)"]
+    registry.database.execute("CREATE TRIGGER full BEFORE INSERT ON listed BEGIN SELECT RAISE(FAIL, 'full'); END")
+    with suppress(ConfigError):
+        end()
+    assert registry.find("job").active
+    registry.database.execute("DROP TRIGGER full")
+    end()
+    ((outcome, described),) = registry.database.execute("SELECT outcome, described FROM listed")
+    assert outcome == ("succeeded" if is_sent else "not sent")
+    job = registry.find("job")
+    assert json.loads(described) == as_json(job, [job.attempt])
 
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
@@ -221,7 +234,7 @@ def test_job_that_cannot_be_described_hides_no_job(
             raise TypeError("no such thing")
         return "fine"
 
-    monkeypatch.setattr(list_cache, "outcome", outcome)
+    monkeypatch.setattr(listing, "outcome", outcome)
     for _ in range(2):
         odd, a = chosen(registry, JobFilter(), described=True).lines
         assert (odd.outcome, odd.progress, odd.money, a.outcome) == (state.state, "?", "?", "fine")

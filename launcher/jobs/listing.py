@@ -1,0 +1,236 @@
+"""The lines of a job list, fast for any number of jobs: the line of an ended job is stored with the job's end.
+
+`keep` stores an ended job's line and JSON, in the transaction that stores the end; the registry drops them with any
+later change of the job. A job without a stored line is described by each list: active jobs are few.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cloudtrain.entrypoints.format import amount
+
+from ..errors import ConfigError
+from ..job import ACTIVE, Attempt, Job, State, StoredConfig
+from ..money.forecast import forecast
+from ..store import sweeps
+from ..store.progress import shown
+from ..store.registry import RAN, Registry
+from ..text.terminal import json_line
+from .describe import as_json, in_line, outcome
+
+FORM = 9  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """A filter of jobs; an empty field, or None, matches all jobs."""
+
+    states: frozenset[str] = frozenset()
+    backends: frozenset[str] = frozenset()
+    project: str | None = None
+    tags: tuple[tuple[str, str | None], ...] = ()
+    """Tags with their values, None for any value."""
+    since_s: float | None = None
+    """The earliest submit, in unix seconds."""
+    limit: int | None = None
+    """How many of the newest jobs to list."""
+    hides_unsent: bool = False
+    """Without jobs that were never sent, from a day after the submit on."""
+    hides_trials: bool = False
+    """Without the jobs of sweeps."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether states, backends, a project, tags or a date limit the choice."""
+        return bool(self.states or self.backends or self.project or self.tags or self.since_s)
+
+    def includes(self, backend: str, created_s: float, asked: StoredConfig) -> bool:
+        """Return whether the filter includes a job or a sweep, in any state."""
+        return (
+            (not self.backends or backend in self.backends)
+            and (self.project is None or self.project == asked.project)
+            and (self.since_s is None or created_s >= self.since_s)
+            and all(key in asked.tags and value in (None, asked.tags[key]) for key, value in self.tags)
+        )
+
+
+class ListRow(NamedTuple):
+    """A job in a list; `described` is the job's JSON, empty if only text was requested."""
+
+    seq: int
+    job_id: str
+    backend: str
+    state: str
+    ranks: str
+    outcome: str
+    progress: str
+    money: str
+    created_s: float
+    described: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The lines of the chosen jobs, the newest first."""
+
+    lines: list[ListRow]
+    active: list[Job]
+    """The jobs that may be running: the listed jobs and the hidden trials."""
+
+
+def chosen(
+    registry: Registry,
+    choice: JobFilter,
+    ask: Callable[[list[Job]], list[Job]] | None = None,
+    *,
+    described: bool = False,
+) -> Listing:
+    """Return the chosen jobs; with `described` the lines hold the JSON of `status --json`.
+
+    `ask` updates jobs that may be running (poller.ask); without `ask` the list shows their last known state.
+    """
+    with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
+        unlisted = registry.unlisted(FORM)
+        stored = _stored(registry, choice, described)
+        trials = sweeps.trial_jobs(registry.database) if choice.hides_trials and unlisted else set()
+        jobs = [job for job in unlisted if _is_wanted(registry, job, choice, trials)]
+    _keep_all(registry, [job.id for job in unlisted if not job.active])
+    if choice.limit is not None and not choice.states:  # ask only about listed jobs
+        newest = sorted([*(job.seq for job in jobs), *(line.seq for line in stored)], reverse=True)[: choice.limit]
+        jobs = [job for job in jobs if job.seq >= newest[-1]]
+    if ask is not None and (active := [job for job in jobs if job.active]):
+        answers = {job.id: job for job in ask(active)}
+        jobs = [answers.get(job.id, job) for job in jobs]
+    now_s = time.time()
+    made = [_line(row_of(job, attempts_of(registry, job), now_s)) for job in jobs if job.id not in trials]
+    made = [line for line in made if not choice.states or line.state in choice.states]
+    lines = sorted([*made, *stored], key=lambda line: -line.seq)[: choice.limit] if made else stored
+    listed = {line.seq for line in lines} if made else set()
+    return Listing(lines, [job for job in jobs if job.active and (job.seq in listed or job.id in trials)])
+
+
+def attempts_of(registry: Registry, job: Job) -> list[Attempt]:
+    """Return all attempts of the job; a job with a single attempt needs no query."""
+    return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
+
+
+def end_unsent(registry: Registry, attempt: Attempt, state: State) -> None:
+    """Store that the attempt was and will never be sent, with the job's line, unless the attempt was sent meanwhile."""
+    with registry.database.transaction():
+        registry.mark_never_sent(attempt, state)
+        keep(registry, attempt.job_id)
+
+
+def keep(registry: Registry, job_id: str) -> None:
+    """Store the job's line if the job has ended: to be called in the transaction that stores the end."""
+    job = registry.find(job_id)
+    if not job.active:
+        row = row_of(job, attempts_of(registry, job), time.time())
+        places = ", ".join("?" * len(row))
+        registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", row)
+
+
+def _keep_all(registry: Registry, job_ids: Sequence[str]) -> None:
+    """Store the lines of ended jobs without a line of this form.
+
+    Skip them instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.
+    """
+    if job_ids:
+        with suppress(ConfigError), registry.database.at_once(), registry.database.transaction():
+            for job_id in job_ids:
+                keep(registry, job_id)
+
+
+def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[ListRow]:
+    """Return the stored lines of the chosen jobs, the newest first."""
+    if choice.states and choice.states <= set(ACTIVE):
+        return []
+    where, values = _conditions(choice)
+    names = [*ListRow._fields[:-1], "described" if described else "''"]
+    rows = registry.database.execute(
+        f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?",
+        (*values, -1 if choice.limit is None else choice.limit),
+    )
+    return list(map(ListRow._make, rows))
+
+
+def _is_wanted(registry: Registry, job: Job, choice: JobFilter, trials: set[str]) -> bool:
+    """Return whether to describe the job: a job that fits and, if it may run, also a hidden trial."""
+    if not choice.includes(job.backend, job.created_s, job.asked):
+        return False
+    if job.active:
+        return True
+    is_old_unsent = choice.hides_unsent and job.created_s < time.time() - UNSENT_S and registry.never_ran(job)
+    return job.id not in trials and not is_old_unsent
+
+
+def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
+    """Return the choice as an SQL condition, with the values."""
+    parts: list[str] = ["form = ?"]
+    values: list[Any] = [FORM]
+    for column, names in (("state", choice.states), ("backend", choice.backends)):
+        if names:
+            parts.append(f"{column} IN ({', '.join('?' * len(names))})")
+            values += sorted(names)
+    if choice.project is not None:
+        parts.append("project = ?")
+        values.append(choice.project)
+    if choice.since_s is not None:
+        parts.append("created_s >= ?")
+        values.append(choice.since_s)
+    if choice.hides_unsent:
+        parts.append("NOT (outcome = 'not sent' AND created_s < ? AND job_id NOT IN (" + RAN + "))")
+        values.append(time.time() - UNSENT_S)
+    if choice.hides_trials:
+        parts.append(f"job_id NOT IN ({sweeps.TRIAL_JOBS})")
+    for key, value in choice.tags:
+        parts.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = COALESCE(?, value))")
+        values += [key, value]
+    return " AND ".join(parts), values
+
+
+def _line(row: Sequence[Any]) -> ListRow:
+    return ListRow(*row[: len(ListRow._fields)])
+
+
+def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
+    """Return the job's row in the table `listed`, in the order of the columns: the line, then the search columns.
+
+    If cloudtrain fails to describe a job, the row has the state and `?`: the remaining jobs must still be listed.
+    """
+    plan = job.attempt.plan
+    try:
+        how, far, money = outcome(job), shown(job.attempt.progress) or in_line(job) or "-", _spent(job, attempts, now_s)
+        described = json_line(as_json(job, attempts))
+    except Exception as error:
+        how, far, money = job.attempt.state.state, "?", "?"
+        known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}
+        described = json.dumps({**known, "fault": f"it cannot be described: {type(error).__name__}: {error}"})
+    line = ListRow(
+        seq=job.seq,
+        job_id=job.id,
+        backend=job.backend,
+        state=job.attempt.state.state,
+        ranks=f"{plan.instances} x {plan.nproc_per_node}",
+        outcome=how,
+        progress=far,
+        money=money,
+        created_s=job.created_s,
+        described=described,
+    )
+    return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))
+
+
+def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:
+    money = forecast(job, attempts, now_s)
+    if money.spent_micro is None:
+        return "?"
+    share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""
+    return amount(money.spent_micro) + share
