@@ -104,7 +104,7 @@ class Attempt:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The `a.b=value` of the submit and of each resume so far; empty if an older version has sent the attempt."""
+        """The `a.b=value` of the submit and of each resume so far."""
         kept = self.submitter.get("settings")
         return tuple(each for each in kept if isinstance(each, str)) if isinstance(kept, list) else ()
 
@@ -154,7 +154,7 @@ class StoredConfig:
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
-        """Return the values; a config of an older version may lack keys, and a damaged row may hold other types."""
+        """Return the values; a damaged row may lack keys or hold other types."""
         names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue")
         budget, limits, retry, distributed, training, resources, queue = (
             found if isinstance(found := config.get(name), dict) else {} for name in names

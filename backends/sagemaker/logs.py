@@ -65,7 +65,7 @@ class _Tail:
         if cursor is None:
             return cls({}, [])
         streams = {name: _Stream(**state) for name, state in cursor["streams"].items()}
-        held = [(at_ms, number, name, text) for at_ms, number, *_, name, text in cursor["held"]]  # 0.1 kept five fields
+        held = [(at_ms, number, name, text) for at_ms, number, name, text in cursor["held"]]
         return cls(streams, held, cursor["number"], cursor["listed_s"])
 
     def dump(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from .boot import (
     SLURM,
     is_done,
 )
-from .boot_environment import boot_environment, boot_module
+from .boot_environment import boot_environment
 from .coordinate import Desired, Report
 from .membership import Fenced, Membership
 from .queue_wait import REQUEUE
@@ -354,7 +354,8 @@ class Agent:
             return
         try:
             result.mkdir(parents=True, exist_ok=True)
-            argv, env = [self.spec.python, "-m", boot_module(self.root)], self._environment(desired, result)
+            argv = [self.spec.python, "-m", "cloudtrain.entrypoints.agent.boot"]
+            env = self._environment(desired, result)
             if self.container is not None:
                 start = self._in_container()
                 dockerrun.note(self.container, start)

@@ -1,4 +1,4 @@
-"""The environment variables of boot and of the ranks on a node, and the name of boot's module."""
+"""The environment variables of boot and of the ranks on a node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from ..contract import AgentSpec
 from ..environments import dockerrun
 from ..rank import variables
 from .coordinate import Desired
-
-
-def boot_module(root: Path) -> str:
-    """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""
-    has_rooms = (root / "runtime" / "cloudtrain" / "entrypoints" / "agent" / "boot.py").exists()
-    return "cloudtrain.entrypoints.agent.boot" if has_rooms else "cloudtrain.entrypoints.boot"
 
 
 def boot_environment(

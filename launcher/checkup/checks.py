@@ -77,7 +77,7 @@ def _disk(folder: Path) -> Check:
 
 
 def _registry(path: Path) -> Check:
-    """Check the registry read-only: the tables of a newer version are not created."""
+    """Check the registry read-only: no table is created."""
     if not path.exists():
         return Check("registry", "ok", "no job yet")
     unlike = f"move it away: mv {path} {path}.damaged; or take an older one from a backup"

@@ -321,12 +321,9 @@ def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> N
 
 
 def _database() -> Database:
-    from ..jobs.reserve import adopt
     from ..store.registry import Registry
 
-    registry = Registry()
-    adopt(registry)
-    return registry.database
+    return Registry().database
 
 
 def _place(database: Database, project: str, given: str | None) -> str | None:

@@ -64,7 +64,7 @@ def command(
     parent = refresh(registry, registry.find(job))
     typed = [*([f"backend={backend}"] if backend else []), *([f"resources.instances={instances}"] if instances else [])]
     config = evaluations.config_of(parent, split, checkpoint, [*settings, *typed])
-    prepared = prepare_other(registry, parent, config, needs="trainer/testing.py", update_code=update_code)
+    prepared = prepare_other(registry, parent, config, update_code=update_code)
     prepared = replace(prepared, settings=settings)
     if seen := evaluations.looks(evaluations.tests_of(registry, parent), split):
         say(f"{parent.id} was evaluated on {split} {seen} x before: a choice by these figures makes them too good")

@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.entrypoints.format import down, up, usd
 
 from ..errors import CloudtrainError
-from ..job import ACTIVE, Attempt
+from ..job import Attempt
 from ..money import shared_ledger_sync
 from ..plan import Plan
 from ..store import ledger, sweeps
@@ -31,11 +31,7 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
 
 
 def reconcile(registry: Registry) -> list[str]:
-    """Poll active jobs, and write the ends to the shared ledgers; return an error line for each failure.
-
-    Jobs from before the ledger existed get reservations.
-    """
-    adopt(registry)
+    """Poll active jobs, and write the ends to the shared ledgers; return an error line for each failure."""
     failures = []
     for job in registry.jobs(active=True):
         try:
@@ -46,27 +42,6 @@ def reconcile(registry: Registry) -> list[str]:
         if found.active and found.attempt.unreachable_since_s is not None:
             failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
     return failures + shared_ledger_sync.push(registry.database, patient=True)
-
-
-def adopt(registry: Registry) -> None:
-    """Give each attempt from before the ledger existed a row: its worst case if active, its cost if ended."""
-    database = registry.database
-    missing = (
-        "SELECT a.job_id FROM attempts a LEFT JOIN reservations r ON r.job_id = a.job_id AND r.attempt = a.number"
-        " WHERE r.job_id IS NULL"
-    )
-    if not database.execute(f"{missing} LIMIT 1"):
-        return
-    with database.transaction():
-        for job_id in sorted({row["job_id"] for row in database.execute(missing)}):
-            job = registry.find(job_id)
-            project = project_of(job.config)
-            for attempt in registry.attempts(job):
-                ledger.adopt(database, job_id, attempt.number, project, amount_of(attempt.plan), attempt.created_s)
-                if attempt.phase == "never_sent":
-                    ledger.release(database, attempt.job_id, attempt.number, attempt.created_s)
-                elif attempt.state.state not in ACTIVE:
-                    registry.settle(attempt)
 
 
 def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:

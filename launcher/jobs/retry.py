@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,21 +62,11 @@ def prepare_next(
     return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
 
 
-def prepare_other(
-    registry: Registry, job: Job, config: JobConfig, *, needs: str, update_code: bool = False
-) -> Prepared:
-    """Return a prepared new job with this config and the job's submitted code. Raises ConfigError, BudgetError.
-
-    `needs`: a file of cloudtrain's own that the archive must have; an older version's nodes would ignore the config.
-    """
+def prepare_other(registry: Registry, job: Job, config: JobConfig, *, update_code: bool = False) -> Prepared:
+    """Return a prepared new job with this config and the job's submitted code. Raises ConfigError, BudgetError."""
     from ..planning.prepare import prepare
 
     shipped, cache = None if update_code else _shipped(job), registry.folder / "bundles"
-    if shipped is not None:
-        with tarfile.open(shipped.path) as archive:
-            if not any(name.endswith(needs) for name in archive.getnames()):
-                message = f"the code of {job.id} was packed by an older cloudtrain, which cannot do this"
-                raise ConfigError(message, where=shipped.path, hint="add --update-code")
     return replace(prepare(config, Path(job.config_file), cache, dry=False, shipped=shipped), old=())
 
 

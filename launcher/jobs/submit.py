@@ -197,7 +197,6 @@ def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
 
 def _with_room(registry: Registry, add: Callable[[], T]) -> T:
     """Return the result of `add`; if a budget is full, update the jobs that have ended, and try once more."""
-    reserve.adopt(registry)
     try:
         return add()
     except BudgetError:

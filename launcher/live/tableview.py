@@ -79,7 +79,7 @@ def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:
 def _values(watched: WatchedJob) -> list[float | None]:
     try:
         return [each.loss for each in loss_bins.load(watched.job.attempt.progress.get("curve")).bins]
-    except (ValueError, TypeError, AttributeError):  # written by an older version
+    except (ValueError, TypeError, AttributeError):  # a damaged row
         return []
 
 

@@ -201,8 +201,6 @@ def _price_micro(attempt: Attempt) -> int | None:
 def _told_s(state: State) -> float | None:
     if state.billed_s is None or state.state not in ACTIVE:
         return None
-    if state.told_s is None and state.started_s is not None:  # stored by an earlier version
-        return state.started_s + state.billed_s
     return state.told_s
 
 

@@ -78,7 +78,7 @@ def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, f
 
 
 def _deadline_at_s(began_s: float, plan: Plan) -> float | None:
-    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a plan of an older version
+    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a damaged row
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:

@@ -35,10 +35,7 @@ MOST_NAMES = 5  # of changed files in a message
 
 @dataclass(frozen=True)
 class Proof:
-    """The time of the proof, the verdict in a sentence, and the hashes of the config's keys and of the code's files.
-
-    A proof of an older version has no hashes of files.
-    """
+    """The time of the proof, the verdict in a sentence, and the hashes of the config's keys and of the code's files."""
 
     ended_s: float
     words: str
@@ -138,8 +135,6 @@ def _missing(database: Database | None, prepared: Prepared) -> str | None:
 def _changed_code(proof: Proof, prepared: Prepared) -> str:
     """Return the files that have changed since the proof, or that cloudtrain's own have changed."""
     since, now = f"since its resume was proven ({_day(proof)})", files_of(prepared)
-    if not proof.files:
-        return f"the code, or cloudtrain's own on the nodes, has changed {since}"
     names = sorted(name for name in {*now, *proof.files} if now.get(name) != proof.files.get(name))
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     if names:

@@ -1,7 +1,7 @@
 """The SQLite file with all state of a user's cloudtrain: safe for many processes, consistent after any crash.
 
 `registry` stores jobs, `money` stores budgets and reservations, `notices` stores notifications, each in separate
-tables, which the migrations below create. A single file allows a transaction over several of the tables.
+tables. A single file allows a transaction over several of the tables.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ CREATE TABLE segments (
 );
 CREATE INDEX segments_by_job ON segments(job_id);
 """
-# Migration n takes a file from version n to n + 1. A released migration is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS)
+_SCHEMA = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS)
+_VERSION = 7  # of the schema, in the file's user_version; a change to the tables raises the version
 
 
 class QuiesceLock:
@@ -321,23 +321,23 @@ class Database:
         closing = weakref.finalize(self, self._db.close)
         # At exit, a second thread may still be using its connection; closing a connection in use crashes SQLite.
         closing.atexit = threading.current_thread() is threading.main_thread()
-        if self._version() < len(_MIGRATIONS):
-            self._migrate()
-        if (version := self._version()) > len(_MIGRATIONS):
-            raise sqlite3.DatabaseError(f"it was written by a newer version of cloudtrain (schema {version})")
+        if self._version() == 0:
+            self._create()
+        if (version := self._version()) != _VERSION:
+            message = f"it was written by another version of cloudtrain (schema {version}; this version has {_VERSION})"
+            raise sqlite3.DatabaseError(message)
         # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
 
-    def _migrate(self) -> None:
+    def _create(self) -> None:
         # SQLite's busy handler does not cover the switch to WAL, so the first of many processes switches alone.
         with processes.locked(self.folder / "registry.lock"):
-            version = self._version()
-            if version == 0:
+            if self._version() == 0:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
-            for number, script in enumerate(_MIGRATIONS[version:], version + 1):
-                self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {number};COMMIT;")
+                script = "".join(_SCHEMA)
+                self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {_VERSION};COMMIT;")
 
     def _version(self) -> int:
         version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -347,7 +347,8 @@ class Database:
         return ConfigError(
             f"the job registry cannot be used: {error}",
             where=self.path,
-            hint="free some room, move the file away if it is damaged, or set CLOUDTRAIN_HOME to another folder",
+            hint="free some room, move the file away if it is damaged or of another version, or set CLOUDTRAIN_HOME to"
+            " another folder",
         )
 
 

@@ -143,10 +143,9 @@ def settle(
     """Replace the attempt's reservation by its cost, split over the months from start to end; the attempt has ended.
 
     If `spent_micro` is None, the cost is unknown and the worst case stays: an unknown cost never counts as zero. A
-    later call may give a better figure. An attempt from before the ledger existed gets a reservation here.
+    later call may give a better figure.
     """
     with database.transaction():
-        adopt(database, job_id, attempt, OVERALL, None, ended_s)
         row = reservation(database, job_id, attempt)
         if row is None or row["state"] == "released":
             return
@@ -179,7 +178,7 @@ def adopt(
     *,
     ledgers: Iterable[str] = (),
 ) -> None:
-    """Reserve for an attempt from before the ledger existed, without a budget check; an existing row stays.
+    """Reserve for an attempt that runs already, without a budget check; an existing row stays.
 
     `ledgers`: the shared ledgers that must record the attempt.
     """

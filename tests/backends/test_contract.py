@@ -7,10 +7,7 @@ new test code is necessary.
 from __future__ import annotations
 
 import json
-import sys
-import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,18 +153,6 @@ def job(backend: str, project: Callable[..., Path]) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def version_0_1(cli: Any, tmp_path: Path) -> Any:
-    """Return the command line of version 0.1, with the same home folder.
-
-    The archive is `git archive 82e571d launcher backends entrypoints templates | xz -9e`.
-    """
-    with tarfile.open(Path(__file__).with_name("version-0.1.tar.xz")) as archive:
-        archive.extractall(tmp_path / "old" / "cloudtrain", filter="data")
-    program = "import sys; sys.argv[0] = 'cloudtrain'; from cloudtrain.launcher.cli import main; main()"
-    return replace(cli, command=(sys.executable, "-c", program), env={"PYTHONPATH": str(tmp_path / "old")})
-
-
 def told(logs: str) -> list[dict[str, Any]]:
     """Return the data that each rank printed."""
     lines = [json.loads(line) for line in logs.splitlines()]
@@ -257,25 +242,6 @@ def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
     cli("stop", "last", "--now", "-y")
     home = cli("artifacts", "last", "-o", "home", "--json", cwd=folder).json["files"]
     assert {"home/work.pt", "home/out/part-0.pt", "home/out/part-1.pt"} <= set(home)
-
-
-@cases("local", "ssh", soaked=("sagemaker", "azureml", "vertex"))
-def test_job_of_version_0_1_is_followed_stopped_and_resumed(cli: Any, job: Any, version_0_1: Any) -> None:
-    """A job that version 0.1 started is an ordinary job: its home opens, its lines come, and a resume sees its save."""
-    folder = job("args: [loop]\n", alone="")
-    assert version_0_1("submit", "-d", "-y", cwd=folder).code == 0
-    assert cli("list").code == 0
-    running(cli)
-    assert cli("stop", "last", "-y").code == 0
-    assert cli("status", "last", "--json").json["state"] == "stopped"
-    assert {line["attempt"] for line in map(json.loads, cli("logs", "last", "--json").stdout.splitlines())} == {1}
-    assert cli("resume", "last", "-y", "-d", "--set", "distributed.allow_alone=true").code == 0
-    running(cli)
-    cli("stop", "last", "-y")
-    again = told(cli("logs", "last", "--json").stdout)
-    assert [(r["ATTEMPT"], r["saved"]) for r in again] == [("2", ["saved-0", "saved-1"])] * 2
-    assert cli("cost", "last").code == 0
-    assert cli("rm", "last", "-y").code == 0
 
 
 @cases("local", "ssh", "vertex", soaked=("processes", "slurm", "azureml", "sagemaker"))

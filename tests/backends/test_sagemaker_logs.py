@@ -107,15 +107,6 @@ def test_hosts_after_the_first_page_of_streams_are_read(reader: Any, aws: Aws) -
     assert texts(reader(52).all()) == [f"from {host}" for host in range(1, 53)]
 
 
-def test_cursor_of_an_earlier_version_works(reader: Any, aws: Aws) -> None:
-    """Version 0.1 stored with each held line the time at which the line was seen."""
-    tail = reader(1)
-    write(aws, 1, ["first"], at_s=1000)
-    assert texts(tail.all()) == ["first"]
-    tail.cursor["held"] = [[1_000_500, 2, 1001.0, "j-1/algo-1-1", "held"]]
-    assert texts(tail.read().lines) == ["held"]
-
-
 def test_hosts_own_order_is_kept_despite_its_clock(reader: Any, aws: Aws) -> None:
     """A clock that goes back does not move a line before an earlier line."""
     write(aws, 1, ["1"], at_s=2000)

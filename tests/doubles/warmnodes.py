@@ -41,8 +41,8 @@ TORCH = ("numpy", "torch.distributed.run", "torch._dynamo", "torch.distributed.f
 ENTRYPOINTS = Path(processes.__file__).parent
 SITE = Path(sysconfig.get_path("purelib"))
 SOCKET, HOOK, PROXY = SITE / "warm.socket", SITE / "zzz_warm.pth", SITE / "warmproxy.py"
-# The modules of this version and of version 0.1; then the further modules that import torch.
-NODES = ("agent.elastic", "agent.worker", "elastic", "worker")
+# The modules that import torch.
+NODES = ("agent.elastic", "agent.worker")
 FURTHER = ("trainer.parameter_server.worker", "trainer.memory", "export", "export.reference", "export.check")
 MODULES = {f"cloudtrain.entrypoints.{name}" for name in (*NODES, *FURTHER)}
 HOOK_TEXT = f"import sys; {MODULES}.isdisjoint(sys.orig_argv[2:4]) or __import__('warmproxy').main()\n"

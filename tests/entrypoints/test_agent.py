@@ -16,7 +16,6 @@ import pytest
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.agent import Agent
-from cloudtrain.entrypoints.agent.boot_environment import boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired
 from cloudtrain.entrypoints.contract import AgentSpec
 
@@ -178,12 +177,3 @@ def test_boot_that_ends_between_two_looks_keeps_its_code(make: Make, monkeypatch
 
         monkeypatch.setattr(os, "waitpid", ends_after_the_look)
         assert agent._boot_code() == 0
-
-
-def test_bundle_of_version_0_1_starts_with_its_own_boot(tmp_path: Path) -> None:
-    """A resume sends the bundle of the submit, whose runtime may be older than the agent."""
-    assert boot_module(tmp_path) == "cloudtrain.entrypoints.boot"
-    newer = tmp_path / "runtime/cloudtrain/entrypoints/agent/boot.py"
-    newer.parent.mkdir(parents=True)
-    newer.touch()
-    assert boot_module(tmp_path) == "cloudtrain.entrypoints.agent.boot"

@@ -103,7 +103,7 @@ def test_secret_source_is_known_by_its_keys(source: SecretSource) -> None:
 
 
 def test_order_holds_the_job_spec_beside_its_own_keys() -> None:
-    """Version 0.1 wrote one flat object, and stored requests have that form."""
+    """The order's JSON is one flat object: the job spec's keys and the order's own."""
     data = sent(ORDER)
     assert (data["job"], data["run"]["target"], data["places"]["own"]) == ("digits-x2345", "train.py", "own")
     assert "token" not in data

@@ -73,7 +73,7 @@ def test_adopt_asks_first_except_for_a_named_job(cli: Any, lost: Path) -> None:
 
 
 def test_job_without_a_record_is_named_and_hides_no_job(cli: Any, lost: Path) -> None:
-    """An earlier version kept no record: the job is named, with the way to end the job."""
+    """The record is lost: the job is named, with the way to end the job."""
     (cli.home / "local/lost/attempt-1/record.json").unlink()
     assert "registry does not know 1 running: lost" in cli("doctor", "local").stdout
     done = cli("adopt", "--backend", "local", "lost")

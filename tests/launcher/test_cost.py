@@ -16,7 +16,7 @@ import pytest
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs import remove
+from cloudtrain.launcher.jobs import remove, reserve
 from cloudtrain.launcher.money.period import month_span
 from cloudtrain.launcher.store import ledger, loss_bins
 from cloudtrain.launcher.store.registry import Registry, this_process
@@ -53,6 +53,7 @@ def put(home: Path) -> Put:
             attempt = replace(job.attempt, number=number)
             if number > 1:
                 registry.add_attempt(attempt, config, {})
+            reserve.reserve(registry, attempt, config)
             registry.mark_sent(attempt, {})
             registry.set_state(attempt, state, progress or {})
         return registry.find(name)
@@ -141,13 +142,12 @@ def test_removed_jobs_are_in_the_sum(put: Put, cost: Callable[..., str]) -> None
         remove.remove(registry, registry.find(name))
     december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
     assert (december["spend_usd"], january["spend_usd"], january["job_count"]) == (0.6, 5.2, 3)
-    assert ledger.months(registry.database)[""] == {"2025-12": 600_000, "2026-01": 5_200_000}
+    assert ledger.months(registry.database)["digits"] == {"2025-12": 600_000, "2026-01": 5_200_000}
     lines = [line.split() for line in cost("--month", "2026-01").splitlines()]
     assert [lines[1][0], lines[1][-1], *lines[-1][:4]] == ["(removed", "3.20", "total", "of", "3", "jobs"]
     groups = json.loads(cost("--month", "2026-01", "--by", "project", "--json"))["groups"]
     assert [(each["key"], each["spend_usd"], each["job_count"]) for each in groups] == [
-        ("", 3.2, 2),
-        ("digits", 2.0, 1),
+        ("digits", 5.2, 3),
     ]
     assert json.loads(cost("--since", "2026-01-02", "--json"))["job_count"] == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,6 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableErro
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.store import database as databases
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.registry import Registry
@@ -215,39 +213,6 @@ def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]
     job = submit("one")
     reserve.reserve(registry, job.attempt, job.config)
     assert left(registry) == [0]
-
-
-def test_registry_of_the_first_version_loses_nothing(
-    home: Path, make_job: Callable[..., Job], monkeypatch: Any
-) -> None:
-    """All jobs exist and count: a running job at its worst case, an ended job at its cost."""
-    monkeypatch.setattr(databases, "_MIGRATIONS", databases._MIGRATIONS[:1])
-    monkeypatch.setattr(ledger, "settle", lambda *args, **more: None)
-    monkeypatch.setattr(ledger, "release", lambda *args: None)
-    monkeypatch.setattr(ledger, "revive", lambda *args: None)
-    monkeypatch.setattr(Registry, "_booked", lambda *args: [])
-    old = Registry()
-    plan = plan_of(**{**PRICED, "price_micro": None, "worst_case_usd": 10.0})
-    for name in ("runs", "ended", "unsent"):
-        made = make_job(name)
-        job = replace(made, attempt=replace(made.attempt, plan=plan))
-        old.add(name, lambda *_, job=job: job, exclusive=True, key=name)
-    old.mark_sent(old.find("runs").attempt, {"x": 1})
-    old.mark_sent(old.find("ended").attempt, {"x": 2})
-    old.set_state(old.find("ended").attempt, ended(old.find("ended"), 1000.0, 2800.0), {"step": 7})
-    old.mark_never_sent(old.find("unsent").attempt, State("failed", "error"))
-    before = [old.find(name) for name in ("runs", "ended", "unsent")]
-    old.close()
-    with sqlite3.connect(home / "registry.sqlite") as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
-    db.close()
-    monkeypatch.undo()
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
-    new = Registry()
-    assert [new.find(name) for name in ("runs", "ended", "unsent")] == before
-    reserve.adopt(new)
-    assert [(held.job_id, held.amount_micro) for held in ledger.held(new.database)] == [("runs", 10 * USD)]
-    assert ledger.months(new.database) == {"": {"1970-01": 5 * USD}}
 
 
 def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Callable[..., Job]) -> None:

@@ -249,14 +249,6 @@ def test_lost_nodes_cost_until_their_loss() -> None:
     assert [leg.instances for leg in meter.legs_of([shrunk])] == [2, 1, 1]
 
 
-def test_state_of_an_earlier_version_is_read() -> None:
-    """Neither the states nor the plans of an earlier version have the newer keys."""
-    outcome = {"state": "running", "reason": None, "started_s": 1000.0, "ended_s": None, "billed_s": 50.0}
-    assert spent(attempt(state=State(**outcome)), now_s=1100.0) == 2_000_000
-    over = State(**{**outcome, "state": "failed", "billed_s": None})
-    assert spent(attempt(state=over), now_s=9e9) == 2 * 3600 * 10_000
-
-
 def test_huge_sums_are_exact() -> None:
     """A thousand nodes for ten years at a million dollars an hour, to the micro-dollar."""
     end_s = 87_600 * HOUR + 0.000_001

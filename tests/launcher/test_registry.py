@@ -207,7 +207,7 @@ def test_registry_refuses_an_invalid_database_file(home: Path) -> None:
     assert (home / "registry.sqlite").read_bytes().startswith(b"not a database")
 
 
-def test_registry_refuses_the_file_of_a_newer_version(registry: Registry) -> None:
+def test_registry_refuses_the_file_of_another_version(registry: Registry) -> None:
     """An unknown schema is unchanged, and the error names the schema."""
     with sqlite3.connect(registry.path) as db:
         db.execute("PRAGMA user_version = 99")

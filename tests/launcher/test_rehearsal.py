@@ -492,13 +492,12 @@ def test_changed_code_needs_a_new_proof(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "the code, or cloudtrain's own on the nodes, has changed"),
         (None, "cloudtrain's own code on the nodes has changed"),
         ({"other.yaml": "0"}, "other.yaml, task.py"),
     ],
 )
 def test_message_separates_own_code_from_the_users(tmp_path: Path, files: dict[str, str] | None, said: str) -> None:
-    """The files of the proof decide; a proof of an older version has no files, and removed files count."""
+    """The files of the proof decide, and removed files count."""
     for own in (folder := tmp_path / "code", tmp_path / "home"):
         own.mkdir()
     (folder / "task.py").write_text("x = 1\n")
