@@ -28,7 +28,9 @@ from ..rank import exchange, savings
 from ..rank.agree import Agreed, Agreement
 from . import data
 from .job import RankContext, TrainingJob, TrainState, build
-from .settings import ServerSettings, Spec, TrainingSettings
+from .optimizers import OPTIMIZERS
+from .settings import Spec, TrainingSettings
+from .strategies.facts import facts_of, together
 from .task import Task
 
 Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
@@ -36,10 +38,6 @@ Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
 EXIT_DONE, EXIT_SAVED = 0, 75
 WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
 NOTABLE = 0.1  # of a step: less is not worth a change
-
-
-# Strategies whose ranks do not meet in each step, and their section of the settings.
-_APART: dict[str, tuple[str, Any]] = {"async": ("server", ServerSettings()), "local": ("local", None)}
 
 
 class Interrupted(Exception):
@@ -71,10 +69,7 @@ def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, g
 
     The step of a strategy whose ranks do not meet in each step is measured as ddp's.
     """
-    if spec.training.strategy in _APART:
-        section, default = _APART[spec.training.strategy]
-        plain: Any = {"strategy": "ddp", section: default}
-        spec = replace(spec, training=replace(spec.training, **plain))
+    spec = replace(spec, training=together(spec.training))
     measured: dict[str, list[float]] = {}
     waits: tuple[float, ...] = ()  # of the stages in a step, with data in memory
     ranks_s: tuple[float, ...] = ()  # of each rank in a step without communication
@@ -136,7 +131,8 @@ def conclude(
     step = None
     if network > max(noise, NOTABLE) and gradient_bytes and _is_plain(spec.training):
         sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
-        states = {"sgd": int(spec.training.optimizer.momentum > 0), "lars": 1}.get(spec.training.optimizer.name, 2)
+        optimizer = spec.training.optimizer
+        states = OPTIMIZERS[optimizer.name].states_with(optimizer.momentum)
         step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
         expected = savings.expected_steps(step, place.ranks)
         sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
@@ -146,7 +142,7 @@ def conclude(
 def _is_plain(wanted: TrainingSettings) -> bool:
     """Return whether a step all-reduces whole gradients, which the other methods replace."""
     is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
-    return wanted.strategy == "ddp" and wanted.parallel.ranks == 1 and is_dense
+    return facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and is_dense
 
 
 def _stages(stages_s: tuple[float, ...]) -> str:
@@ -173,10 +169,11 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
         return "try " + ", or ".join(tries)
     if bound == "network":
         tries = ["a larger micro_batch_size or global_batch_size, so that ranks send less often"]
-        if wanted.strategy == "ddp" and wanted.compression == "none" and wanted.parallel.ranks == 1:
+        facts = facts_of(wanted)
+        if facts.averages_gradients and wanted.compression == "none" and wanted.parallel.ranks == 1:
             tries.insert(0, "compression: bf16")
-        if wanted.strategy == "fsdp":
-            tries.insert(0, "strategy: hsdp, which sends shards within an instance only")
+        if facts.nearer:
+            tries.insert(0, facts.nearer)
         return "try " + ", or ".join(tries)
     tries = []
     if wanted.precision == "fp32" and place.device.type == "cuda":

@@ -26,7 +26,7 @@ from ..rank.exchange import local_part
 from . import report
 from .job import TrainingJob, TrainState
 from .resume import hand_over_copies, load_optimizer
-from .strategies.strategy import WHOLE
+from .strategies.facts import facts_of
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 
@@ -96,7 +96,7 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
         opened = folders.open_found(path)
         found = [opened.step, opened.trainer, opened.files]
     step, trainer, listed = exchange.share(found)
-    whole = job.spec.training.strategy in WHOLE
+    whole = facts_of(job.spec.training).is_whole
     reader = loader.open_reader(folders.FoundCheckpoint(path, step, trainer, listed), whole=whole)
     names = matching.saved_names(reader.shapes, averaged=averaged)
     origin = {"job": trainer.get("job"), "step": step, "sha256": sha256, "path": str(path)}

@@ -24,12 +24,14 @@ from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
 from ..stores.store import Store
-from . import data, flops, optim, strategies, tensorboard
+from . import data, flops, optim, tensorboard
 from .ema import Ema
 from .metrics import ThroughputMeter, ddp_communication
 from .settings import ParallelSettings, Spec, TrainingSettings
 from .strategies import refusals
+from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
+from .strategies.wrap import Probe, wrap
 from .task import Task
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
@@ -205,15 +207,14 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
     """
     wanted = spec.training
-    if faults := list(refusals.of_saves(wanted, spec.checkpoint.every_steps)):
+    if faults := refusals.in_words(wanted, spec.checkpoint.every_steps):
         raise TaskError("; ".join(faults))
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
-    optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
     train_data, fingerprint = _train_split(spec, task)
     eval_data = _eval_split(spec, task, fingerprint, place)
     module = _module(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
-    spread = strategies.wrap(
+    strategy = wrap(
         wanted,
         module,
         place.device,
@@ -223,10 +224,10 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         probe=_probe(spec, task, train_data, split) if place.pipeline > 1 else None,
         silent=silent,
     )
-    split = dataclasses.replace(split, is_strided=spread.strided)
-    optimizer, warmup_start = _optimizer(spec, task, spread, split)
+    split = dataclasses.replace(split, is_strided=strategy.strided)
+    optimizer, warmup_start = _optimizer(spec, task, strategy, split)
     if task.optimizer is None:  # a user's optimizer keeps its settings
-        spread.adopt(optimizer)
+        strategy.adopt(optimizer)
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
@@ -234,8 +235,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
-    scaler = _scaler(wanted, place, spread)
-    spread.attach(optimizer, scaler)
+    scaler = _scaler(wanted, place, strategy)
+    strategy.attach(optimizer, scaler)
     return TrainingJob(
         spec=spec,
         task=task,
@@ -244,14 +245,14 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         split=split,
         train_data=train_data,
         eval_data=eval_data,
-        strategy=spread,
+        strategy=strategy,
         optimizer=optimizer,
         scaler=scaler,
-        ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
+        ema=None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
         warmup_start=warmup_start,
         identity=identity,
-        meter=_meter(wanted, split, place, spread),
+        meter=_meter(wanted, split, place, strategy),
         saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
         folder=folder,
         mirror=second,
@@ -266,14 +267,14 @@ def _start_clocks(
 ) -> None:
     """Start the agreement's clocks, with guesses of the duration of a save and an upload."""
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
-    spacing = {"spacing_s": _APART_SPACING_S} if spec.training.strategy == "local" else {}
+    spacing = {"spacing_s": _APART_SPACING_S} if facts_of(spec.training).averages_weights else {}
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, ask_file, guess_s if uploads else 0.0, **spacing)
 
 
-def _scaler(wanted: TrainingSettings, place: RankContext, spread: Strategy) -> torch.amp.GradScaler:
+def _scaler(wanted: TrainingSettings, place: RankContext, strategy: Strategy) -> torch.amp.GradScaler:
     """Return the loss scaler, active in fp16 only."""
     # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
-    kind = torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler
+    kind = torch.amp.GradScaler if strategy.exchange is None else ShardedGradScaler
     return kind(place.device.type, enabled=wanted.precision == "fp16")
 
 
@@ -299,7 +300,7 @@ def _module(spec: Spec, task: Task) -> torch.nn.Module:
     return module
 
 
-def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> strategies.Probe:
+def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Probe:
     """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
     keys = iter([data.stream(spec.training.seed, len(train_data), 0, split.micro)])
     cpu = torch.device("cpu")
@@ -308,19 +309,19 @@ def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> strate
     return lambda model, device: task.loss(model, data.to_device(batch, device))
 
 
-def _optimizer(spec: Spec, task: Task, spread: Strategy, split: data.Split) -> tuple[torch.optim.Optimizer, float]:
+def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) -> tuple[torch.optim.Optimizer, float]:
     """Return the optimizer, and the share of its rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
-        if wanted.strategy == "async":
+        if strategy.has_servers:
             raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
-        with spread.optimized():
-            return task.optimizer(spread.module, spec.params), 0.0
+        with strategy.optimized():
+            return task.optimizer(strategy.module, spec.params), 0.0
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.
-    fused = wanted.reproducible != "strict" or (wanted.strategy == "ddp" and wanted.shard is None)
+    fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
     warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
-    with spread.optimized():
-        parameters = list(spread.module.parameters())
+    with strategy.optimized():
+        parameters = list(strategy.module.parameters())
     return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
 
 
@@ -335,16 +336,17 @@ def _check_alike(length: int, fingerprint: str) -> None:
         )
 
 
-def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, spread: Strategy) -> ThroughputMeter:
+def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:
+    # Under local the clocks of the first steps would be reported for ever.
+    has_clocks = not facts_of(wanted).averages_weights
     return ThroughputMeter(
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
         peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
-        # Under local the clocks of the first steps would be reported for ever.
-        communication=ddp_communication(spread.model, wanted.log_every or 10) if wanted.strategy != "local" else None,
-        stage_times=spread.stage_times,
-        figures=spread.figures,
+        communication=ddp_communication(strategy.model, wanted.log_every or 10) if has_clocks else None,
+        stage_times=strategy.stage_times,
+        figures=strategy.figures,
         device=place.device,
     )
 

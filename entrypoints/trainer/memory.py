@@ -44,24 +44,20 @@ from torch.utils.data import default_collate
 
 from ..contract import JobSpec
 from ..errors import TaskError
-from . import data, optim, strategies
+from . import data, optim
+from .contradictions import SPARSE
 from .ema import Ema
-from .settings import (
-    LocalSettings,
-    ParallelSettings,
-    ServerSettings,
-    Spec,
-    TrainingSettings,
-    read_spec,
-)
+from .optimizers import OPTIMIZERS
+from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks
 from .strategies.cut import Output
+from .strategies.facts import facts_of, together
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
 from .strategies.offload import saved_on_host
 from .strategies.pipeline import Feed
-from .strategies.sparse import SPARSE
 from .strategies.strategy import Strategy
+from .strategies.wrap import wrap
 from .strategies.zero import shard_optimizer
 from .task import Task, load_task
 
@@ -164,8 +160,8 @@ def _smaller(wanted: TrainingSettings, ranks: int, own: Estimate, usable_bytes: 
 
 def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usable_bytes: int) -> Iterator[Changes]:
     """Yield settings that need less memory, the cheapest in time first."""
-    small = _smaller(wanted, ranks, own, usable_bytes)
-    shards: Changes = {"strategy": "fsdp"} if wanted.strategy == "ddp" and ranks > wanted.parallel.ranks else {}
+    small, sharded = _smaller(wanted, ranks, own, usable_bytes), facts_of(wanted).sharded
+    shards: Changes = {"strategy": sharded} if sharded and ranks > wanted.parallel.ranks else {}
     again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
     whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
     wider = [{**whole, "parallel.tensor": n} for n in (2, nproc) if nproc % n == 0 and n > wanted.parallel.tensor]
@@ -193,7 +189,7 @@ def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
     if layout.get("tensor") == 1:
         parallel = replace(parallel, sequence=False, plan=None)
     if layout.get("pipeline") == 1:
-        parallel = replace(parallel, schedule="1f1b", cut="even", chunks=1)
+        parallel = replace(parallel, schedule="1f1b", cut="even", chunks=1, weights="stash")
     return replace(wanted, parallel=replace(parallel, **layout), **own)
 
 
@@ -223,16 +219,16 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
 def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:
     """Return the memory of a rank."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
-    local = wanted.local or LocalSettings()
-    is_local = wanted.strategy == "local" and ranks > 1
-    is_async = wanted.strategy == "async"  # a worker trains alone, and its rank's process has a second copy
-    if is_async or wanted.strategy == "local":
-        wanted = replace(wanted, strategy="ddp", local=None, server=ServerSettings())
+    local, facts = wanted.local or LocalSettings(), facts_of(wanted)
+    is_local = facts.averages_weights and ranks > 1
+    is_async = facts.has_servers  # a worker trains alone, and its rank's process has a second copy
+    wanted = together(wanted)
     parallel = wanted.parallel
     _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
     # DistributedDataParallel reads values. Its gradients are views of its buckets, which live all the time.
-    is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
+    is_averaged = facts_of(wanted).averages_gradients and parallel.ranks == 1 and ranks > 1
+    is_averaged = is_averaged and wanted.reproducible != "strict"
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
     # A rank that trains alone, or sends codes, has no buckets.
@@ -292,13 +288,13 @@ def _update(spread: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
 
 def _sparse_copies(wanted: TrainingSettings) -> int:
     """Return how many vectors of the gradients' size compression threshold and topk keep."""
-    has_momentum = wanted.optimizer.name == "sgd" and wanted.optimizer.momentum > 0
-    return 3 if has_momentum else 2  # the residual, the mean over the ranks, and SGD's momentum
+    is_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
+    return 3 if is_momentum else 2  # the residual, the mean over the ranks, and SGD's momentum
 
 
 def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:
     """Return the module spread over the ranks as in the job, without connections to other stages."""
-    return strategies.wrap(
+    return wrap(
         replace(wanted, cpu_offload=False),
         module,
         _CPU,

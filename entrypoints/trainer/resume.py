@@ -20,9 +20,9 @@ from ..events import emit
 from ..rank import exchange
 from ..rank.exchange import local_part
 from . import saving
+from .contradictions import SPARSE
 from .job import TrainingJob, TrainState
-from .strategies.sparse import SPARSE
-from .strategies.strategy import WHOLE
+from .strategies.facts import FACTS, facts_of
 
 # Settings that may change at a resume, and the effect of each change on the run.
 _COMPARED = {
@@ -117,10 +117,11 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key, text in _COMPARED.items()
         if key in then and then[key] != now[key]
     ]
-    apart = {"local", "async"} & {then.get("strategy"), now.get("strategy")}
+    strategies = [FACTS[side["strategy"]] for side in (then, now) if side.get("strategy") in FACTS]
+    apart = [facts for facts in strategies if facts.is_apart]
     if apart:
         differs = "the losses differ, because ranks train apart"
-        if apart == {"async"}:
+        if all(facts.has_servers for facts in apart):
             differs = "the losses differ, because the rate's share and the staleness follow the ranks"
         found = [text.replace("losses agree to rounding, not to the bit", differs) for text in found]
     if then.get("reproducible") == now.get("reproducible") == "strict":  # strict allows any number of ranks
@@ -213,7 +214,7 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
         return f"{folders.TRAINER} has no {lacking[0]}"
     _require_own(job, found)
     try:
-        reader = loader.open_reader(found, whole=job.spec.training.strategy in WHOLE)
+        reader = loader.open_reader(found, whole=facts_of(job.spec.training).is_whole)
     except folders.CheckpointError as error:
         return str(error)
     plain = reader.plain if isinstance(reader.plain, dict) else {}
@@ -345,7 +346,7 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
 
 def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> list[str]:
     """Return the state of ranks that is not continued exactly; `has_own`: each rank has loaded its own state."""
-    is_local = job.spec.training.strategy == "local"
+    is_local = facts_of(job.spec.training).averages_weights
     kinds = {parts[3] for name in reader.shapes if (parts := name.split("."))[::2][:2] == ["rank", "local"]}
     notes = []
     if kinds and not (is_local and has_own):

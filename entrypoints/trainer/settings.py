@@ -1,16 +1,15 @@
-"""The user's settings in numbers and names: the spec's fields, checked for name and range.
+"""The user's settings in numbers and names: the spec's fields, by the sections of cloudtrain.yaml.
 
-The launcher has checked the same keys with their places in the file (launcher/config/schema.py); the trainer checks
-them again, because a spec may come from other sources. Sections are the sections of cloudtrain.yaml.
+Only the launcher writes a spec. The launcher has checked names, ranges and choices, for a sweep also the ends of each
+range (launcher/config/schema_training.py). contradictions.py has the rules across settings.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The built-in optimizer's settings; fields that the named optimizer does not use are ignored.
+    """The built-in optimizer's settings.
 
     `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
     """
@@ -199,53 +198,24 @@ class Spec:
     evaluate: EvaluateSettings | None = None
 
 
-_POSITIVE = (
-    "max_steps",
-    "epochs",
-    "pause_at",
-    "pause_epochs",
-    "global_batch_size",
-    "micro_batch_size",
-    "shard_size",
-    "powersgd_rank",
-    "compression_density",
-    "wrap_min_params",
-    "log_every",
-    "eval_every",
-    "eval_batches",
-    "clip_norm",
-    "tokens_per_sample",
-    "peak_tflops",
-)
 _PAUSES = ("pause_at", "pause_epochs")  # change no step
-_CHOICES = {
-    "precision": ("fp32", "bf16", "fp16"),
-    "reproducible": ("standard", "strict"),
-    "compression": ("none", "fp16", "bf16", "powersgd", "threshold", "topk"),
-    "on_nan": ("stop", "skip"),
+_SECTIONS: dict[str, type[Any]] = {
+    "optimizer": OptimizerSettings,
+    "schedule": ScheduleSettings,
+    "parallel": ParallelSettings,
+    "server": ServerSettings,
+    "local": LocalSettings,
+    "outer": OuterSettings,
+    "monitor": MonitorSettings,
 }
 
 
 def read_spec(path: str | Path) -> Spec:
-    """Return the spec with every field checked for name and range. Raises TaskError."""
+    """Return the spec. Raises TaskError if the job is not a task."""
     raw = json.loads(Path(path).read_text())
     spec = JobSpec.load(raw)
     if spec.run.kind != "task":
         raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {spec.run.kind!r}")
-    settings = dict(spec.training or {})
-    betas = tuple((settings.get("optimizer") or {}).get("betas") or (0.9, 0.999))
-    settings["optimizer"] = _fill(
-        OptimizerSettings, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
-    )
-    settings["schedule"] = _fill(ScheduleSettings, "training.schedule", settings.get("schedule") or {})
-    settings["parallel"] = _fill(ParallelSettings, "training.parallel", settings.get("parallel") or {})
-    settings["server"] = _fill(ServerSettings, "training.server", settings.get("server") or {})
-    if settings.get("local") is not None:
-        outer = _fill(OuterSettings, "training.local.outer", settings["local"].get("outer") or {})
-        settings["local"] = _fill(LocalSettings, "training.local", {**settings["local"], "outer": outer})
-    settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
-    training = _fill(TrainingSettings, "training", settings)
-    _check(training)
     params = dict(spec.params or {})
     compared = {key: value for key, value in (spec.training or {}).items() if key not in _PAUSES}
     config = json.dumps({"training": compared, "params": params}, sort_keys=True)
@@ -254,7 +224,7 @@ def read_spec(path: str | Path) -> Spec:
         attempt=spec.attempt,
         target=spec.run.target,
         params=params,
-        training=training,
+        training=_filled(TrainingSettings, spec.training or {}),
         checkpoint=spec.checkpoint,
         timeout_s=spec.timeout_s,
         config_sha256=hashlib.sha256(config.encode()).hexdigest(),
@@ -269,46 +239,15 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def _fill(kind: type[Any], where: str, values: dict[str, Any]) -> Any:
-    """Return `kind` filled from `values`; None stands for the default. Raises TaskError at an unknown key."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for key in values:
-        if key not in names:
-            raise TaskError(f"{where}.{key} is not a setting of this trainer{suggest(key, names)}")
-    try:
-        return kind(**{k: v for k, v in values.items() if v is not None})
-    except TypeError as error:
-        raise TaskError(f"{where}: {error}") from error
-
-
-def _check(training: TrainingSettings) -> None:
-    if (training.max_steps is None) == (training.epochs is None):
-        raise TaskError("training needs exactly one of max_steps and epochs")
-    for name in _POSITIVE:
-        value = getattr(training, name)
-        if value is not None and not value > 0:
-            raise TaskError(f"training.{name} is {value}; it must be positive")
-    for name, known in _CHOICES.items():
-        value = getattr(training, name)
-        if value not in known:
-            raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
-    for name in ("tensor", "pipeline", "chunks"):
-        if getattr(training.parallel, name) < 1:
-            raise TaskError(f"training.parallel.{name} is {getattr(training.parallel, name)}; it must be positive")
-    _check_server(training.server)
-    if training.monitor.mode not in ("min", "max"):
-        raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
-
-
-def _check_server(server: ServerSettings) -> None:
-    for name, least in (("shards", 1), ("softsync", 1), ("max_lead", 0), ("lease_s", 2)):
-        value = getattr(server, name)
-        if value is not None and value < least:
-            raise TaskError(f"training.server.{name} is {value}; it must be at least {least}")
-    for name, known in (("staleness", ("capped", "none")), ("order", ("arrival", "tickets"))):
-        value = getattr(server, name)
-        if value not in known:
-            raise TaskError(f"training.server.{name} is {value!r}; there are {', '.join(known)}{suggest(value, known)}")
+def _filled(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """Return `kind` filled from `values`; None stands for the default."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and key in _SECTIONS:
+            value = _filled(_SECTIONS[key], value)
+        if value is not None:
+            made[key] = tuple(value) if key == "betas" else value
+    return kind(**made)
 
 
 def shortened(spec: Spec) -> Spec:

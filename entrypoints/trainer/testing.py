@@ -32,7 +32,7 @@ from ..rank.agree import Agreement
 from . import data, evaluate, initial, report, scores
 from .job import RankContext, TrainingJob, TrainState, build
 from .settings import Spec
-from .strategies.strategy import WHOLE
+from .strategies.facts import facts_of, together
 from .task import Task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -43,7 +43,6 @@ _FAULT, _GONE = "cloudtrain/test/fault", "cloudtrain/test/gone"  # in the ranks'
 _LOOK_S, _LEAVE_S = 0.5, 20.0
 _leaving = threading.Lock()
 _HEAD = ("job", "split", "same_as_eval", "checkpoint", "step", "weights", "kind", "n")  # figures that always fit
-_STRATEGIES = {"local": "ddp", "async": "ddp"}  # ranks that train apart: in a test all ranks have the same model
 
 
 @dataclass(frozen=True)
@@ -157,9 +156,7 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     assert wanted is not None
     size = _batch_size(wanted, spec)
     training = dataclasses.replace(
-        trained,
-        strategy=_STRATEGIES.get(trained.strategy, trained.strategy),
-        local=None,
+        together(trained),  # in a test all ranks have the same model
         global_batch_size=size * place.data_ranks,
         micro_batch_size=size,
         ema_decay=None,
@@ -269,7 +266,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     counts: scores.ClassCounts | scores.Residuals | None = None
     means: list[dict[str, float]] = []
     fault: str | None = None
-    is_lone = place.ranks == 1 or (job.spec.training.strategy in WHOLE and place.tensor == place.pipeline == 1)
+    is_lone = place.ranks == 1 or (facts_of(job.spec.training).is_whole and place.tensor == place.pipeline == 1)
     job.agreement.hurry()
     try:
         for number, (keys, weight) in enumerate(plan):

@@ -141,7 +141,7 @@ def _hold(job: TrainingJob, progress: TrainState) -> None:
 @contextmanager
 def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
     """Yield a function that takes a step; under strategy async, all steps to the next save or evaluation."""
-    if job.spec.training.strategy == "async":
+    if job.strategy.has_servers:
         with parameter_server.running(job, progress) as train_to_boundary:
             yield train_to_boundary
         return

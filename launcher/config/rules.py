@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
+from cloudtrain.entrypoints.trainer import contradictions
 
 from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..errors import Fault
 from ..job import CHANNEL_KINDS
-from . import foreign_keys, rules_sweep, rules_training, schema
+from . import foreign_keys, rules_sweep, schema
 from .key_reading import between, both, given, text_at, whole_at
 from .schemafaults import named
 from .yamlfile import KeyPath, YamlNode, find, key_place
@@ -48,7 +49,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_initial(root),
         *_test(root),
         *_numbers(root),
-        *rules_training.faults_of(root),
+        *_contradictions(root),
         *_mirror(root),
         *_notify(root),
         *_launchers(root),
@@ -182,6 +183,13 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
             paths.append(("resources", "instances"))
         message = f"`min_instances` {fewest} is more than `instances` {instances}"
         yield between(root, message, "a restart continues with fewer machines, never with more", *paths)
+
+
+def _contradictions(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for every contradiction of training settings, at the keys that the file has."""
+    for refusal in contradictions.of(root.data()):
+        paths = [tuple(key.split(".")) for key in refusal.keys]
+        yield between(root, refusal.message, refusal.cure, *(path for path in paths if given(root, *path)))
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:

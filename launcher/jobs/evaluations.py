@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 
 from ..errors import UsageError
 from ..text.tables import table
@@ -49,7 +50,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
     initial = {"job": parent.id, **({"checkpoint": checkpoint} if checkpoint else {})}
     wanted = {"split": split, "only": True, "batch_size": earlier.batch_size if earlier else None}
     inputs = {name: uri for name, uri in before.inputs.items() if name != "init_from"}
-    is_shared = training.strategy in ("fsdp", "hsdp") or training.parallel.tensor * training.parallel.pipeline > 1
+    is_shared = not FACTS[training.strategy].is_whole or training.parallel.tensor * training.parallel.pipeline > 1
     own = [
         f"name={_name_of(parent)}",
         f"init_from={json.dumps(initial)}",

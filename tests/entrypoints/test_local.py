@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,17 @@ from torch.nn import functional as F
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import (
     LocalSettings,
     OptimizerSettings,
     OuterSettings,
-    ParallelSettings,
     TrainingSettings,
 )
-from cloudtrain.entrypoints.trainer.strategies import refusals
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.local import Rounds, local
+from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
 SPLIT = data.Split(8, 2, 4, 1)
@@ -45,40 +44,11 @@ MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 # ---------------------------------------------------------------------------------------------------- without ranks
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"local": LocalSettings(period=1)}, "an average after each step is ddp; set strategy: ddp, or 2 or more"),
-        ({"local": LocalSettings(6, group_period=4)}, "group_period 4 does not divide local.period 6; set one of 1, 2"),
-        ({"local": LocalSettings(sync_steps=20)}, "local.sync_steps 20 is no multiple of local.period 16"),
-        ({"eval_every": 100}, "eval_every 100 is no multiple of local.period 16, and the ranks differ then; set 96 or"),
-        ({"local": LocalSettings(optimizer_state="zero")}, "there are average, keep"),
-        ({"local": LocalSettings(outer=OuterSettings(momentum=1.0))}, "momentum from 0 to below 1"),
-        ({"shard": "optimizer"}, "shard: optimizer does not go with local; set strategy: ddp"),
-        ({"parallel": ParallelSettings(2)}, "under local each rank has a copy; set strategy: ddp"),
-        ({"compression": "powersgd"}, "local sends weights"),
-        ({"cpu_offload": True}, "local has none"),
-        ({"reproducible": "strict"}, "the same bits on any number of ranks, and local cannot"),
-        ({"strategy": "ddp", "local": LocalSettings()}, "the section local is of strategy: local"),
-        ({"module": nn.SyncBatchNorm(2)}, "under local each is alone; use BatchNorm"),
-    ],
-)
-def test_settings_against_local_are_refused(settings: dict[str, Any], why: str) -> None:
-    """Each refusal names the way out."""
-    module = settings.pop("module", nn.Linear(1, 1))
-    training = TrainingSettings(global_batch_size=8, max_steps=1, **{"strategy": "local", **settings})
-    with pytest.raises(TaskError) as found:
-        strategies.wrap(training, module, CPU, SPLIT)
-    assert why in str(found.value)
-
-
-def test_saves_between_averages_are_refused() -> None:
-    """The message names the nearest multiples; ddp saves after any number of steps."""
+def test_synchronised_batch_norm_is_refused() -> None:
+    """Under local each rank is alone in a step; the refusal names the way out."""
     training = TrainingSettings(global_batch_size=8, max_steps=1, strategy="local")
-    assert list(refusals.of_saves(training, 32)) == list(refusals.of_saves(training, None)) == []
-    assert next(refusals.of_saves(training, 20)).endswith("set 16 or 32")
-    assert next(refusals.of_saves(training, 5)).endswith("set 16")
-    assert not list(refusals.of_saves(replace(training, strategy="ddp"), 20))
+    with pytest.raises(TaskError, match="under local each is alone; use BatchNorm"):
+        wrap(training, nn.SyncBatchNorm(2), CPU, SPLIT)
 
 
 def test_momentum_outside_keeps_the_state_inside() -> None:

@@ -17,12 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.memory import StorageCounter
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
+from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 from cloudtrain.entrypoints.trainer.task import load_task
 
 CHARLM = Path(__file__).parents[2] / "examples" / "charlm" / "task.py"
@@ -99,7 +100,7 @@ def train(params: dict[str, Any], counter: StorageCounter | None = None, **train
     split = data.split_batch(size, MICRO, ranks)
     module = task.model(params)
     probe = lambda module, _: task.loss(module, batch)  # noqa: E731
-    spread = strategies.wrap(settings, module, torch.device("cpu"), split, probe=probe, connect=LinksOfGpus.create)
+    spread = wrap(settings, module, torch.device("cpu"), split, probe=probe, connect=LinksOfGpus.create)
     if counter is not None:  # a trace has activations of the whole model, without data
         gc.collect()
         counter.peak_bytes = counter.live_bytes
@@ -176,10 +177,11 @@ def _of_two(case: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["sgd", "adamw", "radam", "lars", "lamb"])
 def test_estimate_holds_the_state_of_each_optimizer(name: str, tmp_path: Path) -> None:
     """Weights and gradients are 8 bytes a parameter; the state has 4 with momentum, 8 of the Adam kind."""
-    width = {"params": {}, "optimizer": {"name": name, "momentum": 0.9}}
-    found = estimates(tmp_path, TASK, **width)[0]
+    has_momentum = name in ("sgd", "lars")
+    optimizer = {"name": name, **({"momentum": 0.9} if has_momentum else {})}
+    found = estimates(tmp_path, TASK, {}, optimizer=optimizer)[0]
     assert not found["is_assumed"]
-    state = 4 if name in ("sgd", "lars") else 8
+    state = 4 if has_momentum else 8
     assert found["static_bytes"] / found["parameters"] == pytest.approx(8 + state, rel=0.05)
 
 

@@ -21,12 +21,12 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
 
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import codes
 from cloudtrain.entrypoints.trainer.strategies.sparse import SparseExchange, density_at
 from cloudtrain.entrypoints.trainer.strategies.strategy import State
+from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
 STEPS, RANKS = 8, 3
@@ -166,25 +166,6 @@ def test_momentum_of_another_optimizer_stays() -> None:
         assert ("momentum.weight" in keeper.state()) == (kept == 0.0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"compression": "threshold", "compression_density": 1.0}, "needs a threshold of 0"),
-        ({"compression": "topk", "compression_density": 1.5}, "more than all entries"),
-        ({"compression_density": 0.1}, "compression_density goes with compression threshold or topk"),
-        ({"compression": "powersgd", "compression_warmup_steps": 5}, "compression_warmup_steps goes with"),
-        ({"compression": "topk", "shard": "optimizer"}, "shard: optimizer does not go with compression topk"),
-        ({"compression": "topk", "strategy": "fsdp"}, "compression topk is ddp's"),
-        ({"compression": "threshold", "reproducible": "strict"}, "set compression: none"),
-    ],
-)
-def test_contradictions_are_refused(settings: dict[str, Any], why: str) -> None:
-    """A refusal names the setting and a cure."""
-    training = TrainingSettings(global_batch_size=4, max_steps=1, **settings)
-    with pytest.raises(TaskError, match=why):
-        strategies.wrap(training, nn.Linear(1, 1), CPU, data.Split(4, 1, 2, 2))
-
-
 # ------------------------------------------------------------------------------------------------------- with ranks
 
 TOPK = {"compression": "topk", "compression_density": 1.0}
@@ -320,7 +301,7 @@ def train(
     torch.manual_seed(7)
     module = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3))
     training = TrainingSettings(global_batch_size=4 * RANKS, max_steps=STEPS, **settings)
-    spread = strategies.wrap(training, module, CPU, data.Split(4 * RANKS, 4, RANKS, 1), silent=silent)
+    spread = wrap(training, module, CPU, data.Split(4 * RANKS, 4, RANKS, 1), silent=silent)
     moving = optim.build(OptimizerSettings(**optimizer), module.parameters(), fused=False)
     spread.adopt(moving)
     if load:

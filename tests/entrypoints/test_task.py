@@ -93,21 +93,6 @@ def test_spec_fills_defaults_and_takes_null(tmp_path: Path) -> None:
     assert (training.optimizer.name, training.optimizer.lr, training.seed, training.strategy) == ("sgd", 0.1, 0, "ddp")
 
 
-@pytest.mark.parametrize(
-    ("training", "message"),
-    [
-        ({"max_step": 3}, r"training.max_step is not a setting .*did you mean `max_steps`"),
-        ({"optimizer": {"learning_rate": 1}}, "training.optimizer.learning_rate is not a setting"),
-        ({"epochs": 2}, "exactly one of max_steps and epochs"),
-        ({"log_every": 0}, "training.log_every is 0; it must be positive"),
-    ],
-)
-def test_wrong_settings_are_named(tmp_path: Path, training: dict[str, Any], message: str) -> None:
-    """The path of the setting is in the message."""
-    with pytest.raises(TaskError, match=message):
-        read_spec(spec(tmp_path, **training))
-
-
 def test_config_hash_covers_training_and_params(tmp_path: Path) -> None:
     """A different learning rate gives a different hash."""
     first = read_spec(spec(tmp_path)).config_sha256

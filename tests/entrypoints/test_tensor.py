@@ -23,10 +23,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
+from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
 MICRO, STEPS, TIME, WORDS = 2, 6, 8, 32
@@ -152,25 +153,6 @@ def test_wrong_plan_is_refused(module: nn.Module, parallel: dict[str, Any], why:
     """A plan that cannot work, or that would train wrongly without an error, is refused in one sentence."""
     with pytest.raises(TaskError) as found:
         planned(module, **parallel)
-    assert why in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"reproducible": "strict"}, "set standard"),
-        ({"compile": True}, "leave one of them out"),
-        ({"compression": "bf16"}, "set compression: none"),
-        ({"precision": "fp16"}, "set precision: bf16"),
-        ({"strategy": "fsdp", "cpu_offload": True}, "leave one of them out"),
-        ({"parallel": ParallelSettings(sequence=True)}, "which is 1"),
-    ],
-)
-def test_settings_that_do_not_go_with_tensor_are_refused(settings: dict[str, Any], why: str) -> None:
-    """Each refusal says what to change."""
-    both = {"parallel": ParallelSettings(tensor=2), "global_batch_size": 4, "max_steps": 1, **settings}
-    with pytest.raises(TaskError) as found:
-        strategies.wrap(TrainingSettings(**both), Model(), CPU, data.Split(4, 1, 2, 2))
     assert why in str(found.value)
 
 
@@ -336,7 +318,7 @@ def train(
     data_rank = dist.get_rank() // layout.tensor
     split = data.Split(4 * MICRO, MICRO, ranks, 4 // ranks)
     training = TrainingSettings(global_batch_size=4 * MICRO, max_steps=STEPS, parallel=layout, **settings)
-    spread = strategies.wrap(training, model, CPU, split)
+    spread = wrap(training, model, CPU, split)
     moving = optim.build(OptimizerSettings(optimizer, lr=0.01), spread.module.parameters())
     losses, norms = [], []
     for step in range(STEPS):

@@ -26,8 +26,9 @@ from ...errors import TaskError
 from ...rank.agree import Agreement
 from .. import data
 from ..job import TrainingJob, TrainState, build, connect
-from ..settings import ServerSettings, Spec, read_spec
+from ..settings import Spec, read_spec
 from ..strategies.buffers import pack, unpack
+from ..strategies.facts import together
 from ..task import Task, load_task
 from . import wire
 from .shard import shard_range
@@ -60,9 +61,7 @@ class Gradients:
     def __init__(self, spec: Spec, task: Task, ranks: int, step: int, samples: int) -> None:
         """Build the model as a single rank's, in its own process group. Raises TaskError."""
         alone = dataclasses.replace(
-            spec.training,
-            strategy="ddp",
-            server=ServerSettings(),
+            together(spec.training),
             global_batch_size=spec.training.global_batch_size // ranks,
             micro_batch_size=data.split_batch(
                 spec.training.global_batch_size, spec.training.micro_batch_size, ranks

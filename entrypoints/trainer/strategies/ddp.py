@@ -21,114 +21,59 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import TaskError
 from ...rank.exchange import local_part
-from .. import data
-from ..settings import TrainingSettings
+from ..contradictions import SPARSE
 from . import blocks as blocks_of
 from .buffers import Buffers
 from .compression import compress
-from .sparse import SPARSE, spread_sparsely
-from .strategy import (
-    LOW,
-    Blocks,
-    Strategy,
-    autocaster,
-    buckets,
-    clip,
-    clip_split,
-    finite_gradients,
-    no_state,
-    share_weights,
-    skip_state,
-)
+from .sparse import spread_sparsely
+from .strategy import LOW, Setup, Strategy, buckets, clip_split, finite_gradients, share_weights
 from .summation import TreeGradients
 from .tensor import sum_partial_gradients
 
 _AS_IT_IS = contextlib.nullcontext()
 
 
-def ddp(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
-    """Return the module on every rank, as the settings ask. Raises TaskError.
-
-    `mesh`: of all ranks, if a copy of the model is spread over several.
-    """
-    module = module.to(device)
+def ddp(setup: Setup) -> Strategy:
+    """Return the module on every rank, as the settings ask. Raises TaskError."""
+    settings, split, mesh = setup.settings, setup.split, setup.mesh
+    setup = replace(setup, module=setup.module.to(setup.device))
     if settings.compile or settings.activation_checkpointing:
-        blocks_of.prepare(settings, module, blocks_of.find(settings, module, blocks), whole=True)
-    keeps = settings.on_nan == "skip"
+        blocks_of.prepare(settings, setup.module, blocks_of.find(settings, setup.module, setup.blocks), whole=True)
     data_rank = dist.get_rank() if mesh is None else mesh.get_local_rank("replicate")
-    first, stages = data_rank * split.accumulation, settings.parallel.pipeline
-    buffers = Buffers(module, split, first, silent, keeps=keeps, stages=stages)
+    buffers = Buffers(
+        setup.module,
+        split,
+        data_rank * split.accumulation,
+        setup.silent,
+        keeps=settings.on_nan == "skip",
+        stages=settings.parallel.pipeline,
+    )
     if mesh is not None:
-        return _of_split_model(settings, module, device, split, buffers, mesh, silent)
+        return _of_split_model(setup, buffers, mesh)
     if settings.reproducible == "strict":
-        return _strict(settings, module, device, split, buffers, silent)
-    plain = _plain(settings, module, device, split, buffers)
+        return _strict(setup, buffers)
     if split.ranks == 1:
         if settings.compression in SPARSE:
             print(f"compression {settings.compression}: one rank sends nothing; gradients stay dense", flush=True)
-        return plain
+        return setup.of_one_rank(buffers)
     if settings.compression in SPARSE:
-        return spread_sparsely(settings, plain, device, split.ranks, silent)
-    return _averaged(settings, module, device, split, buffers, silent)
+        return spread_sparsely(setup, setup.of_one_rank(buffers))
+    return _averaged(setup, buffers)
 
 
-def copies(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
+def copies(setup: Setup) -> Strategy:
     """Return the module on every rank, for strategy async: the ranks save and evaluate, and its workers train."""
-    module = module.to(device)
-    share_weights(module.parameters(), device)
-    return _plain(settings, module, device, split, Buffers(module, split, 0, silent))
+    setup = replace(setup, module=setup.module.to(setup.device))
+    share_weights(setup.module.parameters(), setup.device)
+    strategy = setup.of_one_rank(Buffers(setup.module, setup.split, 0, setup.silent))
+    return replace(strategy, has_servers=True)
 
 
-def _plain(
-    settings: TrainingSettings, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers
-) -> Strategy:
-    """Return the unchanged module, for a single rank."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    return Strategy(
-        module=module,
-        model=module,
-        divisor=split.accumulation,
-        strided=False,
-        micro_batch=buffers.micro_batch,
-        finish=lambda: None,
-        autocast=autocaster(settings.precision, device),
-        clip=lambda max_norm: clip(parameters, max_norm),
-        finite_gradients=lambda: finite_gradients(parameters, agree=False),
-        rank_state=no_state,
-        load_rank_state=skip_state,
-        sync_buffers=buffers.sync,
-        undo_buffers=buffers.undo,
-    )
-
-
-def _averaged(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    buffers: Buffers,
-    silent: bool,
-) -> Strategy:
-    # Gradients as views of the buckets save a copy: 16 % of the step of a 10 M transformer (trainer.md item 11).
-    model = DistributedDataParallel(
-        module, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
-    )
+def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
+    settings, module, split, silent = setup.settings, setup.module, setup.split, setup.silent
+    # Gradients as views of the buckets save a copy: 16 % of the step of a transformer of 10 M parameters.
+    device_ids = [setup.device.index] if setup.device.type == "cuda" else None
+    model = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"
@@ -138,7 +83,7 @@ def _averaged(
         model.register_comm_hook(None, noop_hook)
     elif settings.compression != "none":
         keeper = compress(model, settings.compression, settings.powersgd_rank)
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = setup.trained
     # What a ring sends: Patarasuk and Yuan 2009.
     summed_bytes = sum(p.nbytes for p in parameters) if keeper is None else keeper.summed_bytes
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * summed_bytes
@@ -155,36 +100,22 @@ def _averaged(
             return _AS_IT_IS
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
-    return Strategy(
-        module=module,
+    strategy = replace(
+        setup.of_one_rank(buffers),
         model=model,
-        divisor=split.accumulation,
-        strided=False,
         micro_batch=micro_batch,
         finish=_once_all_are_used(module),
-        autocast=autocaster(settings.precision, device),
-        clip=lambda max_norm: clip(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=silent),
-        rank_state=keeper.state if keeper else no_state,
-        load_rank_state=keeper.load if keeper else skip_state,
-        sync_buffers=buffers.sync,
-        undo_buffers=buffers.undo,
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes},
     )
+    return strategy if keeper is None else replace(strategy, rank_state=keeper.state, load_rank_state=keeper.load)
 
 
-def _strict(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    buffers: Buffers,
-    silent: bool,
-) -> Strategy:
-    share_weights(module.parameters(), device)
+def _strict(setup: Setup, buffers: Buffers) -> Strategy:
+    share_weights(setup.module.parameters(), setup.device)
     buffers.sync()
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    gradients = TreeGradients(parameters, silent)
+    parameters = setup.trained
+    gradients = TreeGradients(parameters, setup.silent)
 
     @contextlib.contextmanager
     def micro_batch(virtual: int, last: bool) -> Iterator[None]:
@@ -193,43 +124,27 @@ def _strict(
             yield
             gradients.end()
 
-    return Strategy(
-        module=module,
-        model=module,
-        divisor=split.virtual,  # a power of two, so that the division rounds nothing
-        strided=False,
+    return replace(
+        setup.of_one_rank(buffers),
+        divisor=setup.split.virtual,  # a power of two, so that the division rounds nothing
         micro_batch=micro_batch,
         finish=gradients.finish,
-        autocast=autocaster(settings.precision, device),
-        clip=lambda max_norm: clip(parameters, max_norm),
-        finite_gradients=lambda: finite_gradients(parameters, agree=silent),
-        rank_state=no_state,
-        load_rank_state=skip_state,
-        sync_buffers=buffers.sync,
-        undo_buffers=buffers.undo,
+        finite_gradients=lambda: finite_gradients(parameters, agree=setup.silent),
     )
 
 
-def _of_split_model(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    buffers: Buffers,
-    mesh: DeviceMesh,
-    silent: bool,
-) -> Strategy:
+def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strategy:
     """Return copies of a model that is split over ranks.
 
     torch's DistributedDataParallel takes no DTensors, and no forward passes before the backward pass of an earlier one.
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters, ranks = setup.trained, setup.split.ranks
     copies, groups = mesh.get_group("replicate"), buckets(parameters)
 
     @torch.no_grad()
     def finish() -> None:
         sum_partial_gradients(parameters)
-        if split.ranks == 1 or silent:
+        if ranks == 1 or setup.silent:
             return
         for parameter in parameters:  # a rank without a gradient must not leave the others waiting
             if parameter.grad is None:
@@ -238,12 +153,12 @@ def _of_split_model(
             parts = [local_part(parameter.grad) for parameter in group if parameter.grad is not None]
             flat = torch.cat([part.reshape(-1) for part in parts])
             dist.all_reduce(flat, group=copies)
-            flat /= split.ranks
+            flat /= ranks
             for part, mean in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
                 part.copy_(mean.view(part.shape))
 
     return replace(
-        _plain(settings, module, device, split, buffers),
+        setup.of_one_rank(buffers),
         finish=finish,
         clip=lambda max_norm: clip_split(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,45 +22,8 @@ from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
 from .buffers import Buffers
-from .strategy import (
-    LOW,
-    Blocks,
-    Strategy,
-    clip,
-    clip_split,
-    clip_whole,
-    finite_gradients,
-    no_state,
-    share_weights,
-    skip_state,
-)
+from .strategy import LOW, Setup, Strategy, clip, clip_split, clip_whole, finite_gradients, share_weights
 from .summation import PartialSums, TreeReduceScatter, ladder
-
-
-def fsdp(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
-    """Return the module sharded over all ranks. Raises TaskError. `mesh`: of all ranks, if the layers are split."""
-    return _sharded(settings, module, device, split, blocks, silent, mesh)
-
-
-def hsdp(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
-    """Return the module sharded over `shard_size` ranks, with a copy on every group of ranks. Raises TaskError."""
-    return _sharded(settings, module, device, split, blocks, silent, mesh)
 
 
 def shard_width(settings: TrainingSettings, ranks: int) -> int:
@@ -83,54 +47,45 @@ def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int) -> D
     return init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
-def _sharded(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
-    found = blocks_of.find(settings, module, blocks)
-    _check(module, found)
+def sharded(setup: Setup) -> Strategy:
+    """Return the module with a shard on each rank: over all ranks (fsdp), or over each group of ranks (hsdp).
+
+    Raises TaskError.
+    """
+    settings, module, split, mesh = setup.settings, setup.module, setup.split, setup.mesh
+    blocks = blocks_of.find(settings, module, setup.blocks)
+    _check(module, blocks)
     if mesh is None:
-        share_weights(module.parameters(), device)
-        mesh = data_mesh(settings, device, split.ranks)
+        share_weights(module.parameters(), setup.device)
+        mesh = data_mesh(settings, setup.device, split.ranks)
         data_rank = dist.get_rank()
     else:
         data_rank = dist.get_rank() // settings.parallel.tensor % split.ranks
     names = tuple(name for name in mesh.mesh_dim_names or () if name in ("replicate", "shard"))
-    if silent:  # without the other dimension the copies are not summed
+    if setup.silent:  # without the other dimension the copies are not summed
         names = ("shard",)
-    blocks_of.prepare(settings, module, found, whole=False)
+    blocks_of.prepare(settings, module, blocks, whole=False)
     stages = settings.parallel.pipeline
-    _shard(settings, module, found, mesh[names])
+    _shard(settings, module, blocks, mesh[names])
     strict = settings.reproducible == "strict"
     first = data_rank * (1 if strict else split.accumulation)
-    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip", stages=stages)
+    buffers = Buffers(module, split, first, setup.silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
-    if silent:
+    if setup.silent:
         _silence(module)
     elif strict and split.ranks > 1:
         _sum_over_tree(module, mesh["shard"].size())
-    parameters = [p for p in module.parameters() if p.requires_grad]  # the shards: see _reshard_after_evaluation
+    parameters = setup.trained  # the shards: see _reshard_after_evaluation
     clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
-    around = _Strict(module, parameters, buffers) if strict else _Standard(module, split, buffers)
-    return Strategy(
-        module=module,
-        model=module,
+    around = _Strict(parameters, buffers) if strict else _Standard(module, split, buffers)
+    return replace(
+        setup.of_one_rank(buffers),
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
         micro_batch=around.micro_batch if stages == 1 else buffers.micro_batch,
-        finish=lambda: None,
         autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
         clip=lambda max_norm: clips(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
-        rank_state=no_state,
-        load_rank_state=skip_state,
-        sync_buffers=buffers.sync,
-        undo_buffers=buffers.undo,
     )
 
 
@@ -228,7 +183,7 @@ class _Standard:
 class _Strict:
     """Micro-batches that are summed over the ranks at once; the sharded sums are added in the tree's order."""
 
-    def __init__(self, module: nn.Module, parameters: list[nn.Parameter], buffers: Buffers) -> None:
+    def __init__(self, parameters: list[nn.Parameter], buffers: Buffers) -> None:
         self._parameters = parameters
         self._buffers = buffers
         self._counter: PartialSums[dict[nn.Parameter, Any]] = PartialSums(_add)

@@ -21,41 +21,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ...rank import exchange
-from .. import data
-from ..settings import LocalSettings, TrainingSettings
+from ..settings import LocalSettings
 from .buffers import Buffers
 from .ddp import ddp
-from .strategy import Blocks, State, Strategy, buckets, share_weights
+from .facts import together
+from .strategy import Setup, State, Strategy, buckets, share_weights
 
 _SCALER = "scaler"  # the name in a rank's state
 
 
-def local(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    blocks: Blocks | None,
-    silent: bool,
-    mesh: DeviceMesh | None,
-) -> Strategy:
+def local(setup: Setup) -> Strategy:
     """Return the module on every rank, averaged as `settings.local` says; on one rank ddp. Raises TaskError."""
-    wanted, as_ddp = settings.local or LocalSettings(), replace(settings, strategy="ddp")
+    module, split, silent = setup.module, setup.split, setup.silent
+    wanted, as_ddp = setup.settings.local or LocalSettings(), together(setup.settings)
     if split.ranks == 1:
         print("strategy local on one rank is ddp: there is no other rank to average with", flush=True)
-        return ddp(as_ddp, module, device, split, blocks, silent, mesh)
+        return ddp(replace(setup, settings=as_ddp))
     if wanted.sync_steps:
-        synced = ddp(as_ddp, module, device, split, blocks, silent, mesh)
+        synced = ddp(replace(setup, settings=as_ddp))
         # The blocks are prepared now, and the module is on the device.
         plain = replace(as_ddp, compile=False, activation_checkpointing=False)
-        alone = ddp(plain, module, device, replace(split, ranks=1), None, silent, None)
+        alone = ddp(replace(setup, settings=plain, split=replace(split, ranks=1), blocks=None))
     else:
-        synced = alone = ddp(as_ddp, module, device, replace(split, ranks=1), blocks, silent, None)
-        share_weights(module.parameters(), device)
+        synced = alone = ddp(replace(setup, settings=as_ddp, split=replace(split, ranks=1)))
+        share_weights(module.parameters(), setup.device)
     buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent)
     buffers.sync()
     rounds = Rounds(wanted, module, buffers, None if silent else _neighbours(wanted), is_silent=silent)

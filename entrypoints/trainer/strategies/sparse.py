@@ -32,9 +32,8 @@ from torch import nn
 from .. import data
 from ..settings import TrainingSettings
 from . import codes
-from .strategy import State, Strategy, clip, finite_gradients, share_weights
+from .strategy import Setup, State, Strategy, finite_gradients, share_weights
 
-SPARSE = ("threshold", "topk")
 _DENSE_BELOW = 1000  # entries of a tensor: biases and norms are few, and sensitive
 _SAMPLE = 20_000  # entries, for 200 above the quantile of 1 %, which then is right to 7 %
 _ABOVE = 200  # sampled entries above the quantile at densities below 1 %
@@ -55,17 +54,14 @@ def density_at(wanted: float, warmup_steps: int, step: int) -> float:
     return _FIRST_DENSITY ** (1 + step * stages // warmup_steps)
 
 
-def spread_sparsely(
-    settings: TrainingSettings, plain: Strategy, device: torch.device, ranks: int, silent: bool
-) -> Strategy:
+def spread_sparsely(setup: Setup, plain: Strategy) -> Strategy:
     """Return the strategy of a single rank, extended by the exchange of gradients among several ranks. Collective."""
-    share_weights(plain.module.parameters(), device)
+    share_weights(setup.module.parameters(), setup.device)
     plain.sync_buffers()
-    keeper = SparseExchange(settings, plain.module, device, ranks, silent)
-    parameters = [p for p in plain.module.parameters() if p.requires_grad]
+    keeper = SparseExchange(setup.settings, setup.module, setup.device, setup.split.ranks, setup.silent)
+    parameters = setup.trained
     return dataclasses.replace(
         plain,
-        clip=lambda max_norm: clip(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
         exchange=keeper.exchange,
         adopt=keeper.take_momentum,

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...rank.exchange import local_part
+from .. import data
 from ..optim import whole_norms
+from ..settings import TrainingSettings
+from .buffers import Buffers
 
 if TYPE_CHECKING:
     from .pipeline import Feed
@@ -22,10 +26,9 @@ Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
-# The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
+# The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-WHOLE = ("ddp", "local", "async")  # the strategies whose ranks hold the whole model, gradients and optimizer state
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ class Strategy:
     autocast: Callable[[], AbstractContextManager[Any]]
     clip: Callable[[float], torch.Tensor]  # scales the gradients down to the norm; the norm before, equal on all ranks
     finite_gradients: Callable[[], bool]  # whether all gradients are free of nan and infinity, equal on all ranks
-    rank_state: Callable[[], State]  # this rank's own state, saved by rank: {} for most strategies
-    load_rank_state: Callable[[State], None]  # the same state, for the same number of ranks; {} begins without state
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
+    rank_state: Callable[[], State] = dict  # this rank's own state, saved by rank
+    load_rank_state: Callable[[State], None] = lambda state: None  # for the same number of ranks; {} begins without
+    has_servers: bool = False  # the ranks save and evaluate, and parameter servers train
     # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
     # evaluates a function of the model on the last stage; the times of all stages since the last call; and the names of
     # parameters that another stage saves.
@@ -97,6 +101,44 @@ class Strategy:
     # State of the method, equal on all ranks and saved once; loaded with the steps done, before `load_rank_state`.
     shared_state: Callable[[], State] = dict
     load_shared_state: Callable[[State, int], None] = lambda state, step: None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and the job that spreads the model: what a strategy is made from."""
+
+    settings: TrainingSettings
+    module: nn.Module
+    device: torch.device
+    split: data.Split
+    blocks: Blocks | None = None
+    """Returns the blocks of the model; None: the model's layers."""
+    silent: bool = False
+    """No gradient or weight is sent, and the numbers are wrong: to measure the cost of communication."""
+    mesh: DeviceMesh | None = None
+    """The mesh of all ranks, if a copy of the model is spread over several ranks."""
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that need gradients."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def of_one_rank(self, buffers: Buffers) -> Strategy:
+        """Return the strategy of the unchanged module on a single rank."""
+        parameters = self.trained
+        return Strategy(
+            module=self.module,
+            model=self.module,
+            divisor=self.split.accumulation,
+            strided=False,
+            micro_batch=buffers.micro_batch,
+            finish=lambda: None,
+            autocast=autocaster(self.settings.precision, self.device),
+            clip=lambda max_norm: clip(parameters, max_norm),
+            finite_gradients=lambda: finite_gradients(parameters, agree=False),
+            sync_buffers=buffers.sync,
+            undo_buffers=buffers.undo,
+        )
 
 
 def buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -175,15 +217,6 @@ def finite_gradients(parameters: Sequence[nn.Parameter], agree: bool) -> bool:
     if agree:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
     return not bool(flag.item())
-
-
-def no_state() -> State:
-    """Return the state of a strategy without a state for each rank."""
-    return {}
-
-
-def skip_state(state: State) -> None:
-    """Ignore the state: it was saved under a different setting."""
 
 
 @torch.no_grad()

@@ -1,0 +1,367 @@
+"""Training settings that exclude or need each other: one table, read by the launcher and by the ranks, without torch.
+
+The launcher refuses them at their places in the file (launcher/config/rules_training.py). A rank refuses them again,
+with the same words (strategies/refusals.py), because a trial of a sweep joins values that were checked one at a time.
+Ranges and choices of single values are in the launcher's schema only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .optimizers import BY_LAYER, OPTIMIZERS, heeded_by
+from .settings import LocalSettings, TrainingSettings
+from .strategies.facts import FACTS
+from .strategies.schedules import SCHEDULES
+
+SPARSE = ("threshold", "topk")  # the kinds of `compression` that send some entries of the gradient
+_COMPRESSED = ("fp16", "bf16", "powersgd", *SPARSE)
+
+Given = Mapping[str, Any]  # the config as nested mappings: the keys that were given, with their values
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A refusal, which holds if any of its keys changes."""
+
+    message: str
+    cure: str
+    keys: tuple[str, ...]
+    """The keys that contradict each other, dotted from the top of the config."""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Any whole number from `least` on."""
+
+    least: int
+
+
+GIVEN = None
+Wanted = tuple[Any, ...] | AtLeast | None  # some values; large numbers; any value, if given
+
+
+@dataclass(frozen=True)
+class Row:
+    """`key` with a value of `values` excludes `other` with a value of `refused`, or needs one of `needed`.
+
+    Keys are dotted, below `training`. A missing key counts with its default.
+    """
+
+    key: str
+    values: Wanted
+    other: str
+    cure: str
+    refused: Wanted = ()
+    needed: Wanted = ()
+    because: str = ""
+    under: tuple[str, str] | None = None
+    """A third key with its value: the row holds only then."""
+
+
+_SHARDED = tuple(name for name, facts in FACTS.items() if not facts.is_whole)
+_DENSE = tuple(name for name, facts in FACTS.items() if facts.averages_gradients)
+_AVERAGED = tuple(name for name, facts in FACTS.items() if facts.averages_weights)
+_SERVED = tuple(name for name, facts in FACTS.items() if facts.has_servers)
+_MANY = AtLeast(2)
+_SPLITS = ("parallel.tensor", "parallel.pipeline")
+
+_Half = tuple[str, Wanted, str, str]  # a key with its values, the cure, and the reason if it needs words
+
+
+def _needs(other: str, needed: Wanted, *rows: _Half) -> list[Row]:
+    return [Row(key, values, other, cure, needed=needed, because=because) for key, values, cure, because in rows]
+
+
+def _excludes(other: str, refused: Wanted, *rows: _Half, under: tuple[str, str] | None = None) -> list[Row]:
+    return [
+        Row(key, values, other, cure, refused=refused, because=because, under=under)
+        for key, values, cure, because in rows
+    ]
+
+
+_LATEST = "low precision computes with copies of the weights"
+_STRICT = "strict gives the same bits on any number of ranks, and the averages of `local` do not"
+_SPREADS = "each rank has a copy of the model, and `parallel` spreads a copy"
+_SENDS = "the ranks of the other strategies send shards or weights"
+_ON_SHARDS = "its norms depend on the shards, and `reproducible: strict` needs norms that do not"
+_TICKETS = "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks"
+_BELOW_1 = "write a density below 1, for example 0.01, or `compression: topk`"
+
+ROWS = (
+    *_needs("strategy", _DENSE, ("compression", _COMPRESSED, "leave it out, or write `precision: bf16`", _SENDS)),
+    *_needs(
+        "strategy",
+        _SHARDED,
+        ("cpu_offload", (True,), "write `strategy: fsdp`", "without shards there is nothing to offload"),
+        ("shard", ("gradients", "parameters"), "write `strategy: fsdp`", ""),
+        ("wrap_min_params", GIVEN, "leave it out, or write `strategy: fsdp`", ""),
+    ),
+    *_needs("strategy", _DENSE, ("shard", ("optimizer",), "write `strategy: ddp`", "")),
+    *_needs("strategy", ("hsdp",), ("shard_size", GIVEN, "leave it out, or write `strategy: hsdp`", "")),
+    *_needs("strategy", _AVERAGED, ("local", GIVEN, "leave it out, or write `strategy: local`", "")),
+    *_needs("strategy", _SERVED, ("server", GIVEN, "leave it out, or write `strategy: async`", "")),
+    *_excludes(
+        "strategy",
+        _AVERAGED,
+        ("reproducible", ("strict",), "write `standard`, or `strategy: ddp`", _STRICT),
+        *((split, _MANY, "write `strategy: ddp`, or leave `parallel` out", _SPREADS) for split in _SPLITS),
+    ),
+    *_excludes(
+        "strategy",
+        _SERVED,
+        ("precision", ("fp16",), "write `precision: bf16`", ""),
+        ("optimizer.name", BY_LAYER, "write `adamw` or `sgd`", "servers hold parts of layers"),
+        ("reproducible", ("strict",), _TICKETS, ""),
+        ("num_workers", AtLeast(1), "leave it out", "a worker loads the samples of its own ticket"),
+        *((split, _MANY, "leave it out", "") for split in _SPLITS),
+    ),
+    *_excludes(
+        "server.order", ("tickets",), ("server.max_lead", GIVEN, "leave it out", "with tickets no rank gets ahead")
+    ),
+    *_needs(
+        "compression",
+        SPARSE,
+        ("compression_density", GIVEN, "leave it out, or write `compression: threshold`", ""),
+        ("compression_warmup_steps", GIVEN, "leave it out, or write `compression: threshold`", ""),
+    ),
+    *_excludes(
+        "compression",
+        ("threshold",),
+        ("compression_density", (1,), _BELOW_1, "threshold sends signs and means, so density 1 is not dense"),
+    ),
+    *_excludes("compression", SPARSE, ("shard", ("optimizer",), "leave one of them out", "")),
+    *_needs("parallel.tensor", _MANY, ("parallel.sequence", (True,), "write `tensor: 2` or more", "")),
+    *_needs(
+        "parallel.pipeline",
+        _MANY,
+        *(
+            (f"parallel.{key}", GIVEN, "write `pipeline: 2` or more, or leave it out", "")
+            for key in ("schedule", "cut", "chunks", "weights")
+        ),
+    ),
+    *(
+        row
+        for split in _SPLITS
+        for row in _excludes(
+            split,
+            _MANY,
+            ("reproducible", ("strict",), "write `reproducible: standard`", ""),
+            ("compile", (True,), "leave one of them out", ""),
+            ("compression", _COMPRESSED, "leave `compression` out", ""),
+            ("precision", ("fp16",), "write `precision: bf16`", ""),
+            ("cpu_offload", (True,), "leave one of them out", ""),
+            ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`", ""),
+        )
+    ),
+    *_needs(
+        "parallel.schedule",
+        ("interleaved",),
+        ("parallel.chunks", _MANY, "write `schedule: interleaved`, or leave `chunks` out", ""),
+    ),
+    *_needs(
+        "parallel.chunks",
+        _MANY,
+        ("parallel.schedule", ("interleaved",), "write `chunks: 2` or more, or leave `schedule` out", ""),
+    ),
+    *_needs(
+        "parallel.schedule", ("async",), ("parallel.weights", GIVEN, "leave it out, or write `schedule: async`", "")
+    ),
+    *_excludes(
+        "parallel.schedule",
+        ("async",),
+        ("strategy", _SHARDED, "write `strategy: ddp`, or `schedule: 1f1b`", ""),
+        ("parallel.tensor", _MANY, "leave it out, or write `schedule: 1f1b`", ""),
+        ("clip_norm", GIVEN, "leave it out, or write `schedule: 1f1b`", "the norm needs all stages at once"),
+        ("on_nan", ("skip",), "write `on_nan: stop`, or `schedule: 1f1b`", ""),
+        ("activation_checkpointing", (True,), "leave it out, or write `schedule: 1f1b`", ""),
+        ("activation_offload", (True,), "leave it out, or write `schedule: 1f1b`", ""),
+    ),
+    *_excludes(
+        "parallel.weights",
+        ("latest",),
+        ("precision", ("bf16", "fp16"), "write `weights: stash`, or `schedule: 1f1b`", _LATEST),
+    ),
+    *_excludes(
+        "reproducible",
+        ("strict",),
+        ("compression", _COMPRESSED, "leave one of them out", "strict sums exactly, and `compression` rounds"),
+    ),
+    *_excludes(
+        "strategy",
+        _SHARDED,
+        ("optimizer.name", BY_LAYER, "write `strategy: ddp`, or `adamw`", _ON_SHARDS),
+        under=("reproducible", "strict"),
+    ),
+    *_excludes(
+        "shard",
+        ("optimizer",),
+        ("optimizer.name", BY_LAYER, "leave `shard` out, or `adamw`", _ON_SHARDS),
+        under=("reproducible", "strict"),
+    ),
+    *(  # the optimizer would ignore the setting
+        row
+        for key, optimizers in heeded_by().items()
+        for row in _needs(
+            "optimizer.name",
+            optimizers,
+            (f"optimizer.{key}", GIVEN, "leave it out, or choose another optimizer", ""),
+        )
+    ),
+)
+
+
+def of(given: Given) -> Iterator[Contradiction]:
+    """Yield the contradictions among the given keys. A value of the wrong type contradicts nothing."""
+    for row in ROWS:
+        own, other = _at(given, row.key), _at(given, row.other)
+        other = _default(row.other) if other is None else other
+        if not _is(own, row.values) or (row.under and _at(given, row.under[0]) != row.under[1]):
+            continue
+        if _is(other, row.refused) or (row.needed and not _is(other, row.needed) and _is_known(row.other, other)):
+            keys = (row.key, row.other, *([row.under[0]] if row.under else []))
+            yield Contradiction(_in_words(row, own, other), row.cure, tuple(f"training.{key}" for key in keys))
+    for rule in (_averages, _power_of_two, _warmup, _pauses):
+        yield from rule(given)
+
+
+def given_in(settings: TrainingSettings, every_steps: int | None = None) -> Given:
+    """Return the settings that differ from their defaults, as the keys that were given."""
+    checkpoint = {} if every_steps is None else {"every_steps": every_steps}
+    return {"training": _differing(settings), "checkpoint": checkpoint}
+
+
+def _differing(settings: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value, default = getattr(settings, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if value != default:
+            given[field.name] = _differing(value) if dataclasses.is_dataclass(value) else value
+    return given
+
+
+def _at(given: Given, key: str) -> Any:
+    """Return the value at the dotted key below `training`; None if the key was not given."""
+    value: Any = given.get("training")
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _default(key: str) -> Any:
+    value: Any = TrainingSettings(1)
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _number(given: Given, key: str) -> int:
+    """Return the whole number at the key; 0 if the key was not given, or has another type."""
+    value = _at(given, key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _is(value: Any, wanted: Wanted) -> bool:
+    if wanted is GIVEN:
+        return value is not None
+    if isinstance(wanted, AtLeast):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= wanted.least
+    return value in wanted
+
+
+def _is_known(key: str, value: Any) -> bool:
+    """Return whether the key may have the value; an unknown name is already a fault of the schema."""
+    known = {"strategy": tuple(FACTS), "optimizer.name": tuple(OPTIMIZERS), "compression": ("none", *_COMPRESSED)}
+    known["parallel.schedule"] = SCHEDULES
+    return value in known[key] if key in known else isinstance(value, int)
+
+
+def _averages(given: Given) -> Iterator[Contradiction]:
+    """Yield the contradictions of averages that are rare (strategies/local.py)."""
+    if _at(given, "strategy") not in _AVERAGED:
+        return
+    key = "training.local.period"
+    period, group = _period(given), _number(given, "local.group_period")
+    if period == 1:
+        message = "`local.period: 1` averages after each step, which is ddp"
+        yield Contradiction(message, "write `strategy: ddp`, or 2 or more", (key, "training.strategy"))
+    if group and period % group:
+        fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
+        message = f"`local.group_period` {group} does not divide `local.period` {period}"
+        yield Contradiction(message, f"write one of {fits}", ("training.local.group_period", key))
+    every_steps = {"checkpoint.every_steps": _every_steps(given)}
+    steps_of = {f"training.{name}": _number(given, name) for name in ("local.sync_steps", "eval_every", "pause_at")}
+    for name, steps in (steps_of | every_steps).items():
+        if period > 1 and steps % period:
+            near = " or ".join(str(n) for n in (steps // period * period, -(-steps // period) * period) if n)
+            shown = name.removeprefix("training.")
+            message = f"`{shown}` {steps} is no multiple of `local.period` {period}, and the ranks differ then"
+            yield Contradiction(message, f"write {near}", (name, key))
+
+
+def _power_of_two(given: Given) -> Iterator[Contradiction]:
+    """Yield the contradiction of a binary tree of sums and the number of micro-batches (strategies/summation.py)."""
+    whole, micro = _number(given, "global_batch_size"), _number(given, "micro_batch_size")
+    count = whole // micro if whole and micro and whole % micro == 0 else 1
+    if _at(given, "reproducible") == "strict" and count & (count - 1):
+        message = f"`reproducible: strict` needs a power of two of micro-batches, and {whole} / {micro} is {count}"
+        keys = ("training.global_batch_size", "training.micro_batch_size", "training.reproducible")
+        yield Contradiction(message, "change one of the sizes", keys)
+
+
+def _warmup(given: Given) -> Iterator[Contradiction]:
+    warmup, steps = _number(given, "schedule.warmup_steps"), _number(given, "max_steps")
+    if steps and warmup > steps:
+        message = f"`schedule.warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
+        keys = ("training.schedule.warmup_steps", "training.max_steps")
+        yield Contradiction(message, "warm up for fewer steps", keys)
+
+
+def _pauses(given: Given) -> Iterator[Contradiction]:
+    """Yield the contradictions of pauses at steps from which a resume is not exact."""
+    is_piped = _number(given, "parallel.pipeline") > 1 and _at(given, "parallel.schedule") == "async"
+    averages_late = _at(given, "strategy") in _AVERAGED and _period(given) > 1
+    if _at(given, "pause_epochs") and (is_piped or averages_late):
+        message = "rungs in epochs end between two saves of this strategy"
+        of_strategy = ("training.pause_epochs", "training.strategy", "training.parallel.schedule")
+        yield Contradiction(message, "give `max_steps` in place of `epochs`", of_strategy)
+    pause_at, ends = _number(given, "pause_at"), [_every_steps(given), _number(given, "eval_every")]
+    if pause_at and is_piped and not any(steps and pause_at % steps == 0 for steps in ends):
+        message = (
+            f"`pause_at` {pause_at} is no multiple of `checkpoint.every_steps` or `eval_every`, and with "
+            "`schedule: async` only these steps leave no micro-batch in flight"
+        )
+        keys = ("training.pause_at", "training.parallel.schedule", "checkpoint.every_steps", "training.eval_every")
+        yield Contradiction(message, "write a multiple", keys)
+
+
+def _period(given: Given) -> int:
+    return _number(given, "local.period") or LocalSettings.period
+
+
+def _every_steps(given: Given) -> int:
+    checkpoint = given.get("checkpoint")
+    steps = checkpoint.get("every_steps") if isinstance(checkpoint, Mapping) else None
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else 0
+
+
+def _in_words(row: Row, own: Any, other: Any) -> str:
+    shown = f"`{row.key}`" if row.values is GIVEN else f"`{row.key}: {_text(own)}`"
+    if row.needed:
+        least = isinstance(row.needed, AtLeast)
+        values = [f"{row.needed.least} or more"] if isinstance(row.needed, AtLeast) else [str(v) for v in row.needed]
+        fits = f"`{row.other}` {values[0]}" if least else f"`{row.other}: {values[0]}`"
+        fits += "".join(f" or `{value}`" for value in values[1:])
+        words = f"{shown} goes with {fits}, not with `{_text(other)}`"
+    else:
+        words = f"{shown} does not go with `{row.other}: {_text(other)}`"
+    return f"{words}: {row.because}" if row.because else words
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,160 @@
+"""Spreads a model over the ranks: the table of the strategies, and models that are split over several ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import TaskError
+from ...rank.exchange import share
+from .. import data
+from ..settings import ParallelSettings, TrainingSettings
+from . import cut, refusals, schedules, tensor
+from .blocks import default_blocks
+from .ddp import copies, ddp
+from .facts import facts_of
+from .fsdp import data_mesh, sharded
+from .links import Links
+from .local import local
+from .pipeline import PipelineStage
+from .strategy import Blocks, Setup, Strategy, autocaster, share_weights
+from .zero import shard_optimizer
+
+Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
+
+STRATEGIES: dict[str, Callable[[Setup], Strategy]] = {
+    "ddp": ddp,
+    "fsdp": sharded,
+    "hsdp": sharded,
+    "local": local,
+    "async": copies,
+}
+
+
+def wrap(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    *,
+    blocks: Blocks | None = None,
+    tensor_plan: tensor.TensorPlan | None = None,
+    probe: Probe | None = None,
+    connect: Callable[[int, torch.device], Links] | None = None,
+    silent: bool = False,
+) -> Strategy:
+    """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
+
+    `probe` is needed to cut a model into the stages of a pipeline, which `connect` joins. `silent`: no gradient or
+    weight is sent, and the numbers are wrong: to measure the cost of communication.
+    """
+    faults = [*refusals.of_settings(settings, split), *refusals.of_place(settings, module, device)]
+    if faults:
+        raise TaskError("; ".join(faults))
+    make, setup = STRATEGIES[settings.strategy], Setup(settings, module, device, split, blocks, silent)
+    if settings.parallel.ranks == 1:
+        strategy = make(setup)
+        is_shared = settings.shard == "optimizer" and split.ranks > 1
+        return shard_optimizer(settings, strategy, device, silent) if is_shared else strategy
+    mesh = data_mesh(settings, device, split.ranks)
+    setup = replace(setup, mesh=mesh)
+    share_weights(module.parameters(), device)
+    is_cut = settings.parallel.pipeline > 1
+    found = default_blocks(module, whole=is_cut) if blocks is None else list(blocks(module))
+    if not is_cut:
+        _split_layers(settings, module, device, found, tensor_plan, mesh)
+        return make(replace(setup, blocks=lambda _: found))
+    assert probe is not None
+    links = (connect or Links.create)(settings.parallel.pipeline, device)
+    stage = _cut_out(settings, module, found, probe, device, split.accumulation, links)
+    if settings.parallel.tensor > 1:
+        _split_layers(settings, module, device, found, tensor_plan, mesh)
+    stage.attach()
+    return stage.spread(make(replace(setup, blocks=lambda _: stage.blocks)))
+
+
+def _cut_out(
+    settings: TrainingSettings,
+    module: nn.Module,
+    blocks: list[nn.Module],
+    probe: Probe,
+    device: torch.device,
+    micro_batches: int,
+    links: Links,
+) -> PipelineStage:
+    """Return this rank's stage of the model, without the parameters of the other stages; print all stages."""
+    parallel, is_head = settings.parallel, dist.get_rank() == 0
+    names = {part: name for name, part in module.named_modules()}
+    with autocaster(settings.precision, torch.device("cpu"))():
+        found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
+    times: list[float] = []
+    if parallel.cut == "timed":
+        recomputes = settings.activation_checkpointing
+        if is_head:
+            with autocaster(settings.precision, device)():
+                times = cut.block_times(module, found.blocks, probe, device, recomputes=recomputes)
+        times = share(times)
+    starts = cut.cut(parallel, len(found.blocks), times)
+    spans = [slice(*span) for span in itertools.pairwise([*starts, len(found.blocks)])]
+    of_stages = [spans[stage :: parallel.pipeline] for stage in range(parallel.pipeline)]
+    stages_s = [sum(sum(times[span]) for span in own) for own in of_stages] if times else []
+    equal = [1.0] * parallel.pipeline
+    expected = schedules.idle_share(parallel.schedule, stages_s or equal, parallel.chunks, micro_batches)
+    if is_head:
+        pieces = [[[names[block] for block in found.blocks[span]] for span in own] for own in of_stages]
+        print(_in_words(parallel, pieces, stages_s, micro_batches, expected), flush=True)
+    shared = cut.keep_stage(module, found, starts, parallel.pipeline, links.number, device)
+    is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
+    if is_frozen or (links.number == 0 and not found.outputs[starts[1] - 1].needs_gradient):
+        raise TaskError(
+            f"parallel.pipeline: stage {1 + links.number} of {parallel.pipeline} computes nothing that needs "
+            "gradients; set another parallel.cut or fewer stages"
+        )
+    return PipelineStage(module, tuple(starts), found, shared, links, parallel, device, expected)
+
+
+def _in_words(
+    parallel: ParallelSettings,
+    pieces: list[list[list[str]]],
+    stages_s: list[float],
+    micro_batches: int,
+    expected: float,
+) -> str:
+    """Return the blocks of each stage, the measured time of a micro-batch in each stage, and the expected bubble."""
+    stages = []
+    for number, own in enumerate(pieces):
+        stage = " and ".join(names[0] + (f" to {names[-1]}" if len(names) > 1 else "") for names in own)
+        stages.append(stage + (f" ({1000 * stages_s[number]:.3g} ms)" if stages_s else ""))
+    words = (
+        f"pipeline {parallel.pipeline}: {'; '.join(stages)}; with {parallel.schedule} and {micro_batches} "
+        f"micro-batches, stages wait {100 * expected:.0f} % of a step, "
+        + ("by these times" if stages_s else "assuming equal stages")
+    )
+    if parallel.schedule == "async":
+        words += f"; the weights of stage 1 are up to {parallel.pipeline - 1} micro-batches old, which costs accuracy"
+    return words
+
+
+def _split_layers(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    blocks: list[nn.Module],
+    tensor_plan: tensor.TensorPlan | None,
+    mesh: DeviceMesh,
+) -> None:
+    """Split the module's layers over neighbouring ranks; print the plan."""
+    parallel = settings.parallel
+    plan = tensor.find_plan(parallel, module, blocks, tensor_plan)
+    if dist.get_rank() == 0:
+        print(f"tensor {parallel.tensor}: {tensor.in_words(module, plan)}", flush=True)
+    own = {name for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))}
+    units = blocks if settings.activation_checkpointing or not facts_of(settings).is_whole else []
+    here = {name: kind for name, kind in plan.items() if name in own}  # a stage of a pipeline has some modules only
+    tensor.split(module.to(device), here, mesh["tensor"], units, sequence=parallel.sequence)
