@@ -80,8 +80,8 @@ class Config:
             self.values = config.load(self.file, backend=backend, overrides=self._settings, further=refused)
 
     def _prepared(self, cache: Path, *, dry: bool) -> Prepared:
+        from .advice.preparing import prepare
         from .config import placing
-        from .planning.prepare import prepare
 
         with placing(self.file, self._settings):
             return replace(prepare(self.values, self.file, cache, dry=dry), settings=self._settings)

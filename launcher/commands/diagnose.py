@@ -23,10 +23,10 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     A job of its own makes short runs of the config's task: as it trains, without communication, and with data that is
     loaded already. Nothing is trained or saved. The shares go to standard output.
     """
+    from ..advice.methods import diagnosis_name
+    from ..advice.preparing import prepare
     from ..jobs import submit
     from ..jobs.follow import wait
-    from ..planning.methods import diagnosis_name
-    from ..planning.prepare import prepare
     from ..store.home import home
     from ..store.registry import Registry
 

@@ -21,8 +21,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
     from cloudtrain.entrypoints.notices.message import compose
     from cloudtrain.entrypoints.notices.sending import try_all
 
+    from ..config.channels import entries
     from ..notices.transports import deliver
-    from ..store.channels import entries
 
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))

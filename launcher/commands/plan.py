@@ -30,15 +30,15 @@ def command(overrides: Overrides, as_json: bool) -> int:
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
     """
-    from ..planning.prepare import prepare
+    from ..advice.preparing import prepare
 
     if overrides.compares():
         return _compare(overrides, as_json=as_json)
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
+    from ..advice import memory, methods, parents
     from ..money.budget_preview import books_of
-    from ..planning import memory, methods, parents
     from ..planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro

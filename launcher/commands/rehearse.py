@@ -135,8 +135,8 @@ def command(
 
 def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
     """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job."""
-    from ..planning import proofs
-    from ..planning.prepare import prepare
+    from ..advice import proofs
+    from ..advice.preparing import prepare
     from ..rehearsal import rehearsing, scale
     from ..store.home import home
 

@@ -159,8 +159,8 @@ def _sweep(
     """Store the new values of the sweep, and drive the sweep as `submit` does."""
     from pathlib import Path
 
+    from ..advice.preparing import prepare
     from ..backend import Bundle
-    from ..planning.prepare import prepare
     from ..sweeps import driving, growing, overview
     from .status import drive
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..advice.preparing import prepare
 from ..backend_table import ALL, CHEAPEST
 from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
 from ..jobs.approval import approved, require_allowed
-from ..planning.prepare import prepare
 from ..planning.search_spec import is_packed
 from ..text.tables import width
 from ..text.terminal import print_json, say

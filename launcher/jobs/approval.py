@@ -26,7 +26,7 @@ def approved(
     job replaces the answer. A resume that sends the code and config of a failed attempt again still needs an answer.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
-    from ..planning import memory
+    from ..advice import memory
 
     needed = memory.of_plan(prepared, measures=False) if before is None else None
     for line in [*prepared.lines(before), *([memory.line(needed)] if needed else [])]:
@@ -61,14 +61,14 @@ def require_allowed(
 
     A known `key` sends no job. A cost of 0 needs no budget, and the node compares the parent. Raises BudgetError if a
     budget has no room, ConfigError for a typo in the project's name. Without `force`, raises ConfigError also for a
-    parent whose weights do not fit, and for a job without a proven resume (`planning.proofs`).
+    parent whose weights do not fit, and for a job without a proven resume (`advice.proofs`).
     """
     from ..money import budget_preview
     from . import submit
 
     if key is not None and registry.with_key(key) is not None:
         return []
-    from ..planning import parents, proofs
+    from ..advice import parents, proofs
 
     if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)

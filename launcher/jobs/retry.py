@@ -42,7 +42,7 @@ def prepare_next(
     changed backend.
     """
     from .. import config as configs
-    from ..planning.prepare import prepare
+    from ..advice.preparing import prepare
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
@@ -64,7 +64,7 @@ def prepare_next(
 
 def prepare_other(registry: Registry, job: Job, config: JobConfig, *, update_code: bool = False) -> Prepared:
     """Return a prepared new job with this config and the job's submitted code. Raises ConfigError, BudgetError."""
-    from ..planning.prepare import prepare
+    from ..advice.preparing import prepare
 
     shipped, cache = None if update_code else _shipped(job), registry.folder / "bundles"
     return replace(prepare(config, Path(job.config_file), cache, dry=False, shipped=shipped), old=())

@@ -82,8 +82,8 @@ def offers(
     no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
     of the code. Raises ConfigError if the file itself cannot be read.
     """
+    from ..advice.preparing import prepare
     from ..backend import Bundle
-    from ..planning.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}
     faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
 
+from ..config.channels import ChannelEntry
 from ..errors import CloudtrainError
-from ..store.channels import ChannelEntry
 from ..store.database import Database
 from . import outbox
 from .transports import deliver

@@ -10,11 +10,11 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
 
+from ..config.channels import ChannelEntry, desktop, entries, sent_by_job
 from ..errors import ConfigError
 from ..job import Job
 from ..money.forecast import Forecast, forecast
 from ..money.job_facts import job_facts
-from ..store.channels import ChannelEntry, desktop, entries, sent_by_job
 from ..store.registry import Registry
 from ..text.terminal import say
 from . import outbox, terminal_alerts

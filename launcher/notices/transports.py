@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, DeliveryError, send
 
-from ..store.channels import ChannelEntry, is_variable
+from ..config.channels import ChannelEntry, is_variable
 from ..text.extras import install
 
 

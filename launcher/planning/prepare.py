@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,20 +62,17 @@ def prepare(
     dry: bool,
     shipped: backends.Bundle | None = None,
     spent_micro: int = 0,
+    parent: Sequence[str] = (),
 ) -> Prepared:
     """Plan, pack, render and check. Raises ConfigError with all faults for which the backend would refuse the job.
 
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
-    the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too.
+    the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
+    parent, whose place is an input of the config already.
     """
     from ..config.codefiles import notes_of
     from . import clear_values
 
-    parent: list[str] = []
-    if config.init_from is not None:
-        from . import parents
-
-        config, parent = parents.resolved(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -85,27 +82,16 @@ def prepare(
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
-    try:
-        request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-        found = backend.check(request)
-        if faults := [fault for fault in found if not fault.is_warning]:
-            raise ConfigError(faults)
-    except ConfigError as error:
-        if not parent or error.where:
-            raise
-        own = "inputs.init_from"  # no key of the file
-        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in error.faults]) from error
-    doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+    checked = backend.check(request)
+    if faults := [fault for fault in checked if not fault.is_warning]:
+        raise ConfigError(faults)
+    doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *parent, *_warnings(config, request, plan))
     warnings, doubt = (*doubts, *noticed), capacity.unknown_region
-    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
-    if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
-        from . import proofs
-
-        prepared = replace(prepared, warnings=(*prepared.warnings, *proofs.notes(prepared)))
-    return prepared
+    return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
 
 def require_a_plan(config: JobConfig, config_file: Path) -> None:
@@ -202,7 +188,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.setup:
         yield f"setup: {counted(len(config.setup), 'command')} on each node before the ranks start"
     if config.notify:
-        from ..store.channels import doubts
+        from ..config.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
     wanted = config.resources.accelerators if runs_here else None

@@ -346,8 +346,8 @@ def _is_sent(job: Job | None, segment: SegmentRecord) -> bool:
 def _send_first(
     registry: Registry, sweep: SweepRecord, segment: SegmentRecord, settings: list[str], environ: Mapping[str, str]
 ) -> None:
+    from ..advice.preparing import prepare
     from ..backend import Bundle
-    from ..planning.prepare import prepare
 
     search = search_spec.search_of(sweep.config)
     values = values_of(search, searching.results_of(sweeps.segments(registry.database, sweep.id)), segment.trial, 0)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save
 
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.advice import parents
+from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.jobs.approval import require_allowed
-from cloudtrain.launcher.planning import parents
-from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.advice import memory
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.planning import memory
 from cloudtrain.launcher.planning.prepare import Prepared, prepare
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.database import Database

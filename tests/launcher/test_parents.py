@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.models import saved
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.advice import memory, parents
+from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.planning import memory, parents
 from cloudtrain.launcher.planning.job_spec import job_spec
-from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.store.progress import fold, lineage
 from cloudtrain.launcher.store.registry import Registry
 

@@ -16,10 +16,10 @@ import pytest
 from cloudtrain import entrypoints
 from cloudtrain.entrypoints.contract import ExitReport
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.advice import proofs
+from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.planning import proofs
-from cloudtrain.launcher.planning.prepare import prepare
 from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 from cloudtrain.launcher.rehearsal.verdict import Verdict

@@ -41,56 +41,62 @@ FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "meterin
 FROM_LAUNCHER |= {"prices", "rehearsal", "store", "text"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
-ROOMS = {
-    "launcher": (
-        *(
-            "cli",
-            "api",
-            "commands",
-            "checkup",
-            "completion",
-            "ui",
-            "live",
-            "report",
-            "rehearsal",
-            "sweeps",
-            "models",
-            "jobs",
-        ),
-        *("logs", "notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
-        *("backend_table", "job", "plan", "errors"),
-    ),
-    "entrypoints": (
-        *(
-            "train",
-            "container",
-            "host",
-            "agent",
-            "sweep",
-            "serve",
-            "export",
-            "trainer",
-            "scripts",
-            "environments",
-            "replication",
-        ),
-        *(
-            "models",
-            "checkpoints",
-            "stores",
-            "rank",
-            "notices",
-            "contract",
-            "atomic_json",
-            "bundle_file",
-            "events",
-            "format",
-            "job_files",
-        ),
-        "processes",
-        "errors",
-    ),
-}
+LAUNCHER = """
+cli
+api
+commands
+checkup
+completion
+ui
+live
+report
+rehearsal
+sweeps
+models
+jobs
+logs
+notices
+money
+advice
+planning
+prices
+store
+backend
+metering
+config
+text
+backend_table
+job
+plan
+errors
+"""
+ENTRYPOINTS = """
+train
+container
+host
+agent
+sweep
+serve
+export
+trainer
+scripts
+environments
+replication
+models
+checkpoints
+stores
+rank
+notices
+contract
+atomic_json
+bundle_file
+events
+format
+job_files
+processes
+errors
+"""
+ROOMS = {"launcher": LAUNCHER.split(), "entrypoints": ENTRYPOINTS.split()}
 MOST_AT_THE_TOP = 8  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
 # The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_skus`.
@@ -229,6 +235,14 @@ def test_imports_run_downwards(folder: str) -> None:
     ]
     arrows = [(file, name) for file, name in ours if room(name) in order]  # without prefixes of names
     assert [(file, name) for file, name in arrows if order[room(file)] > order[room(name)]] == []
+
+
+def test_planning_imports_no_store() -> None:
+    """The same config gives the same plan and request, whatever this machine's home has stored."""
+    stores = ("cloudtrain.launcher.store", "cloudtrain.launcher.advice")
+    assert [
+        found for found in imports("launcher/planning") if f"{found[1]}.".startswith(tuple(f"{s}." for s in stores))
+    ] == []
 
 
 @pytest.mark.parametrize("folder", ROOMS)

@@ -25,7 +25,7 @@ from ..store.registry import Registry
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..job import Job
-    from .prepare import Prepared
+    from ..planning.prepare import Prepared
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import atomic_json
 
 from ..errors import CloudtrainError
+from ..planning.job_spec import job_spec, job_surroundings
 from ..prices import catalog
 from ..store import home
 from ..text.units import size
-from .job_spec import job_spec, job_surroundings
 
 if TYPE_CHECKING:
-    from .prepare import Prepared
+    from ..planning.prepare import Prepared
 
 Lines = list[dict[str, Any]]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..backend_table import BUILT_IN
 from ..errors import ConfigError, Fault
-from . import bundle
+from ..planning import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ..config.schema import JobConfig
+    from ..planning.prepare import Prepared
     from ..store.database import Database
-    from .prepare import Prepared
 
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", "sweep"}
 _APART |= {*BUILT_IN}
@@ -152,7 +152,7 @@ def _reason(prepared: Prepared) -> tuple[str, str]:
 
 
 def _pauses_scripts(config: JobConfig) -> bool:
-    from . import search_spec
+    from ..planning import search_spec
 
     return config.sweep is not None and config.task is None and search_spec.pauses(config.model_dump(mode="json"))
 

@@ -1,0 +1,1 @@
+"""Facts of this machine about a prepared job: its parent, its memory, its proofs, cheaper methods."""
