@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
-from . import backend
+from . import jobs
 
 SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
@@ -34,9 +34,9 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         "CLOUDTRAIN_OUTPUT_DIR": str(output),
     }
     shipment = Shipment(stage.bundle, kept, stage.base, stage.secrets)
-    python = backend.interpreter(body["python"], stage.base)
+    python = jobs.interpreter(body["python"], stage.base)
     nodes = body["nodes"]
-    specs = [backend.agent_spec(node, body, shipment, environment, python, attempt) for node in nodes]
+    specs = [jobs.agent_spec(node, body, shipment, environment, python, attempt) for node in nodes]
     node = NodeRun(
         hostname="localhost",
         argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
@@ -44,7 +44,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         agents=tuple(Path(spec.root) for spec in specs),
         places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,
         cwd=str(attempt),
-        stdin=json.dumps(backend.message(attempt, specs)),
+        stdin=json.dumps(jobs.message(attempt, specs)),
         detaches=True,
     )
     return Rehearsal(

@@ -135,7 +135,7 @@ class SlurmBackend:
         return rehearsal.rehearsal(request, stage)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        return doctor.checks(self.fleet, config)
+        return doctor.checks(self.fleet, config, self.capacity)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         return doctor.hosts(self.fleet, config)

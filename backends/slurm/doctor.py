@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Check, HostUse
+from cloudtrain.launcher.backend import Capacity, Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
 from .block import Slurm
@@ -27,7 +27,7 @@ LEAST_PYTHON = (3, 10)
 _FREE, _HELD = ("idle",), ("mix", "alloc", "comp", "resv")
 
 
-def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
+def checks(fleet: Fleet, config: JobConfig | None, capacity: Callable[[JobConfig], Capacity]) -> list[Check]:
     """Return the checks of the cluster; with a config, also the checks of its job. No job is made."""
     block = Slurm() if config is None else config.block(Slurm)
     login = Login.at(fleet, host_of(block.model_dump(mode="json")))
@@ -57,7 +57,7 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     if block.container != "none":
         asks["container"] = partial(_container, login, block.container)
     if config is not None:
-        asks["job"] = partial(_job, login, config)
+        asks["job"] = partial(_job, login, config, capacity)
     return [*found, *(_tried(name, ask) for name, ask in asks.items())]
 
 
@@ -192,14 +192,13 @@ def _container(login: Login, program: str) -> Check:
     return Check("container", "warn", found, "the compute nodes may have it: the job's script checks there")
 
 
-def _job(login: Login, config: JobConfig) -> Check:
+def _job(login: Login, config: JobConfig, capacity: Callable[[JobConfig], Capacity]) -> Check:
     """Ask Slurm when the config's job would start, without a job."""
     from cloudtrain.launcher.planning import planner as plans
 
     from . import check, request
-    from .backend import SlurmBackend
 
-    plan = plans.make(config, SlurmBackend().capacity(config))
+    plan = plans.make(config, capacity(config))
     body = request.build(plan, config, f"{config.name}-{NAME}", 1, "").body
     if faults := [fault for fault in check.faults(body) if not fault.is_warning]:
         return Check(faults[0].key, "fail", faults[0].message, faults[0].hint)

@@ -142,7 +142,7 @@ class SshBackend:
         return models.restore(self.fleet, config, hosts, place)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        return doctor.checks(self.fleet, config)
+        return doctor.checks(self.fleet, config, self.capacity)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

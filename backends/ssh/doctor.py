@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import Check, HostUse
+from cloudtrain.launcher.backend import Capacity, Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 from ..channel.calls import Call, Fleet
@@ -20,17 +21,16 @@ if TYPE_CHECKING:
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
 
-def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
-    """Return the checks of the config's hosts."""
+def checks(fleet: Fleet, config: JobConfig | None, capacity: Callable[[JobConfig], Capacity]) -> list[Check]:
+    """Return the checks of the config's hosts; `capacity` is the backend's."""
     own = _own_ssh()
     if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
         return [own]
     from cloudtrain.launcher.planning import planner as plans
 
     from . import check, request
-    from .backend import SshBackend
 
-    body = request.build(plans.make(config, SshBackend().capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
+    body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
     faults = [fault for fault in check.faults(body) if not fault.is_warning]
     if faults:
         return [own, *(Check(fault.key, "fail", fault.message, fault.hint) for fault in faults)]

@@ -21,47 +21,6 @@ ANSWER_S = 30.0
 TRIAL_S = 180.0  # a first start unpacks the image on some storage drivers
 WRITE = "\nimport pathlib\npathlib.Path(sys.argv[1]).touch()\n"
 _IMAGE = re.compile(r"^[\w.:/-]+@sha256:[0-9a-f]{64}$")
-_CURES = (
-    (
-        r"permission denied while trying to connect|dial unix .* permission denied",
-        "have an administrator add you to the group docker (`sudo usermod -aG docker USER`), then log in again",
-    ),
-    (r"Cannot connect to the Docker daemon|Is the docker daemon running", "start it: `sudo systemctl start docker`"),
-    (
-        r"could not select device driver|unknown or invalid runtime name: nvidia",
-        "install nvidia-container-toolkit, `sudo nvidia-ctk runtime configure --runtime=docker`, restart docker",
-    ),
-    (
-        r"unresolvable CDI devices|nvidia\.com/gpu|stat nvidia",
-        "`sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml` makes GPUs known",
-    ),
-    (r"nvml error|driver/library version mismatch|initialization error", "see whether nvidia-smi works on this host"),
-    (
-        r"unauthorized|authentication required|denied: |403 Forbidden",
-        "log in to the registry on this host, or check the name",
-    ),
-    (r"manifest unknown|not found: manifest|name unknown|repository does not exist", "check the name and its digest"),
-    (r"no such image|image not known|No such image", "push the image to a registry that this host reaches"),
-    (
-        r"no such host|name resolution|i/o timeout|connection refused|network is unreachable|TLS hand|x509|pinging",
-        "the host does not reach the registry: set its proxy for the daemon, or load the image there by hand",
-    ),
-    (r"no space left|disk quota", "free some space where the images lie"),
-    (
-        r"executable file .*not found|no such file or directory.*(exec|stat)|exec.*no such file",
-        "set `python` to an interpreter that is in the image",
-    ),
-    (
-        r"newuidmap|/etc/subuid|cannot set up namespace|cannot clone",
-        "rootless containers need uidmap and lines in /etc/subuid",
-    ),
-    (r"bind source path does not exist|statfs|permission denied", "set `workdir` to a folder on a local disk"),
-    (
-        r"setrlimit",
-        "raise the limits of your login in /etc/security/limits.conf, or default_ulimits in containers.conf",
-    ),
-    (r"unknown flag|unknown shorthand", "update it: docker from 20.10 and podman from 3.4 on will do"),
-)
 
 
 def digest_fault(image: str | None) -> str | None:
@@ -96,12 +55,6 @@ def ready(spec: EnvironmentSpec) -> PreparedEnvironment:
     return PreparedEnvironment(python=found.path, container=asdict(container), detail=detail)
 
 
-def explain(container: Container, text: str) -> str:
-    """Return a client's last lines with the cure."""
-    said = builds.last_words(text) or "it said nothing"
-    return f"{said}; {builds.cure(text, _CURES, f'try `{Path(container.client).name} run` by hand')}"
-
-
 def _client(spec: EnvironmentSpec) -> Container:
     """Return the client found on this host. Raises Refused if the client is absent or cannot run containers."""
     kind = spec.kind
@@ -129,7 +82,7 @@ def _ask(container: Container, arguments: list[str]) -> str:
         raise Refused(f"{tool} gives no answer: {error}; see whether `{tool} info` works on this host") from error
     # `docker info` prints its template's result, and exits 0, without a daemon (before 23.0).
     if done.returncode or "Cannot connect" in done.stderr:
-        raise Refused(f"{tool} does not work on this host: {explain(container, done.stderr or done.stdout)}")
+        raise Refused(f"{tool} does not work on this host: {dockerrun.explain(container, done.stderr or done.stdout)}")
     return done.stdout
 
 
@@ -162,7 +115,7 @@ def _pull(spec: EnvironmentSpec, container: Container) -> str:
                 f" pull it by hand: {Path(container.client).name} pull {container.image}"
             )
         if code:
-            raise Refused(f"{container.image} cannot be pulled: {explain(container, text)}")
+            raise Refused(f"{container.image} cannot be pulled: {dockerrun.explain(container, text)}")
         return f"pulled in {time.monotonic() - began_s:.0f} s"
 
 
@@ -184,9 +137,8 @@ def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_S, stdin=subprocess.DEVNULL)
         if done.returncode in (125, 126, 127):
-            raise Refused(
-                f"{tool} cannot start {container.python} in {container.image}: {explain(container, done.stderr)}"
-            )
+            why = dockerrun.explain(container, done.stderr)
+            raise Refused(f"{tool} cannot start {container.python} in {container.image}: {why}")
         found = interpreter.from_answer(done.stdout, done.stderr, f"{container.python} in {container.image}")
         if done.returncode or witness.stat().st_uid != os.geteuid():
             last = builds.last_words(done.stderr) or f"files made inside belong to user {witness.stat().st_uid}"

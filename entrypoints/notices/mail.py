@@ -10,8 +10,7 @@ from email.policy import SMTP
 from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
-from .message import Notice
-from .sending import DeliveryError, masked
+from .message import DeliveryError, Notice, masked
 
 PORT, TLS_PORT = 587, 465
 SUBJECT = 200

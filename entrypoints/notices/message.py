@@ -6,6 +6,7 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..format import dollars, span
 from .facts import JobFacts
@@ -33,6 +34,22 @@ class Notice:
     def text(self) -> str:
         """The whole notification, for people."""
         return "\n".join((self.title, *(f"  {line}" for line in self.lines)))
+
+
+class DeliveryError(Exception):
+    """A message was not delivered. `cure`: what a person can do; `after_s`: the pause that the receiver asks for.
+
+    `may_have_arrived`: the receiver took the message, and no answer came.
+    """
+
+    def __init__(
+        self, message: str, cure: str = "", *, after_s: float | None = None, may_have_arrived: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.cure = cure
+        self.after_s = after_s
+        self.may_have_arrived = may_have_arrived
 
 
 def compose(
@@ -140,3 +157,15 @@ def _dollars(micro: int | None) -> float | None:
 def _one_line(text: str) -> str:
     """Return the text as one line, without characters that control a terminal."""
     return "".join(each if each.isprintable() else " " for each in text).strip()
+
+
+def masked(url: str) -> str:
+    """Return the address without path, user and query, which may be secret."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "an address that cannot be read"
+    if not host:
+        return f"{parts.scheme}:..." if parts.scheme else "..."
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}/..."

@@ -21,8 +21,8 @@ from ..contract import AgentSpec, ExitReport, NoticeSettings
 from ..job_files import has_checkpoint
 from . import rules
 from .facts import JobFacts, PriceTerms, StepFacts, is_limit_first
-from .message import Notice
-from .sending import Channel, DeliveryError, back_off_s, send, try_all
+from .message import DeliveryError, Notice
+from .sending import Channel, back_off_s, send, try_all
 
 EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from .message import Notice
+from .message import DeliveryError, Notice, masked
 
 TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
 ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
@@ -35,22 +34,6 @@ class Channel:
     def shown(self) -> str:
         """The channel for people, without the secret parts of the address."""
         return f"email to {self.address}" if self.kind == "email" else f"{self.kind} at {masked(self.address)}"
-
-
-class DeliveryError(Exception):
-    """A message was not delivered. `cure`: what a person can do; `after_s`: the pause that the receiver asks for.
-
-    `may_have_arrived`: the receiver took the message, and no answer came.
-    """
-
-    def __init__(
-        self, message: str, cure: str = "", *, after_s: float | None = None, may_have_arrived: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.cure = cure
-        self.after_s = after_s
-        self.may_have_arrived = may_have_arrived
 
 
 def send(channel: Channel, notice: Notice) -> None:
@@ -106,15 +89,3 @@ def back_off_s(tries: int, fault: DeliveryError | None = None) -> float:
     wait_s = min(_FIRST_WAIT_S * 2.0 ** min(tries - 1, 20), _MOST_WAIT_S)
     asked_s = 0.0 if fault is None else fault.after_s or (_MENDED_S if fault.cure else 0.0)
     return max(wait_s, min(asked_s, _MOST_WAIT_S))
-
-
-def masked(url: str) -> str:
-    """Return the address without path, user and query, which may be secret."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "an address that cannot be read"
-    if not host:
-        return f"{parts.scheme}:..." if parts.scheme else "..."
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}/..."

@@ -10,8 +10,7 @@ import urllib.request
 from contextlib import suppress
 from typing import Any
 
-from .message import Notice
-from .sending import DeliveryError, masked
+from .message import DeliveryError, Notice, masked
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

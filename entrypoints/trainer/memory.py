@@ -55,8 +55,7 @@ from .strategies.facts import facts_of, together
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
 from .strategies.offload import saved_on_host
-from .strategies.pipeline import Feed
-from .strategies.strategy import Strategy
+from .strategies.strategy import Feed, Strategy
 from .strategies.wrap import wrap
 from .strategies.zero import shard_optimizer
 from .task import Task, load_task

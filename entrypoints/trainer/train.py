@@ -37,7 +37,7 @@ from .saving import NonFiniteError
 from .settings import read_spec, shortened
 from .strategies import tensor
 from .strategies.offload import saved_on_host
-from .strategies.pipeline import Feed
+from .strategies.strategy import Feed
 from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75

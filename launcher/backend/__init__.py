@@ -10,16 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import partial
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ..backend_table import BUILT_IN, class_of, names, similar
-from ..errors import CloudtrainError, ConfigError, Fault, require_all
+from ..errors import ConfigError, Fault
 from ..metering.limit import Terms
 from .protocol import (
     Backend,
@@ -34,11 +29,26 @@ from .protocol import (
     Seekable,
     Sought,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from ..config.schema import JobConfig
+from .values import (
+    Bundle,
+    Capacity,
+    Check,
+    DamagedRecordError,
+    FoundAttempt,
+    HostUse,
+    JobRef,
+    LogLine,
+    LogPage,
+    Pace,
+    PushedModel,
+    PushOutcome,
+    Request,
+    Sending,
+    Shipment,
+    StoredRecord,
+    nodes_of,
+    unasked,
+)
 
 __all__ = [
     "BUILT_IN",
@@ -77,323 +87,6 @@ __all__ = [
     "similar",
     "unasked",
 ]
-
-JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
-
-
-class DamagedRecordError(CloudtrainError, ValueError):
-    """The stored data of a job lack a key, or hold a value of a wrong type."""
-
-
-@dataclass(frozen=True)
-class StoredRecord:
-    """The base of a backend's stored records: a dataclass whose fields are the keys of a JSON object."""
-
-    @classmethod
-    def load(cls, data: Any) -> Self:
-        """Return the record from the output of `dump`; ignore unknown keys. Raises DamagedRecordError."""
-        hints = get_type_hints(cls)
-        if not isinstance(data, dict):
-            raise _damaged(cls, f"it is not an object but {data!r}"[:80])
-        for each in fields(cls):
-            if each.name not in data and each.default is MISSING and each.default_factory is MISSING:
-                raise _damaged(cls, f"`{each.name}` is missing")
-        return cls(**{key: _loaded(cls, key, hints[key], data[key]) for key in hints if key in data})
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
-
-def _loaded(cls: type, key: str, hint: Any, value: Any) -> Any:
-    """Return the JSON value as the field's type. Raises DamagedRecordError."""
-    if hint is Any or (value is None and type(None) in get_args(hint)):
-        return value
-    if type(None) in get_args(hint):
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    kind = get_origin(hint) or hint
-    if issubclass(kind, StoredRecord):
-        return kind.load(value)
-    is_fit = isinstance(value, (int, float) if kind is float else kind)
-    if not is_fit:
-        raise _damaged(cls, f"`{key}` is {value!r}"[:80])
-    if kind is dict:
-        return {name: _loaded(cls, f"{key}.{name}", get_args(hint)[1], each) for name, each in value.items()}
-    return [_loaded(cls, key, get_args(hint)[0], each) for each in value] if kind is list else value
-
-
-def _damaged(cls: type, why: str) -> DamagedRecordError:
-    hint = "look for the job with the backend's own tools; a copy of the registry mends it"
-    return DamagedRecordError(f"the stored data of the job are damaged: {cls.__name__}: {why}", hint=hint)
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The GPUs of an instance (0: train on the CPU), and its price, None if unknown.
-
-    `price_source`: the source of the price with its date; `price_as_of`: the date, if known (ISO). `uncertainty`, from
-    1 up: the factor by which the cost may exceed the price. `is_own`: a machine of the user, without a bill unless a
-    price was set. `machine`: the platform's name of an instance. `is_spot_price`: the price is for spot machines;
-    otherwise a spot job counts with the price on demand, an upper bound. `unknown_region`: a warning about the config's
-    region, where no price list has a price; explains an unknown price.
-    """
-
-    gpus: int
-    hourly_usd: float | None
-    price_source: str
-    terms: Terms = field(default_factory=Terms)
-    uncertainty: float = 1.0
-    price_as_of: str | None = None
-    is_own: bool = False
-    machine: str = ""
-    is_spot_price: bool = False
-    unknown_region: Fault | None = None
-
-
-@dataclass(frozen=True)
-class Request:
-    """The request to send: `body` as the backend takes it; `files` as `-o DIR` writes them for the vendor's own CLI.
-
-    `text`: the body as the dry run prints it (JSON, or YAML if the vendor's CLI takes YAML). `sending`: the sending
-    plan, without a field in the vendor's request. `notes`, for people: the changes by `raw`. `carried`: the config's
-    keys that the request carries out, of the keys that some backends ignore. `archive`: where `-o DIR` puts the code,
-    for a vendor's CLI that uploads the code. `decoded`: JSON texts that the body holds in a different encoding, by the
-    name of their place.
-    """
-
-    name: str
-    body: dict[str, Any]
-    text: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    sending: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    carried: frozenset[str] = frozenset()
-    archive: str | None = None
-    decoded: Mapping[str, str] = field(default_factory=dict)
-
-    def dump(self) -> dict[str, Any]:
-        """Return the data of a send, for JSON."""
-        return {"body": self.body, "beside": self.sending}
-
-    @classmethod
-    def load(cls, name: str, data: dict[str, Any]) -> Request:
-        """Return the request from the output of `dump`, without the texts for people."""
-        return cls(name, data.get("body", {}), "", sending=data.get("beside", {}))
-
-
-@dataclass
-class Sending:
-    """Whether the platform may have the job already: a send that fails earlier frees the job's money at once.
-
-    A backend that never calls `prepares` leaves `may_exist` true: the job then counts until `find` has searched for it.
-    """
-
-    may_exist: bool = True
-
-    def prepares(self) -> None:
-        """Record that the request that creates the job has not begun: uploads and checks come first."""
-        self.may_exist = False
-
-    def creates(self) -> None:
-        """Record that the request that creates the job begins now."""
-        self.may_exist = True
-
-    def is_nothing_sent(self, error: BaseException) -> bool:
-        """Return whether a send that ends with the error created no job: refused, or not begun."""
-        return not self.may_exist or (isinstance(error, CloudtrainError) and error.exit_code != 7)
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """An archive on disk. `bytes` is the packed size, `code_bytes` the sum of the code folder's files.
-
-    `code_sha256` is the hash of all files but the config file, which has more settings than the code that runs.
-    """
-
-    sha256: str
-    path: Path
-    bytes: int
-    files: int
-    code_bytes: int
-    largest: tuple[tuple[str, int], ...] = ()
-    git: dict[str, Any] = field(default_factory=dict)
-    code_sha256: str = ""
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Bundle:
-        """Return the bundle from the output of `dump`."""
-        largest = tuple((name, size) for name, size in data["largest"])
-        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """The data besides the request: the archive, the folder of local state, and the secrets' values.
-
-    Relative paths of the config count from `base`, the folder of the config file. `send` records its progress in
-    `sending`, and leaves `record` with the job, for `Lists.jobs`.
-    """
-
-    bundle: Bundle
-    home: Path
-    base: Path
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    sending: Sending = field(default_factory=Sending, compare=False)
-    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True)
-class PushedModel:
-    """A verified model folder on its way: the model's name, its version (12 digits), and its files by relative name."""
-
-    name: str
-    version: str
-    files: Mapping[str, Path]
-
-
-@dataclass(frozen=True)
-class PushOutcome:
-    """The end of a push to one target: the version that is current there, or the error."""
-
-    version: str | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class FoundAttempt:
-    """An attempt on a platform that has not ended.
-
-    `record` is the shipment's, None if no record of the job can be read. `is_own`: sent from this home folder.
-    """
-
-    job_id: str
-    number: int
-    ref: JobRef
-    record: Mapping[str, Any] | None
-    is_own: bool = True
-
-    @classmethod
-    def of(
-        cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
-    ) -> FoundAttempt:
-        """Return the attempt with the platform name, and the handle of its record's request; a damaged record is None.
-
-        `access`, the connection of this query, wins over the record: no address in a record is followed, because
-        foreign users may write records.
-        """
-        job_id, _, number = name.rpartition("-")
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
-            request = Request.load(name, record["request"])
-            ref = ref_of(replace(request, sending={**request.sending, **access}))
-            return cls(job_id, int(number), ref, record, is_own)
-        return cls(job_id, int(number), {}, None, is_own)
-
-
-class LogLine(NamedTuple):
-    """A line as written, without its newline. `rank` is None for the node's own messages.
-
-    A line with a carriage return at its end is the state of a progress bar, which the stream's next line replaces. A
-    plain tuple, since a job has millions of lines.
-    """
-
-    text: str
-    node: int
-    rank: int | None
-    time_s: float
-
-
-@dataclass(frozen=True)
-class LogPage:
-    """Lines, and the start of the next page: a cursor is JSON, so that a reader can continue later.
-
-    `is_clean`: the page has no lines, and every stream was read to its end since the last clean page. `is_complete`:
-    after the job's end, no more lines can come.
-    """
-
-    lines: list[LogLine]
-    cursor: dict[str, Any]
-    is_clean: bool = True
-    is_complete: bool = True
-    left_out: int = 0
-
-    def only(self, ranks: frozenset[int]) -> LogPage:
-        """Return the page with only the ranks' lines; `left_out` counts the remaining lines."""
-        lines = [line for line in self.lines if line.rank in ranks]
-        return replace(self, lines=lines, left_out=len(self.lines) - len(lines))
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How often a backend may be asked: seconds between polls for lines, and for the state.
-
-    `late_s`: the time after a job's end in which last lines may still come, if no page is complete. `can_kill`: whether
-    `stop --now` ends a job without a save. `retries`: whether the platform itself makes the retries of the config's
-    `retry`. `hold_back_s`: how long a line waits by default for earlier lines of nodes that the platform ingests later.
-    """
-
-    lines_s: float = 0.1
-    state_s: float = 0.2
-    late_s: float = 0.0
-    can_kill: bool = True
-    retries: bool = False
-    hold_back_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class HostUse:
-    """A GPU of a machine, or a machine without GPUs: `free`, `held` by a job, `busy` with foreign processes.
-
-    `waits`: a job in line for the machine; `unit` is then the job's place, and `start_s` the expected start.
-    `unreachable`, `unknown` (by name) or `broken` machines are reported too, with the reason in `detail`. `since_s` in
-    unix seconds.
-    """
-
-    host: str
-    unit: str
-    model: str
-    use: str
-    user: str | None = None
-    job: str | None = None
-    since_s: float | None = None
-    detail: str = ""
-    start_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Check:
-    """A line of `doctor`: verdict ok, warn or fail, and the cure."""
-
-    name: str
-    verdict: str
-    found: str
-    cure: str = ""
-
-    @classmethod
-    def failed(cls, name: str, error: CloudtrainError) -> Check:
-        """Return the line for an error, with all faults of a config."""
-        faults = error.faults if isinstance(error, ConfigError) else ()
-        message = "; ".join(fault.message for fault in faults) or error.message
-        return cls(name, "fail", message, "; ".join(fault.hint for fault in faults if fault.hint) or error.hint)
-
-
-def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:
-    """Return the config's faults by `asks`, which need no credentials, and the names of the skipped checks."""
-    faults: tuple[Fault, ...] = ()
-    try:
-        require_all(*(partial(ask, config) for ask in asks if config is not None))
-    except ConfigError as error:
-        faults = error.faults
-    found = [Check("config", "fail", fault.message, fault.hint) for fault in faults]
-    return [*found, Check("not checked without credentials", "warn", names)]
-
-
-def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
-    """Return the nodes of the ranks, None for all nodes."""
-    return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
 
 
 class _LazyModule:

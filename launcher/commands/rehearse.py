@@ -16,7 +16,7 @@ from ..text.terminal import print_json, print_text, say
 from .options import Overrides, WholeNumber, config_options, examples, json_option
 
 if TYPE_CHECKING:
-    from ..rehearsal.rehearsing import RehearsalOptions
+    from ..rehearsal.stage import RehearsalOptions
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -102,7 +102,8 @@ def command(
     and folders. --preempt-at interrupts the job as the platform does, starts the job again and compares the losses
     with the losses of a run without interruption. The exit code is 1 if a check fails.
     """
-    from ..rehearsal.rehearsing import RehearsalOptions, require_torch
+    from ..rehearsal.rehearsing import require_torch
+    from ..rehearsal.stage import RehearsalOptions
 
     if kills and preempt_at is None:
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.message import Notice, masked
 from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
-from cloudtrain.entrypoints.notices.sending import masked
 
 from ..job import CHANNEL_KINDS
 

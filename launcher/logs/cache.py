@@ -21,7 +21,8 @@ from typing import Any
 from cloudtrain.entrypoints import processes
 
 from ..backend import LogLine
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
+from ..job import ACTIVE
 from ..store.database import Database
 from . import blocks
 
@@ -29,6 +30,7 @@ FOLDER = "logs"
 BLOCK_LINES = 8192
 COMMIT_S = 10.0  # commit interval of a slow log; after a kill, uncommitted lines are read again
 COMMIT_BYTES = 1 << 23
+ROOM, ROOM_GB = "CLOUDTRAIN_KEPT_LOGS_GB", 5.0
 USED_S = 3600.0  # resolution of the last-read time
 
 
@@ -263,3 +265,39 @@ def _write_at(file: int, data: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(file, view, offset)
         view, offset = view[written:], offset + written
+
+
+def room_bytes() -> int:
+    """Return the maximum size of all cached logs, compressed: $CLOUDTRAIN_KEPT_LOGS_GB, else 5 GB; 0 disables caching.
+
+    Raises UsageError.
+    """
+    text = os.environ.get(ROOM, "")
+    try:
+        found = float(text) if text else ROOM_GB
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e6:
+        hint = "set it to a number such as 5, or 0 for none"
+        raise UsageError(f"{ROOM}={text} is not a number of gigabytes", hint=hint)
+    return int(found * 1e9)
+
+
+def make_room(database: Database, room: int) -> bool:
+    """Drop the least recently read logs of ended attempts until the cache is within `room` bytes.
+
+    Return whether the cache fits; logs that are being written and logs of active jobs stay.
+    """
+    total = database.execute("SELECT SUM(bytes) AS bytes FROM kept_logs")[0]["bytes"] or 0
+    if total <= room:
+        return True
+    active = ", ".join(f"'{state}'" for state in ACTIVE)
+    for row in database.execute(
+        "SELECT k.job_id, k.attempt, k.bytes FROM kept_logs k JOIN attempts a ON a.job_id = k.job_id AND "
+        f"a.number = k.attempt WHERE a.state NOT IN ({active}) AND k.bytes > 0 ORDER BY k.used_s"
+    ):
+        if total <= room:
+            break
+        if discard(database, row["job_id"], row["attempt"]):
+            total -= row["bytes"]
+    return bool(total <= room)

@@ -18,7 +18,7 @@ from ..backend import LogLine, LogPage, Pace
 from ..errors import ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job
 from ..store.registry import Registry
-from . import cache, cache_upkeep
+from . import cache
 from .blocks import DamagedError
 from .late_lines import CLEAN_PAGES, EndDetector, HoldBack
 from .replay import Replay
@@ -205,7 +205,7 @@ class LogStream:
         if is_passing or (self._ranks is not None and found is None):
             return
         try:
-            if cache_upkeep.room_bytes():
+            if cache.room_bytes():
                 key = (self._job.id, self._attempt.number)
                 self._keeper = cache.keeper(self._registry.database, *key, rewrite=self._rewrite)
                 self._require_room()  # only now, so that the stream's own log is not dropped
@@ -291,10 +291,10 @@ class LogStream:
 
     def _require_room(self) -> None:
         """Continue caching only if there is enough space, after dropping older logs."""
-        if self._keeper is None or cache_upkeep.make_room(self._registry.database, room := cache_upkeep.room_bytes()):
+        if self._keeper is None or cache.make_room(self._registry.database, room := cache.room_bytes()):
             return
         self._drop_keeper()
-        self._tell(f"the lines are not kept on this machine from here on: {cache_upkeep.ROOM} is {room / 1e9:g}")
+        self._tell(f"the lines are not kept on this machine from here on: {cache.ROOM} is {room / 1e9:g}")
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -328,7 +328,7 @@ class LogStream:
         """Read damaged lines from the backend again, up to the same position; if impossible, report the loss."""
         self._replay = None
         self._drop_keeper()  # no writer can append after a damaged block
-        if not self._has_mended and cache_upkeep.rewrite(self._registry, self._job, self._attempt, self._place.count):
+        if not self._has_mended and _rewrite(self._registry, self._job, self._attempt, self._place.count):
             self._tell("what was kept of the lines was damaged, and has been read again")
             if replay is not None:
                 self._passed = replay.before()
@@ -386,3 +386,22 @@ def _single(lines: list[LogLine]) -> list[LogLine]:
     if "\n" not in "".join(texts):
         return lines
     return [line._replace(text=text) for line in lines for text in line[0].split("\n")]
+
+
+def _rewrite(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
+    """Read the attempt's log from the beginning and replace the damaged cache; return whether the cache was replaced.
+
+    The cache stays if the backend has fewer than `least` lines now, or if another process writes.
+    """
+    stream = LogStream(registry, job, attempt, rewrite=True)
+    count = 0
+    try:
+        while not stream.is_over and stream.is_keeping:
+            count += len(stream.read())
+            if not stream.is_behind:
+                break
+        is_whole = stream.is_keeping and count >= least
+    except UnreachableError:
+        is_whole = False
+    stream.close(commit=is_whole)
+    return is_whole

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
+from cloudtrain.entrypoints.notices.message import DeliveryError, Notice
+from cloudtrain.entrypoints.notices.sending import back_off_s, try_all
 
 from ..config.channels import ChannelEntry
 from ..errors import CloudtrainError

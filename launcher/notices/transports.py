@@ -7,8 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, DeliveryError, send
+from cloudtrain.entrypoints.notices.message import DeliveryError, Notice
+from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, send
 
 from ..config.channels import ChannelEntry, is_variable
 from ..text.extras import install

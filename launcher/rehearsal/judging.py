@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.job_files import has_checkpoint
 
-from .stage import Rehearsal
+from .stage import Rehearsal, RehearsalOptions
 from .starts import StartResult
 from .verdict import MOST_TOLERANCE, Verdict
-
-if TYPE_CHECKING:
-    from .rehearsing import RehearsalOptions
 
 MOST_NAMES = 6  # of files that would be lost
 ROUNDING = 1e-3  # relative to the loss: with more than two ranks the order of a sum is not fixed (docs/training.md)

@@ -25,7 +25,7 @@ from ..backend_table import DEFAULT, traits
 from ..errors import ConfigError, UsageError
 from ..text.extras import install
 from . import judging, sandbox, scale, starts
-from .stage import Rehearsal, Rehearsed, Stage, Stored
+from .stage import Rehearsal, RehearsalOptions, Rehearsed, Stage, Stored
 from .starts import Account
 from .verdict import Verdict
 
@@ -37,19 +37,6 @@ HINT_S = 15.0  # without a step by then, a hint on event lines is printed
 ENVIRONMENTS = "rehearsed"  # below the home folder: environments built from `requirements`
 _OF_PIP = re.compile(r"PIP_\w+|https?_proxy|no_proxy|SSL_CERT_FILE", re.IGNORECASE)
 PLACE, KEPT = "rehearsals", "stays"  # below the home folder; the mark of a folder to keep
-
-
-@dataclass(frozen=True)
-class RehearsalOptions:
-    """The options. `inputs` have a local path; `tolerance` is the allowed relative difference of losses."""
-
-    steps: int = 5
-    preempt_at: int | None = None
-    kills: bool = False
-    timeout_s: float = 300.0
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    tolerance: float = 0.0
-    keeps: bool = False
 
 
 @dataclass

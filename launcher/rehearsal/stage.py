@@ -14,6 +14,19 @@ from ..backend import Bundle, Request
 
 
 @dataclass(frozen=True)
+class RehearsalOptions:
+    """The options. `inputs` have a local path; `tolerance` is the allowed relative difference of losses."""
+
+    steps: int = 5
+    preempt_at: int | None = None
+    kills: bool = False
+    timeout_s: float = 300.0
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    tolerance: float = 0.0
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
 class Stage:
     """The input of a start of a rehearsed job on this machine.
 

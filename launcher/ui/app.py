@@ -20,7 +20,8 @@ from ..store import sweeps
 from ..store.registry import Registry
 from ..text.terminal import say
 from . import joblist, pages
-from .feeds import Download, LogQuery
+from .download import Download
+from .feeds import LogQuery
 from .guard import CSRF_FIELD, CSRF_HEADER, Guard
 from .site import Site
 from .sse import Shown, stream

@@ -6,22 +6,18 @@ and none is repeated. If the feed no longer exists, the page starts over with a 
 
 from __future__ import annotations
 
-import gc
 import re
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyio import CancelScope, to_thread
-from starlette.responses import StreamingResponse
-
-from ..errors import CapacityError, CloudtrainError, UnreachableError, UsageError
+from ..errors import CapacityError, CloudtrainError, UsageError
 from ..logs.reader import read_on
 from ..logs.view import View
 from ..store.registry import Registry
@@ -29,12 +25,9 @@ from ..text import visible
 from ..text.remote import in_words
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
     from ..backend import LogLine
     from ..job import Attempt
     from ..logs.stream import LogStream
-    from .site import Pool, Site
 
 KEPT_LINES = 5_000
 KEPT_CHARS = 4_000_000  # all lines of a feed together
@@ -217,70 +210,3 @@ class Feeds:
         feed = LogFeed(wanted, self._folder, lambda: self._tell(feed))
         feed.start()
         return feed
-
-
-MOST_DOWNLOADS = 4  # at the same time; each holds a page of lines and some open files
-
-PIECE_BYTES = 1 << 18  # of text that waits for the client
-
-
-class Download(StreamingResponse):
-    """The existing lines; for a running job, the lines up to this moment.
-
-    Raises UsageError for an invalid pattern, and CapacityError during too many downloads.
-    """
-
-    def __init__(self, site: Site, wanted: LogQuery) -> None:
-        wanted.view()
-        self._site, self._text = site, _text(site.pool, wanted)
-        name = f"{wanted.job}-attempt-{wanted.attempt}.log"
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
-        super().__init__(self._text, media_type="text/plain; charset=utf-8", headers=headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines; close the log's files also if the client leaves early."""
-        if self._site.downloads >= MOST_DOWNLOADS:
-            raise CapacityError(f"{MOST_DOWNLOADS} downloads are under way already", hint="cancel a download, or wait")
-        self._site.downloads += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._site.downloads -= 1
-            with CancelScope(shield=True):
-                await to_thread.run_sync(self._close)
-
-    def _close(self) -> None:
-        self._text.close()
-        if not self._site.downloads:
-            gc.collect()  # an ended connection is a cycle of objects that holds all unsent lines
-
-
-def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
-    from ..logs.stream import LogStream
-
-    view = wanted.view()
-    with pool.one() as registry:
-        job = registry.find(wanted.job)
-        attempt = registry.attempt(job, wanted.attempt)
-        is_alone = attempt.plan.ranks == 1
-        stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=view.grep)
-        try:
-            while True:
-                text = "".join(
-                    _line(line, is_alone=is_alone)
-                    for line in view.chosen(stream.read())
-                    if not line.text.endswith("\r")
-                ).encode("utf-8", "replace")
-                for start in range(0, len(text), PIECE_BYTES):
-                    yield text[start : start + PIECE_BYTES]
-                if stream.is_over or not stream.is_behind:
-                    return
-        except UnreachableError as error:
-            yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")
-        finally:
-            stream.close()
-
-
-def _line(line: LogLine, *, is_alone: bool) -> str:
-    who = "" if is_alone else f"[r{line.rank}] " if line.rank is not None else f"[node{line.node}] "
-    return f"{who}{visible.shown(line.text, colour=False)}\n"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.local import backend
+from cloudtrain.backends.local import backend, jobs
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
@@ -245,7 +245,7 @@ def test_gpus_are_the_users_own_and_never_shared(
     """Each node gets its share of CUDA_VISIBLE_DEVICES, and no GPU if there are too few for all nodes."""
     for name in ("nvidia3", "nvidia5", "nvidia6", "nvidia7", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(backend, "DEVICES", tmp_path)
+    monkeypatch.setattr(jobs, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
@@ -253,14 +253,14 @@ def test_gpus_are_the_users_own_and_never_shared(
     each = LocalBackend().capacity(config).gpus
     nodes = [{"gpus": list(range(node * each, (node + 1) * each))} for node in range(instances)]
     assert each == len(shares[0].split(",")) * bool(shares[0])
-    assert [backend._share_of_gpus(node) for node in nodes] == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
+    assert [jobs.share_of_gpus(node) for node in nodes] == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
 
 
 def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA_VISIBLE_DEVICES of a profile does not count on a machine without a GPU."""
-    monkeypatch.setattr(backend, "DEVICES", tmp_path)
+    monkeypatch.setattr(jobs, "DEVICES", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert backend._visible_gpus() == []
+    assert jobs.visible_gpus() == []
 
 
 SMALL_MIB = 4  # room for the code that a node gets, and little more

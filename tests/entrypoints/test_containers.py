@@ -169,7 +169,7 @@ def test_boot_code_separates_kills_from_exits(code: int, means: int) -> None:
 )
 def test_explain_gives_a_remedy(said: str, words: str) -> None:
     """Each usual complaint of the clients has its own remedy."""
-    told = images.explain(DOCKER, said)
+    told = dockerrun.explain(DOCKER, said)
     assert told.startswith(said)
     assert words in told
 

@@ -13,9 +13,9 @@ import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
 from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
-from cloudtrain.entrypoints.notices.message import Notice, compose
+from cloudtrain.entrypoints.notices.message import DeliveryError, Notice, compose, masked
 from cloudtrain.entrypoints.notices.resume_cost import amount, cap_s, more
-from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, masked, send, try_all
+from cloudtrain.entrypoints.notices.sending import Channel, back_off_s, send, try_all
 from doubles import receivers
 from doubles.certificates import Authority
 

@@ -206,9 +206,9 @@ def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Jo
     going.close()
     registry.database.execute("UPDATE kept_logs SET used_s = 1 WHERE job_id = 'old'")
     sizes = {row["job_id"]: row["bytes"] for row in registry.database.execute("SELECT * FROM kept_logs")}
-    cache_upkeep.make_room(registry.database, sum(sizes.values()) - 1)
+    cache.make_room(registry.database, sum(sizes.values()) - 1)
     assert sorted(path.name for path in (home / "logs").iterdir()) == ["going", "new"]
-    cache_upkeep.make_room(registry.database, 0)
+    cache.make_room(registry.database, 0)
     assert sorted(path.name for path in (home / "logs").iterdir()) == ["going"]
 
 
@@ -216,7 +216,7 @@ def test_dropped_log_is_not_stored_again_without_a_reader(seed: Callable[..., Jo
     """Otherwise `keep` would download the log again and again; a reader stores the log again."""
     job = seed("ended", DONE)
     assert cache_upkeep.keep(registry, job)
-    cache_upkeep.make_room(registry.database, 0)
+    cache.make_room(registry.database, 0)
     assert not cache_upkeep.keep(registry, job)
     assert cache.place(registry.database, "ended", 1) is None
     assert len(read_all(registry, job)) == 2
@@ -233,13 +233,13 @@ def test_log_above_the_size_limit_is_stored_in_part(
 ) -> None:
     """The limit is reported, all lines are shown, and cached logs of older jobs are dropped first."""
     read_all(registry, seed("other", DONE))
-    monkeypatch.setenv(cache_upkeep.ROOM, "0.000009")
+    monkeypatch.setenv(cache.ROOM, "0.000009")
     monkeypatch.setattr(cache, "COMMIT_BYTES", 1)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
     monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
     job = seed("long", DONE, {"0": numbered(20_000), "1": ""})
     assert len(read_all(registry, job)) == 20_000
-    assert capsys.readouterr().err.count(f"{cache_upkeep.ROOM} is 9e-06") == 1
+    assert capsys.readouterr().err.count(f"{cache.ROOM} is 9e-06") == 1
     place = cache.place(registry.database, "long", 1)
     assert place is not None
     assert 9_000 < place.size < 20_000
@@ -275,7 +275,7 @@ def test_size_limit_of_zero_stores_no_log(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of 0 turns the log cache off."""
-    monkeypatch.setenv(cache_upkeep.ROOM, "0")
+    monkeypatch.setenv(cache.ROOM, "0")
     read_all(registry, seed("ended", DONE))
     assert not (home / "logs").exists()
 
@@ -283,9 +283,9 @@ def test_size_limit_of_zero_stores_no_log(
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "1e9"])
 def test_invalid_size_limit_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """The message shows the expected form."""
-    monkeypatch.setenv(cache_upkeep.ROOM, text)
+    monkeypatch.setenv(cache.ROOM, text)
     with pytest.raises(UsageError, match="not a number of gigabytes"):
-        cache_upkeep.room_bytes()
+        cache.room_bytes()
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, scale, starts
-from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
+from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, RehearsalOptions
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 from cloudtrain.launcher.store.database import Database
 
@@ -336,18 +336,18 @@ def test_failed_save_does_not_count() -> None:
     start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
     verdict = Verdict("local", is_asked_to_prove=True)
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path(__file__).parent)
-    judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
+    judging.interrupted(verdict, laid_out, start, 1, RehearsalOptions(preempt_at=1), is_task=True)
     assert verdict.saved_step in (1, None)
 
 
 def test_slow_script_is_waited_for() -> None:
     """A given step implies that the script reports steps; without a step, a silent script only has to run."""
     said: list[str] = []
-    work: Any = SimpleNamespace(is_task=False, wish=rehearsing.RehearsalOptions(preempt_at=3), say=said.append)
+    work: Any = SimpleNamespace(is_task=False, wish=RehearsalOptions(preempt_at=3), say=said.append)
     silent, until = starts.Account(()), rehearsing._until(work, 3, None)
     assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
     assert len(said) == 1
-    work.wish = rehearsing.RehearsalOptions()
+    work.wish = RehearsalOptions()
     assert [rehearsing._until(work, None, 5)(silent, seconds) for seconds in (20.0, 61.0)] == [False, True]
 
 
@@ -384,7 +384,7 @@ def test_wrong_exit_after_an_interruption_fails(
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes=codes)
     start = ended({1: 0.5}, **started)
     start.account.ranks = {0}
-    verdict, options = Verdict("vertex", is_asked_to_prove=True), rehearsing.RehearsalOptions(preempt_at=1)
+    verdict, options = Verdict("vertex", is_asked_to_prove=True), RehearsalOptions(preempt_at=1)
     assert not judging.interrupted(verdict, laid_out, start, 1, options, is_task=is_task)
     assert words in verdict.headline()
 
@@ -561,4 +561,4 @@ def test_backend_without_rehearsals_is_refused() -> None:
     prepared: Any = SimpleNamespace(config=SimpleNamespace(backend="vendor"), backend=SimpleNamespace())
     one = scale.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):
-        rehearsing.rehearse(prepared, one, rehearsing.RehearsalOptions(), {}, print, Path())
+        rehearsing.rehearse(prepared, one, RehearsalOptions(), {}, print, Path())

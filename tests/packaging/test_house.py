@@ -237,6 +237,27 @@ def test_imports_run_downwards(folder: str) -> None:
     assert [(file, name) for file, name in arrows if order[room(file)] > order[room(name)]] == []
 
 
+def test_imports_have_no_circle() -> None:
+    """No module needs itself, not even through an import inside a function or for types: a reader can begin anywhere."""
+    arrows: dict[str, set[str]] = {}
+    for folder in ("launcher", "backends", "templates", "entrypoints"):
+        arrows |= {_module(path.relative_to(ROOT)): set() for path in (ROOT / folder).rglob("*.py")}
+    for folder in ("launcher", "backends", "templates", "entrypoints"):
+        for file, name in imports(folder):
+            target = name if name in arrows else name.rpartition(".")[0]
+            arrows[_module(Path(file))] |= {target} & arrows.keys() - {_module(Path(file))}
+    while leaves := {name for name, targets in arrows.items() if not targets}:  # only circles have no leaf
+        arrows = {name: targets - leaves for name, targets in arrows.items() if name not in leaves}
+    while roots := arrows.keys() - set().union(*arrows.values()):
+        arrows = {name: targets for name, targets in arrows.items() if name not in roots}
+    assert {name: sorted(targets) for name, targets in arrows.items()} == {}
+
+
+def _module(file: Path) -> str:
+    """Return the dotted name of a file's module; a package's `__init__.py` is the package."""
+    return ".".join(("cloudtrain", *file.with_suffix("").parts)).removesuffix(".__init__")
+
+
 def test_planning_imports_no_store() -> None:
     """The same config gives the same plan and request, whatever this machine's home has stored."""
     stores = ("cloudtrain.launcher.store", "cloudtrain.launcher.advice")

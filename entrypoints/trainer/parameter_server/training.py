@@ -40,7 +40,7 @@ from .shard import (
     slices,
 )
 from .tickets import Tickets
-from .worker import VARIABLE, WorkerOrder
+from .wire import VARIABLE, WorkerOrder
 
 _POLL_S = 0.2
 _MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start

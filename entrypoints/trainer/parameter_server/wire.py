@@ -15,6 +15,7 @@ from enum import IntEnum
 import torch
 
 SECRET_BYTES = 32
+VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
 _HEAD = struct.Struct("<BqqdQ")  # kind, ticket, version, value, bytes that follow
 
 
@@ -41,6 +42,23 @@ class WireMessage:
     version: int = 0
     value: float = 0.0
     size: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """What a rank tells its worker: the shards' addresses, the secret as hex, and where the tickets begin.
+
+    `step` and `samples` are the progress at the first ticket; `ranks` is the number of tickets a step; `parent` is the
+    rank's process.
+    """
+
+    name: str
+    shards: list[tuple[str, int]]
+    secret: str
+    ranks: int
+    step: int
+    samples: int
+    parent: int
 
 
 def memory(tensor: torch.Tensor) -> memoryview:

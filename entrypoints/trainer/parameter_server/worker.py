@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -32,27 +31,9 @@ from ..strategies.facts import together
 from ..task import Task, load_task
 from . import wire
 from .shard import shard_range
-from .wire import MessageKind, WireMessage
+from .wire import VARIABLE, MessageKind, WireMessage, WorkerOrder
 
-VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
 _BEATS_IN_LEASE = 5
-
-
-@dataclass(frozen=True)
-class WorkerOrder:
-    """What a rank tells its worker: the shards' addresses, the secret as hex, and where the tickets begin.
-
-    `step` and `samples` are the progress at the first ticket; `ranks` is the number of tickets a step; `parent` is the
-    rank's process.
-    """
-
-    name: str
-    shards: list[tuple[str, int]]
-    secret: str
-    ranks: int
-    step: int
-    samples: int
-    parent: int
 
 
 class Gradients:

@@ -33,7 +33,7 @@ from ..settings import ParallelSettings
 from .cut import Trace
 from .links import Activation, Links
 from .schedules import PassOrder
-from .strategy import StageTimes, Strategy, scale_down
+from .strategy import Feed, StageTimes, Strategy, scale_down
 
 T = TypeVar("T")
 
@@ -48,24 +48,6 @@ class _PassEnds(BaseException):
 
 class _LossEnds(_PassEnds):
     """Ends the call of the task's function."""
-
-
-@dataclass(frozen=True)
-class Feed:
-    """The micro-batches of a step on this rank: `owned` are their virtual ranks.
-
-    `batch` returns the next batch; `seed(virtual, steps)` seeds the generators for a micro-batch so many steps later;
-    `loss` returns the checked loss of (model, batch); `backward` runs the backward pass of a loss; `between` is called
-    after each pass. The pipeline must be empty `steps_left` steps after this one.
-    """
-
-    owned: range
-    batch: Callable[[], Any]
-    seed: Callable[[int, int], None]
-    loss: Callable[[Any, Any], torch.Tensor]
-    backward: Callable[[torch.Tensor], None]
-    between: Callable[[], None]
-    steps_left: int = 0
 
 
 @dataclass

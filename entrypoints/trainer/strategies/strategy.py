@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,6 @@ from .. import data
 from ..optim import whole_norms
 from ..settings import TrainingSettings
 from .buffers import Buffers
-
-if TYPE_CHECKING:
-    from .pipeline import Feed
 
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
@@ -43,6 +40,24 @@ class StageTimes:
     expected: float
     mean_staleness: float
     most_staleness: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The micro-batches of a step on this rank: `owned` are their virtual ranks.
+
+    `batch` returns the next batch; `seed(virtual, steps)` seeds the generators for a micro-batch so many steps later;
+    `loss` returns the checked loss of (model, batch); `backward` runs the backward pass of a loss; `between` is called
+    after each pass. The pipeline must be empty `steps_left` steps after this one.
+    """
+
+    owned: range
+    batch: Callable[[], Any]
+    seed: Callable[[int, int], None]
+    loss: Callable[[Any, Any], torch.Tensor]
+    backward: Callable[[torch.Tensor], None]
+    between: Callable[[], None]
+    steps_left: int = 0
 
 
 @dataclass(frozen=True)
