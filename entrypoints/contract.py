@@ -11,9 +11,11 @@ Times are in seconds, and clock times in unix seconds; money is in micro-dollars
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from .records import Record
 
 VERSION = 1  # of all messages; a later version adds the key `version` to its messages
 
@@ -26,63 +28,20 @@ class ContractError(ValueError):
     """A message that this version cannot read; the text names the message and the fault."""
 
 
-class Message:
-    """The base of all messages: the JSON form of a frozen dataclass.
-
-    Class arguments: `parts` says how to load a field that is a message or holds messages. `optional`: fields that
-    `dump` omits at their defaults. `names`: JSON names that differ from the field's name.
-    """
-
-    _parts: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    _optional: ClassVar[frozenset[str]]
-    _names: ClassVar[Mapping[str, str]]
-
-    def __init_subclass__(
-        cls,
-        parts: Mapping[str, Callable[[Any], Any]] | None = None,
-        optional: str = "",
-        names: Mapping[str, str] | None = None,
-    ) -> None:
-        cls._parts, cls._optional, cls._names = parts or {}, frozenset(optional.split()), names or {}
+class Message(Record):
+    """The base of all messages."""
 
     @classmethod
-    def load(cls: type[_M], data: Mapping[str, Any]) -> _M:
+    def fault(cls, why: str) -> ContractError:
+        """Return the error of `load`."""
+        return ContractError(f"{cls.__name__} {why}")
+
+    @classmethod
+    def load(cls: type[_M], data: Any) -> _M:
         """Return the message from its JSON form. Raises ContractError."""
-        if not isinstance(data, Mapping):
-            raise ContractError(f"{cls.__name__}: an object is expected, not {type(data).__name__}")
-        if data.get("version", VERSION) > VERSION:
-            raise ContractError(f"{cls.__name__} has version {data['version']}; this cloudtrain reads {VERSION}")
-        found = {}
-        for each in fields(cls):  # type: ignore[arg-type]  # all subclasses are dataclasses
-            value = data.get(cls._names.get(each.name, each.name))
-            if value is not None:
-                found[each.name] = _loaded(value, cls._parts.get(each.name))
-            elif each.default is MISSING and each.default_factory is MISSING:
-                raise ContractError(f"{cls.__name__} lacks `{cls._names.get(each.name, each.name)}`")
-        return cls(**found)
-
-    def dump(self) -> dict[str, Any]:
-        """Return the message's JSON form."""
-        found = {}
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            if each.name not in self._optional or value != each.default:
-                found[self._names.get(each.name, each.name)] = _plain(value)
-        return found
-
-
-def _loaded(value: Any, part: Callable[[Any], Any] | None) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(value if part is None else map(part, value))
-    return value if part is None else part(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Message):
-        return value.dump()
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+        if isinstance(data, Mapping) and data.get("version", VERSION) > VERSION:
+            raise cls.fault(f"has version {data['version']}; this cloudtrain reads {VERSION}")
+        return super().load(data)
 
 
 @dataclass(frozen=True)
@@ -176,7 +135,7 @@ class NoticeChannel(Message):
 
 
 @dataclass(frozen=True)
-class NoticeSettings(Message, parts={"channels": NoticeChannel.load}):
+class NoticeSettings(Message):
     """The settings of the job's own notifications, with the budget and the price that the notifications compute with.
 
     `alert_at`: percents of the budget. `rate_micro_h`: the price of all instances for an hour. The fields from
@@ -200,18 +159,7 @@ class NoticeSettings(Message, parts={"channels": NoticeChannel.load}):
 
 
 @dataclass(frozen=True)
-class JobSpec(
-    Message,
-    parts={
-        "run": RunSpec.load,
-        "checkpoint": CheckpointSettings.load,
-        "init_from": InitSettings.load,
-        "evaluate": EvaluateSettings.load,
-        "setup": SetupSpec.load,
-        "notices": NoticeSettings.load,
-    },
-    optional="init_from evaluate params training setup notices sweep",
-):
+class JobSpec(Message, optional="init_from evaluate params training setup notices sweep"):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
     `node_counts`: the numbers of nodes with which the job may continue, at least `min_nodes`. `timeout_s`: of a
@@ -275,12 +223,7 @@ class SecretManagerSecrets(Message):
     endpoint: str | None = None
 
 
-SecretSource = ParameterSecrets | KeyVaultSecrets | SecretManagerSecrets
-
-
-def _secret_source(data: Mapping[str, Any]) -> SecretSource:
-    kind = ParameterSecrets if "prefix" in data else SecretManagerSecrets if "secret" in data else KeyVaultSecrets
-    return kind.load(data)
+SecretSource = ParameterSecrets | SecretManagerSecrets | KeyVaultSecrets  # known by the keys; the last needs no key
 
 
 @dataclass(frozen=True)
@@ -334,13 +277,6 @@ class SyncedFolder(Message):
 @dataclass(frozen=True, kw_only=True)
 class ContainerOrder(
     Message,
-    parts={
-        "secrets": _secret_source,
-        "places": Places.load,
-        "exit_codes": ExitCodes.load,
-        "fetched": lambda found: {name: FetchedInput.load(each) for name, each in found.items()},
-        "carried": SyncedFolder.load,
-    },
     optional="gathers lead_s log exit_codes fetched environments_in carried ended_uri kept_in fence token sent_s",
 ):
     """The order of a cloud container: the job spec, whose keys lie beside the order's own, and the container's duties.
@@ -376,9 +312,9 @@ class ContainerOrder(
     sent_s: float | None = None
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> ContainerOrder:
+    def load(cls, data: Any) -> ContainerOrder:
         """Return the order from its JSON form. Raises ContractError."""
-        return super().load({**data, "job": JobSpec.load(data)})
+        return super().load({**data, "job": data})
 
     def dump(self) -> dict[str, Any]:
         """Return the order's JSON form."""
@@ -387,7 +323,7 @@ class ContainerOrder(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentSpec(Message, parts={"job": JobSpec.load}, names={"job": "spec"}):
+class AgentSpec(Message, names={"job": "spec"}):
     """The message for one node's agent.
 
     `head`: address and port of the leader; `token`: the agents' shared secret. `bundle` and `sha256`: the code
@@ -482,7 +418,7 @@ class ExitReport(Message, optional="fenced"):
 
 
 @dataclass(frozen=True)
-class NodeStatus(Message, parts={"state": AgentState.load, "exit": ExitReport.load}):
+class NodeStatus(Message):
     """A node as agent/node_folder.py finds it: the agent's files, and the facts that the files alone do not show.
 
     `state` and `exit` are None if the file is missing. `alive`: the agent runs. `asked`: the reason of the stop

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from cloudtrain.entrypoints.records import Record
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Record, checks=True):
     """How one optimizer step's samples are split: global = micro x ranks / (tensor x pipeline) x accumulation.
 
     The ranks that hold one copy of the model, `tensor` times `pipeline`, compute the same samples. `bubble` is the
@@ -32,8 +32,8 @@ class Batch:
         return not rest and copies > 0 and self.global_size // self.micro_size % copies == 0
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Record, checks=True):
     """Money in US dollars, or in whole micro-dollars in fields with `micro`; times in seconds after the start.
 
     `cap_s` is enforced by the backend, because of `cap_reason` (time_limit or budget). The job's own clock begins
@@ -50,14 +50,14 @@ class Plan:
     instances: int
     nproc_per_node: int
     ranks: int
-    gpus_per_instance: int
-    hourly_usd: float | None
-    price_source: str
+    gpus_per_instance: int = 0
+    hourly_usd: float | None = None
+    price_source: str = ""
     cap_s: int
-    cap_reason: str
-    deadline_s: int
-    worst_case_usd: float | None
-    batch: Batch | None
+    cap_reason: str = ""
+    deadline_s: int = 0
+    worst_case_usd: float | None = None
+    batch: Batch | None = None
     machine: str = ""
     price_micro: int | None = None
     uncertainty: float = 1.0
@@ -84,43 +84,3 @@ class Plan:
     def devices_per_node(self) -> int:
         """The number of processes that train on a node at once."""
         return self.slots * self.slot_ranks or self.nproc_per_node
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def load(cls, stored: Mapping[str, Any]) -> Plan:
-        """Return a stored plan. Raises ValueError or TypeError for a damaged plan.
-
-        A plan of an older version may lack keys, and unknown keys of a newer version are ignored.
-        """
-        kept = _OLDEST | {key: value for key, value in stored.items() if value is not None and key in _KEYS}
-        is_whole = all(isinstance(stored.get(key), int) for key in _PLANNED)
-        is_whole = is_whole and all(isinstance(stored.get(key, 1), (float, int)) for key in _NEVER_NONE)
-        if not is_whole or not all(isinstance(kept.get(key, 0), _FIGURE) for key in _FIGURES):
-            raise ValueError("its plan is not whole")
-        kept["alert_micro"] = tuple(kept.get("alert_micro", ()))
-        if isinstance(batch := kept["batch"], dict):
-            sizes = (batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation"))
-            parts = (batch.get(key, default) for key, default in (("tensor", 1), ("pipeline", 1), ("bubble", 0.0)))
-            kept["batch"] = Batch(*sizes, *parts)
-        if (worst_usd := kept["worst_case_usd"]) is not None:
-            kept.setdefault("worst_case_micro", round(worst_usd * 1_000_000))
-        return cls(**kept)
-
-
-_PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # keys of every stored plan
-_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # keys that a plan of an older version may lack
-_OLDEST: dict[str, Any] = {  # values of keys that a plan of an older version may lack
-    "gpus_per_instance": 0,
-    "hourly_usd": None,
-    "price_source": "",
-    "cap_reason": "",
-    "deadline_s": 0,
-    "worst_case_usd": None,
-    "batch": None,
-}
-_KEYS = frozenset(each.name for each in fields(Plan))
-_FIGURES = tuple(key for key in _KEYS if key.endswith(("_s", "_usd", "_micro")) and key != "alert_micro")
-_FIGURE = (float, int, type(None))

@@ -16,12 +16,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..checkpoints import folder as checkpoints
+from ..records import RecordError
 from . import entries as listing
 from . import fetched_note, partial_files
 from . import wire as copywire
@@ -237,7 +238,7 @@ def _answer(wire: Wire, folder: Path) -> None:
     try:
         if ask.get("want") == "list":
             for entry in listing.list_entries(folder):
-                wire.send({"entry": asdict(entry)})
+                wire.send({"entry": entry.dump()})
             wire.send({"end": True})
         elif ask.get("want") == "get" and isinstance(name, str) and listing.is_name(name):
             _send(wire, folder, name)
@@ -254,14 +255,14 @@ def _answer(wire: Wire, folder: Path) -> None:
 def _send(wire: Wire, folder: Path, name: str) -> None:
     with listing.open_root(folder) as root, contextlib.closing(Sums(with_crc=False)) as sums:
         entry, files = listing.scan(root, name)
-        wire.send({"entry": asdict(entry)})
+        wire.send({"entry": entry.dump()})
         for file in files:
             with FileIO(listing.open_file(root, name, file.path)) as source:
                 about = os.fstat(source.fileno())
                 if (about.st_size, about.st_mtime_ns) != (file.size, file.written_ns):
                     wire.send({"gone": "it is being written to"})
                     return
-                wire.send({"file": asdict(file)})
+                wire.send({"file": file.dump()})
                 _send_bytes(wire, source, file.size, sums)
             wire.send({"sha256": sums.take()[0]})
         if listing.scan(root, name)[0].fingerprint != entry.fingerprint:
@@ -403,25 +404,26 @@ def _next(wire: Wire, *keys: str) -> dict[str, Any]:
 
 
 def _entry(data: Any) -> StoredEntry:
-    made = _made(StoredEntry, data)
-    if not listing.is_name(made.name) or made.bytes < 0 or made.files < 0 or made.step != listing.step_of(made.name):
-        raise WireError(f"the server offers {made.name[:200]!r}, which is not a valid entry")
-    return made
+    entry = _record(StoredEntry, data)
+    is_valid = listing.is_name(entry.name) and entry.step == listing.step_of(entry.name)
+    if not is_valid or entry.bytes < 0 or entry.files < 0:
+        raise WireError(f"the server offers {entry.name[:200]!r}, which is not a valid entry")
+    return entry
 
 
 def _file(data: Any) -> File:
-    made = _made(File, data)
-    if made.size < 0:
+    file = _record(File, data)
+    if file.size < 0:
         raise WireError("the peer uses a different protocol version")
-    return made
+    return file
 
 
-def _made(kind: type[_T], data: Any) -> _T:
-    """Return the object in a message. Raises WireError for a missing field or a field of another type."""
-    types: dict[str, Any] = {"str": str, "int": int, "bool": bool, "int | None": (int, type(None))}
-    named = {field.name: types[str(field.type)] for field in fields(kind)}
-    if not isinstance(data, dict) or data.keys() != named.keys():
+def _record(kind: type[_T], data: Any) -> _T:
+    """Return the record in a message. Raises WireError for a missing, an unknown, or a wrong field."""
+    try:
+        record = kind.load(data)
+    except RecordError as error:
+        raise WireError("the peer uses a different protocol version") from error
+    if record.dump().keys() != data.keys():
         raise WireError("the peer uses a different protocol version")
-    if not all(isinstance(data[name], each) for name, each in named.items()):
-        raise WireError("the peer uses a different protocol version")
-    return kind(**data)
+    return record

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from .. import job_files
 from ..checkpoints import folder as checkpoints
+from ..records import Record
 
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MANIFEST_BYTES = 64 << 20  # of a manifest with 100,000 shards and more
 
 
 @dataclass(frozen=True)
-class File:
+class File(Record, checks=True):
     """A file of an entry. `path` is relative to the entry, and empty if the entry itself is the file."""
 
     path: str
@@ -33,7 +34,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class StoredEntry:
+class StoredEntry(Record, checks=True):
     """An entry: `bytes` in `files` files, and `written_ns`, the newest modification time (unix time).
 
     `fingerprint`: the hash of the manifest for a checkpoint of the trainer, else the hash of all sizes and times.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cloudtrain.entrypoints.records import Record
 
 from ..errors import CloudtrainError, ConfigError, Fault, require_all
 from ..metering.limit import Terms
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ..config.schema import JobConfig
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
@@ -24,46 +24,14 @@ class DamagedRecordError(CloudtrainError, ValueError):
     """The stored data of a job lack a key, or hold a value of a wrong type."""
 
 
-@dataclass(frozen=True)
-class StoredRecord:
+class StoredRecord(Record, checks=True):
     """The base of a backend's stored records: a dataclass whose fields are the keys of a JSON object."""
 
     @classmethod
-    def load(cls, data: Any) -> Self:
-        """Return the record from the output of `dump`; ignore unknown keys. Raises DamagedRecordError."""
-        hints = get_type_hints(cls)
-        if not isinstance(data, dict):
-            raise _damaged(cls, f"it is not an object but {data!r}"[:80])
-        for each in fields(cls):
-            if each.name not in data and each.default is MISSING and each.default_factory is MISSING:
-                raise _damaged(cls, f"`{each.name}` is missing")
-        return cls(**{key: _loaded(cls, key, hints[key], data[key]) for key in hints if key in data})
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
-
-def _loaded(cls: type, key: str, hint: Any, value: Any) -> Any:
-    """Return the JSON value as the field's type. Raises DamagedRecordError."""
-    if hint is Any or (value is None and type(None) in get_args(hint)):
-        return value
-    if type(None) in get_args(hint):
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    kind = get_origin(hint) or hint
-    if issubclass(kind, StoredRecord):
-        return kind.load(value)
-    is_fit = isinstance(value, (int, float) if kind is float else kind)
-    if not is_fit:
-        raise _damaged(cls, f"`{key}` is {value!r}"[:80])
-    if kind is dict:
-        return {name: _loaded(cls, f"{key}.{name}", get_args(hint)[1], each) for name, each in value.items()}
-    return [_loaded(cls, key, get_args(hint)[0], each) for each in value] if kind is list else value
-
-
-def _damaged(cls: type, why: str) -> DamagedRecordError:
-    hint = "look for the job with the backend's own tools; a copy of the registry mends it"
-    return DamagedRecordError(f"the stored data of the job are damaged: {cls.__name__}: {why}", hint=hint)
+    def fault(cls, why: str) -> DamagedRecordError:
+        """Return the error of `load`."""
+        hint = "look for the job with the backend's own tools; a copy of the registry mends it"
+        return DamagedRecordError(f"the stored data of the job are damaged: {cls.__name__} {why}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def load(folder: Path, text: str = TASK) -> Any:
 
 def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) -> Plan:
     """Return a plan of so many ranks."""
-    return Plan(instances, nproc, instances * nproc, gpus, 0.0, "", 3600, "time_limit", 3500, 0.0, batch)
+    figures = {"instances": instances, "nproc_per_node": nproc, "ranks": instances * nproc, "gpus_per_instance": gpus}
+    return Plan(**figures, hourly_usd=0.0, cap_s=3600, cap_reason="time_limit", deadline_s=3500, batch=batch)
 
 
 @pytest.mark.parametrize(
