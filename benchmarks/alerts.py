@@ -33,7 +33,7 @@ from pathlib import Path
 from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import compose
 from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.config.channels import ChannelEntry
+from cloudtrain.launcher.channels import ChannelEntry
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
 home, url, things, dies = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dies"
 outbox.LEASE_S = 2.0

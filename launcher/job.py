@@ -21,7 +21,6 @@ LEDGER_PATTERN = (
     r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
     r"|(file://)?/[^?#\n]+|~/[^?#\n]+"
 )
-CHANNEL_KINDS = ("webhook", "slack", "email", "apprise")  # the keys of an entry of `notify`
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
 
 # Without 0/o, 1/l/i and vowels: no characters to confuse, no words.

@@ -21,7 +21,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     from cloudtrain.entrypoints.notices.message import compose
     from cloudtrain.entrypoints.notices.sending import try_all
 
-    from ..config.channels import entries
+    from ..channels import entries
     from ..notices.transports import deliver
 
     config = overrides.load()

@@ -14,8 +14,8 @@ from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.trainer import contradictions
 
 from ..backend_table import BUILT_IN, plugins, similar, traits
+from ..channels import CHANNEL_KINDS
 from ..errors import Fault
-from ..job import CHANNEL_KINDS
 from . import foreign_keys, rules_sweep, schema
 from .key_reading import between, both, given, text_at, whole_at
 from .schemafaults import named

@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice
 from cloudtrain.entrypoints.notices.sending import back_off_s, try_all
 
-from ..config.channels import ChannelEntry
+from ..channels import ChannelEntry
 from ..errors import CloudtrainError
 from ..store.database import Database
 from . import outbox

@@ -10,7 +10,7 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
 
-from ..config.channels import ChannelEntry, desktop, entries, sent_by_job
+from ..channels import ChannelEntry, desktop, entries, sent_by_job
 from ..errors import ConfigError
 from ..job import Job
 from ..money.forecast import Forecast, forecast

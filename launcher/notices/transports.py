@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice
 from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, send
 
-from ..config.channels import ChannelEntry, is_variable
+from ..channels import ChannelEntry, is_variable
 from ..text.extras import install
 
 

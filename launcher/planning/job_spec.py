@@ -120,7 +120,7 @@ def default_hang_timeout_s(timeout_s: int, *, is_task: bool) -> int:
 
 def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
-    from ..config.channels import entries
+    from ..channels import entries
 
     found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
     channels = tuple(

@@ -188,7 +188,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.setup:
         yield f"setup: {counted(len(config.setup), 'command')} on each node before the ranks start"
     if config.notify:
-        from ..config.channels import doubts
+        from ..channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
     wanted = config.resources.accelerators if runs_here else None

@@ -14,7 +14,7 @@ from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.entrypoints.sweep.search import Allowance, decide
 
-from ..config import channels
+from .. import channels
 from ..job import StoredConfig
 from ..notices import outbox
 from ..planning import search_spec

@@ -16,7 +16,7 @@ import pytest
 from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import Notice, compose
-from cloudtrain.launcher.config.channels import ChannelEntry, desktop, doubts
+from cloudtrain.launcher.channels import ChannelEntry, desktop, doubts
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.notices import outbox, transports
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread

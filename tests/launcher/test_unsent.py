@@ -421,9 +421,9 @@ def test_interrupted_submit_reports_a_possible_send(
     monkeypatch.chdir(project(f"local: {{python: {idle_python}, price_per_hour: 1.5}}\n"))
     places = {
         "before the row": (load("local"), "ready"),
-        "after the row": (local, "_make_own"),
+        "after the row": (local, "make_own"),
         "with the team": (submit.shared_ledger_sync, "hold"),
-        "while sending": (local, "_start_agents"),
+        "while sending": (local, "start_agents"),
     }
     monkeypatch.setattr(*places[step], interrupt)
     code, shown = command("submit", "-d", "-y", "--name", "one")

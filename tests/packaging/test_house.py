@@ -65,6 +65,7 @@ backend
 metering
 config
 text
+channels
 backend_table
 job
 plan

@@ -12,8 +12,7 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice, masked
 from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
 
-from ..job import CHANNEL_KINDS
-
+CHANNEL_KINDS = ("webhook", "slack", "email", "apprise")  # the keys of an entry of `notify`
 SMTP = "env:CLOUDTRAIN_SMTP"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
