@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..job import State
     from ..metering.rate import Quote
     from ..plan import Plan
-    from .models import CheckedModel, EndpointPlan, EndpointWish, ModelRegistry
     from .values import (
         Capacity,
         Check,
