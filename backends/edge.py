@@ -5,11 +5,17 @@ A platform's `classify` says what an error means; `answers` and `polls` do the r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+
+NO_NAME = "its name cannot be looked up here (no network?)"
+_NO_NAME = ("name or service not known", "name resolution", "nodename nor servname", "no address associated")
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 
 @dataclass(frozen=True)
@@ -62,3 +68,16 @@ def polls(doing: str, classify: Classify, renew: Callable[[], None] = lambda: No
     except CloudtrainError as error:
         renew()
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
+
+
+def cause(error: BaseException) -> str:
+    """Return the root cause of the error on a single line, in plain words for a network error.
+
+    Libraries wrap the error of the socket; a store may raise the wrapped error from its wrapper.
+    """
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
+    inner = chain[-1]
+    line = _NUMBER.sub("", one_line(inner))
+    return NO_NAME if any(word in line.lower() for word in _NO_NAME) else line

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
 
-from .edge import RemoteFault
+from .edge import NO_NAME, RemoteFault, cause
 
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
@@ -130,7 +130,7 @@ class HttpClient:
         except requests.exceptions.RequestException as error:
             raise RemoteError(0, "", cause(error)) from error
         except OSError as error:  # requests raises OSError if the file of certificates is missing
-            raise RemoteError(495, "certificates", one_line(str(error))) from error
+            raise RemoteError(495, "certificates", one_line(error)) from error
 
 
 def object_in(answer: Any) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import job_files
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.store import ABSENT, Store
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.text.remote import one_line
 from cloudtrain.launcher.text.terminal import say
 
 WORKERS = 4
@@ -101,7 +101,7 @@ class JobFolder:
                     copied = list(pool.map(lambda name: _copy(store, name, folder / name, left_out), names))
             except OSError as error:
                 if error.errno is None:
-                    raise UnreachableError(f"cannot download {uri}: {one_line(str(error))}") from error
+                    raise UnreachableError(f"cannot download {uri}: {one_line(error)}") from error
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
         for words in left_out:
             say(f"left out: {words}")

@@ -1,12 +1,15 @@
-"""Formats sums and time spans for people, by the same rules in the launcher and in the job's own agent.
+"""Formats sums, time spans and errors for people, by the same rules in the launcher and on the nodes.
 
 A sum has cents, and at least two significant digits: 12.30, 0.17, 0.0041. A span has its two largest units.
 """
 
 from __future__ import annotations
 
+import re
+
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+_SECRET = re.compile(r"(sig|token|key|assertion|password)=[^&\s'\")]+", re.IGNORECASE)
 
 
 def amount(micro: float) -> str:
@@ -63,6 +66,15 @@ def span(seconds: float) -> str:
         if count or parts or unit == "s":
             parts.append((count, unit))
     return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+
+
+def one_line(text: object, most: int = 400) -> str:
+    """Return the text of an error on a line of at most `most` characters, without tokens, keys and passwords.
+
+    `text` is the error, whose type stands for an empty text, or the text of a service.
+    """
+    line = _SECRET.sub(r"\1=...", " ".join((str(text) or type(text).__name__).split()))
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def _unit(micro: int) -> int:

@@ -169,6 +169,13 @@ class NoSuchJobError(CloudtrainError):
     exit_code = 8
 
 
+def in_words(error: Exception) -> str:
+    """Return the error on one line; an unexpected exception is named as a failure of cloudtrain."""
+    first = (str(error).splitlines() or [""])[0] or type(error).__name__
+    is_known = isinstance(error, CloudtrainError | OSError)
+    return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"
+
+
 def _excerpt(place: Place) -> list[str]:
     """Return the line and a caret under the column; a tab counts as one column, as in the file."""
     text = place.excerpt.rstrip()

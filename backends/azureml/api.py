@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import CapacityError, ConfigError
 from cloudtrain.launcher.text.extras import install
-from cloudtrain.launcher.text.remote import one_line
 
 from .. import edge
 from ..edge import RemoteFault
@@ -191,9 +191,9 @@ def not_installed(error: ImportError) -> ConfigError:
 def _no_token(error: Exception, refused: type[Exception]) -> AzureError:
     """Return the error for a missing token: the credentials are refused, or the login cannot be reached."""
     if isinstance(error, ValueError):
-        return AzureError(401, "credentials", one_line(str(error)))
+        return AzureError(401, "credentials", one_line(error))
     if not isinstance(error, refused):
-        return AzureError(0, "login", one_line(str(error)))
+        return AzureError(0, "login", one_line(error))
     words = _credentials_words(str(error))
     if _NO_CERTIFICATES.search(words):
         return AzureError(495, "certificates", words)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.text.remote import one_line
 
 from ..http import object_in
 from ..job_folder import JobFolder
@@ -75,7 +75,7 @@ class _BlobJobStore(AzureStore):
             words = str(error.message).partition("\n")[0]  # request ids and the signed text follow
             return api.AzureError(error.status_code or 0, code, one_line(words, 300))
         if isinstance(error, core.AzureError) or azure_access.is_broken_off(error):
-            return api.AzureError(0, "", one_line(str(error), 300))
+            return api.AzureError(0, "", one_line(error, 300))
         return error
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.text.remote import one_line
 
 from . import api
 from .api import AzureAccess
@@ -77,13 +77,13 @@ def _create(access: AzureAccess, job: dict[str, Any], scratch: Path, begins: Cal
     except core.HttpResponseError as error:
         raise _of_response(error) from error
     except (core.ServiceRequestError, core.ServiceResponseError) as error:
-        raise api.AzureError(0, "", _line(error)) from error
+        raise api.AzureError(0, "", one_line(error, 600)) from error
     except core.AzureError as error:
         raise _of_cause(error) from error
     except (MlException, ValidationError) as error:
         if isinstance(error.__cause__ or error.__context__, core.AzureError):
             raise _of_cause(error) from error
-        raise ConfigError(f"Azure's SDK refuses the job: {_line(error)}", key="azureml") from error
+        raise ConfigError(f"Azure's SDK refuses the job: {one_line(error, 600)}", key="azureml") from error
     finally:
         if not seen:  # a version of the SDK without hooks: any request may have created the job
             begins()
@@ -94,8 +94,8 @@ def _of_response(error: Any) -> api.AzureError:
     code = getattr(getattr(error, "error", None), "code", None) or ""
     message = getattr(getattr(error, "error", None), "message", None) or getattr(error, "message", "")
     if not error.status_code:
-        return api.AzureError(0, "", _line(error))
-    return api.AzureError(error.status_code, str(code), _line(message or error))
+        return api.AzureError(0, "", one_line(error, 600))
+    return api.AzureError(error.status_code, str(code), one_line(message or error, 600))
 
 
 def _of_cause(error: BaseException) -> api.AzureError:
@@ -105,11 +105,7 @@ def _of_cause(error: BaseException) -> api.AzureError:
         if getattr(inner, "status_code", None):
             return _of_response(inner)
         inner = inner.__cause__ or inner.__context__
-    return api.AzureError(0, "", _line(error))
-
-
-def _line(error: object) -> str:
-    return one_line(str(error), 600)
+    return api.AzureError(0, "", one_line(error, 600))
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.text.remote import one_line
 
 BROKEN = "the connection broke"
 

@@ -13,11 +13,11 @@ import gzip
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloudtrain.entrypoints.stores.retries import tries
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
@@ -179,7 +179,7 @@ def _download(url: str) -> Any:
 
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip", "User-Agent": "cloudtrain"})
     context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
-    for number in range(1, TRIES + 1):
+    for _ in tries(TRIES, 2 * PAUSE_S):
         try:
             with urllib.request.urlopen(request, timeout=READ_S, context=context) as answer:
                 data = answer.read()
@@ -191,7 +191,6 @@ def _download(url: str) -> Any:
             words, is_busy = f"{getattr(error, 'reason', None) or error}", True
         except ValueError as error:
             words, is_busy = f"not complete JSON: {error}", False
-        if not is_busy or number == TRIES:
+        if not is_busy:
             break
-        time.sleep(PAUSE_S * 2**number)
     raise UnreachableError(f"AWS's price file cannot be read: {words}", where=url)

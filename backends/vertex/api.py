@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.extras import install
-from cloudtrain.launcher.text.remote import cause, one_line
 
 from .. import edge
-from ..edge import RemoteFault
+from ..edge import RemoteFault, cause
 from ..http import BUSY, HttpClient, Platform, RemoteError, error_in, object_in
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class GoogleLogin:
                     warnings.simplefilter("ignore")  # about a login without a quota project, which is set below
                     found, _ = google.auth.default(scopes=[SCOPE])
             except exceptions.TransportError as error:
-                raise GoogleError(0, "", one_line(str(error))) from error
+                raise GoogleError(0, "", one_line(error)) from error
             except (exceptions.GoogleAuthError, ValueError, OSError) as error:
                 raise GoogleError(401, "credentials", _first_sentence(str(error))) from error
             if isinstance(found, Credentials) and not found.quota_project_id:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
 from cloudtrain.entrypoints.stores.google_http import ATTEMPTS, Lost, Reply, Service, ServiceError
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.text.remote import cause
 
+from ..edge import cause
 from ..http import TRIES
 from ..job_folder import JobFolder
 from . import api

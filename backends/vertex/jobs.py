@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
+from cloudtrain.entrypoints.stores.retries import tries
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -201,7 +202,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
     plan = VertexSending.load(request.sending)
-    for number in range(1, TRIES + 1):
+    for number in tries(TRIES, PAUSE_S, doubles=False):
         fence = secrets.token_hex(8)
         try:
             with api.answers("start the job"):
@@ -219,7 +220,6 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
                         return _settle(access, request, owner, found), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
                 raise
-            time.sleep(PAUSE_S * number)
         except CloudtrainError as error:
             if number == 1:
                 raise

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.text.remote import one_line
 
 from . import api
 from .api import GoogleError, VertexAccess
@@ -36,7 +36,7 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:
         hint = "fix vertex.raw, or update google-cloud-aiplatform if the field is a new one"
-        raise ConfigError(f"Google's client knows no such job: {one_line(str(error))}", hint=hint) from error
+        raise ConfigError(f"Google's client knows no such job: {one_line(error)}", hint=hint) from error
     url = access.url("aiplatform")
     is_plain = url.startswith("http://")
     options = {"api_endpoint": url if is_plain else urlsplit(url).netloc}
@@ -67,9 +67,9 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except refused.RefreshError as error:
         raise api.no_token(error) from error
     except ParseError as error:
-        raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(str(error))}") from error
+        raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(error)}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
-        raise GoogleError(0, "", one_line(str(error))) from error
+        raise GoogleError(0, "", one_line(error)) from error
 
 
 def _message(error: Any) -> str:

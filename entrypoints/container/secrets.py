@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 from ..contract import ParameterSecrets, SecretManagerSecrets, SecretSource
 from ..stores import google_access
+from ..stores.retries import tries
 
 _BATCH = 10  # SSM's limit per call
 _TRIES, _PAUSE_S, _TIMEOUT_S = 5, 2.0, 30.0
@@ -124,9 +124,7 @@ def _get(url: str, headers: dict[str, str], *, is_here: bool = False) -> dict[st
     """
     opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
     request = urllib.request.Request(url, headers=headers)
-    for number in range(_TRIES):
-        if number:
-            time.sleep(_PAUSE_S * number)
+    for _ in tries(_TRIES, _PAUSE_S, doubles=False):
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 found: dict[str, Any] = json.load(answer)

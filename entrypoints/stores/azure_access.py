@@ -6,13 +6,14 @@ azure.py sends the requests; azure-storage-blob and azure-identity are imported 
 from __future__ import annotations
 
 import os
-import random
 import re
 import threading
 from dataclasses import dataclass
 from typing import Any
 
-from .store import StoreError, plain
+from ..format import one_line
+from .retries import drawn_s
+from .store import StoreError
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
 # measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
@@ -113,12 +114,12 @@ def failure(error: Exception, place: BlobLocation, who: str, name: str) -> OSErr
     if isinstance(error, known.HttpResponseError) and error.response is not None:
         return _refusal(error, place, who, name)
     if isinstance(error, known.ClientAuthenticationError):  # an invalid key
-        return PermissionError(f"{_REFUSED.format(uri=place.uri, who=who)} ({_plain(error)})")
+        return PermissionError(f"{_REFUSED.format(uri=place.uri, who=who)} ({one_line(error)})")
     silent = (known.HttpResponseError, known.ServiceRequestError, known.ServiceResponseError, known.IncompleteReadError)
     if isinstance(error, silent) or is_broken_off(error):
         hint = "is the account's name right, and does this machine reach it?"
-        return ConnectionError(f"{place.uri} does not answer; {hint} ({_plain(error)})")
-    return StoreError(f"{place.uri}: {type(error).__name__}: {_plain(error)}")
+        return ConnectionError(f"{place.uri} does not answer; {hint} ({one_line(error)})")
+    return StoreError(f"{place.uri}: {type(error).__name__}: {one_line(error)}")
 
 
 def is_broken_off(error: Exception) -> bool:
@@ -142,13 +143,9 @@ def _retries(attempts: int) -> Any:
     # The default is three attempts for each kind of failure.
     each: Any = dict.fromkeys(("retry_total", "retry_connect", "retry_read", "retry_status"), attempts - 1)
     policy: Any = ExponentialRetry(**each)
-    policy.get_backoff_time = _pause_s  # the default pause has no upper limit
+    # The default pause has no upper limit.
+    policy.get_backoff_time = lambda settings: drawn_s(settings["count"], PAUSE_S, LONGEST_PAUSE_S)
     return policy
-
-
-def _pause_s(settings: dict[str, Any]) -> float:
-    longest_s: float = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (settings["count"] - 1))
-    return random.uniform(longest_s / 2, longest_s)
 
 
 def _refuse_haste(response: Any) -> None:
@@ -191,13 +188,13 @@ class _Identity:
             silent = (ServiceRequestError, ServiceResponseError)
             if isinstance(error, silent) or _UNREACHED.search(tried[-1]):
                 raise ConnectionError(
-                    f"the login for {self._place.uri} does not answer ({_plain(tried[-1])})"
+                    f"the login for {self._place.uri} does not answer ({one_line(tried[-1])})"
                 ) from error
             words = {"uri": self._place.uri, "who": "the job's identity"}
             if len(tried) == len(self._chain.credentials) and "unavailable" in tried[-1]:
                 reason = next((line for line in tried if line.startswith("ManagedIdentity")), tried[-1])
-                raise PermissionError(f"{_NOBODY.format(**words)} ({_plain(reason)})") from error
-            raise PermissionError(f"{_NO_TOKEN.format(**words)} ({_plain(tried[-1])})") from error
+                raise PermissionError(f"{_NOBODY.format(**words)} ({one_line(reason)})") from error
+            raise PermissionError(f"{_NO_TOKEN.format(**words)} ({one_line(tried[-1])})") from error
 
 
 def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
@@ -206,7 +203,7 @@ def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
     if name and code == "BlobNotFound":
         return FileNotFoundError(f"{place.uri} has no {name}")
     detail = (getattr(error, "additional_info", None) or {}).get("authenticationerrordetail") or ""
-    text = _plain(f"{code or error.status_code}: {str(error.message).partition(chr(10))[0]} {detail}")
+    text = one_line(f"{code or error.status_code}: {str(error.message).partition(chr(10))[0]} {detail}")
     said = _SAID.get(code) or _BY_STATUS.get(error.status_code)
     if said is None:
         return StoreError(
@@ -214,8 +211,3 @@ def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
         )
     kind = PermissionError if said in (_DENIED, _WALLED, _REFUSED, _NO_KEYS) else StoreError
     return kind(f"{said.format(uri=place.uri, host=place.host, container=place.container, who=who)} ({text})")
-
-
-def _plain(error: object) -> str:
-    """Return the error's text in one line, without a SAS's signature, cut to 400 characters."""
-    return plain(re.sub(r"(?i)(\bsig=)[^&\s'\")]*", r"\1...", str(error)))

@@ -21,7 +21,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from .store import plain
+from ..format import one_line
+from .retries import tries
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 RENEW_S = 300.0  # before its end; the metadata server makes a new token no earlier
@@ -139,9 +140,7 @@ class _Metadata:
         self._was_there = False
 
     def fetch(self) -> tuple[str, float]:
-        for number in range(TRIES):
-            if number:
-                time.sleep(PAUSE_S * 2 ** (number - 1))
+        for _ in tries(TRIES, PAUSE_S):
             try:
                 token = json.loads(_about_account("token"))
                 found = str(token["access_token"]), float(token["expires_in"])
@@ -150,7 +149,7 @@ class _Metadata:
                     failure: Exception = error
                 self._was_there = True
                 if error.code in (403, 404):
-                    raise PermissionError(_NOBODY.format(reason=plain(error))) from error
+                    raise PermissionError(_NOBODY.format(reason=one_line(error))) from error
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 failure = error
             else:
@@ -160,8 +159,8 @@ class _Metadata:
                         self.who = f"the job's service account {_about_account('email').strip()}"
                 return found
         if self._was_there:
-            raise ConnectionError(f"the metadata server gives no token ({plain(failure)})") from failure
-        raise PermissionError(_NOBODY.format(reason=f"no metadata server: {plain(failure)}")) from failure
+            raise ConnectionError(f"the metadata server gives no token ({one_line(failure)})") from failure
+        raise PermissionError(_NOBODY.format(reason=f"no metadata server: {one_line(failure)}")) from failure
 
 
 class _CredentialsFile:
@@ -193,7 +192,7 @@ class _CredentialsFile:
         return str(self._credentials.token), _lasts_s(self._credentials.expiry)
 
     def _failure(self, error: Exception, *, is_lost: bool) -> OSError:
-        reason = plain(error)
+        reason = one_line(error)
         if is_lost or getattr(error, "retryable", False):
             return ConnectionError(f"Google's login does not answer ({reason})")
         if "short-lived token" in reason or "reasonable timeframe" in reason:

@@ -9,7 +9,6 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import select
 import ssl
 import threading
@@ -22,8 +21,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from ..format import one_line
 from .google_access import Identity
-from .store import plain
+from .retries import drawn_s
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S and the pauses between. The
 # pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper half: a server that refuses connections, answers
@@ -79,7 +79,7 @@ class Reply:
         try:
             return self._response.read() if size is None else self._response.read(size)
         except (OSError, http.client.HTTPException) as error:
-            raise Lost(plain(error)) from error
+            raise Lost(one_line(error)) from error
 
 
 class Service:
@@ -176,11 +176,11 @@ class Service:
                 connection.request(method, target, body=pieces if body else None, headers=headers)
             return Reply(connection.getresponse())
         except ssl.SSLCertVerificationError as error:
-            raise Untrusted(plain(error)) from error
+            raise Untrusted(one_line(error)) from error
         except (OSError, http.client.HTTPException) as error:
             if pieces.failure is not None:  # an error of this machine's disk
                 raise pieces.failure from None
-            raise Lost(plain(error)) from error
+            raise Lost(one_line(error)) from error
 
     def _take(self) -> http.client.HTTPConnection:
         while True:
@@ -227,8 +227,7 @@ class Patience:
         self._count += 1
         if self._count >= self._most:
             raise error
-        longest_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._count - 1))
-        time.sleep(random.uniform(longest_s / 2, longest_s))
+        time.sleep(drawn_s(self._count, PAUSE_S, LONGEST_PAUSE_S))
 
     def got_on(self) -> None:
         """Reset the count."""
@@ -292,6 +291,6 @@ def _reason_and_message(body: bytes) -> tuple[str, str]:
         reasons = [str(each.get("reason", "")) for each in error.get("errors", ()) if isinstance(each, dict)]
         reasons += [str(each.get("reason", "")) for each in error.get("details", ()) if isinstance(each, dict)]
         found = next(filter(None, reasons), "") or str(error.get("status", ""))
-        return found, plain(error.get("message", ""))
+        return found, one_line(error.get("message", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return "", plain(body[:1000].decode(errors="replace"))
+        return "", one_line(body[:1000].decode(errors="replace"))

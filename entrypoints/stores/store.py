@@ -80,12 +80,6 @@ def open_store(uri: str, attempts: int | None = None) -> Store:
     return open_at(uri, attempts)
 
 
-def plain(error: object) -> str:
-    """Return the error's text in one line, cut to 400 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 400 else f"{text[:400]}..."
-
-
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; rename the file to `path` at the end, remove the file on an error."""

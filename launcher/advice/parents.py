@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.models.folder import WEIGHT_FILES
-from cloudtrain.entrypoints.stores.store import plain
 
 from .. import backend as backends
 from ..backend_table import traits
@@ -96,7 +96,7 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
             whole = place if "://" in place else str(_chosen(here, config.init_from.checkpoint))
             shapes = saved.at(whole, averaged=is_averaged)
     except (OSError, ValueError, folders.CheckpointError, saved.NoShapesError) as error:
-        return {"why": plain(error)}
+        return {"why": one_line(error)}
     except CloudtrainError as error:
         return {"why": error.message}
     ask = memory.asked(prepared)
@@ -193,7 +193,7 @@ def _require_whole(place: Path, checkpoint: str | None, *, is_task: bool) -> Non
         raise _fault(str(error), "name one of these, as in step-200", "checkpoint") from error
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
         hint = f"name a checkpoint, a file, or a folder with {', '.join(WEIGHT_FILES)}"
-        raise _fault(f"the weights at {place} cannot be read: {plain(error)}", hint, "path") from error
+        raise _fault(f"the weights at {place} cannot be read: {one_line(error)}", hint, "path") from error
     except (OSError, saved.NoShapesError):
         return
 

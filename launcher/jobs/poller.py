@@ -20,12 +20,11 @@ from typing import Generic, TypeVar
 from cloudtrain.entrypoints.notices.message import Notice
 
 from .. import backend as backends
-from ..errors import CloudtrainError, UnreachableError
+from ..errors import CloudtrainError, UnreachableError, in_words
 from ..job import Attempt, Job
 from ..money.forecast import Forecast
 from ..store.database import QuiesceLock
 from ..store.registry import Registry
-from ..text.remote import in_words
 from .refresh import refresh
 
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..backend import LogLine
+from ..errors import in_words
 from ..job import Attempt, Job
 from ..jobs import stopping
 from ..jobs import watch as watching
@@ -23,7 +24,6 @@ from ..notices import outbox
 from ..store.database import WRITING
 from ..store.registry import Registry
 from ..store.series import read as read_series
-from ..text.remote import in_words
 from .model import Scene, TailShot, WatchedJob, curves_of
 
 _STILL_S = 2.0  # for a poll to end before the process is suspended

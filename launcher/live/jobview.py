@@ -11,8 +11,8 @@ from rich.text import Text
 from cloudtrain.entrypoints import events
 
 from ..backend import LogLine
+from ..errors import in_words
 from ..text.charts import Signs
-from ..text.remote import in_words
 from ..text.terminal import RANK_COLOURS
 from ..text.visible import cleaned
 from . import figures

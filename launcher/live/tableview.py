@@ -11,11 +11,11 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
 
+from ..errors import in_words
 from ..jobs.overview import share_done
 from ..store import loss_bins
 from ..text import charts as spark
 from ..text.charts import Signs
-from ..text.remote import in_words
 from ..text.units import percent, quantity
 from ..text.visible import cleaned
 from .model import Scene, WatchedJob

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CapacityError, CloudtrainError, UsageError
+from ..errors import CapacityError, CloudtrainError, UsageError, in_words
 from ..logs.reader import read_on
 from ..logs.view import View
 from ..store.registry import Registry
 from ..text import visible
-from ..text.remote import in_words
 
 if TYPE_CHECKING:
     from ..backend import LogLine

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import published
-from cloudtrain.entrypoints.stores import azure, azure_access
+from cloudtrain.entrypoints.format import one_line
+from cloudtrain.entrypoints.stores import azure
 from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, MSI_SECRET
@@ -287,7 +288,7 @@ def test_signature_is_in_no_message(hasty: None, store: Azure, file: Path, monke
             opened().names("")
     with pytest.raises(ConnectionError, match="does not answer") as closed:
         opened().names("")
-    assert azure_access._plain(f"with url: /c?sv=1&{token} (Caused").endswith("sig=... (Caused")
+    assert one_line(f"with url: /c?sv=1&{token} (Caused").endswith("sig=... (Caused")
     secrets = {part for part in token.split("&") if part.startswith("sig=")}
     for text in (*told, str(lost.value), str(late.value), str(closed.value)):
         assert not [secret for secret in secrets if secret in text]

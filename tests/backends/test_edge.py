@@ -1,18 +1,19 @@
-"""Text of remote services in our messages."""
+"""Errors of remote services in our messages."""
 
 from __future__ import annotations
 
 import pytest
 
-from cloudtrain.launcher.text import remote
+from cloudtrain.backends import edge
+from cloudtrain.entrypoints.format import one_line
 
 
 def test_remote_text_is_short_and_without_secrets() -> None:
     """Newlines are removed, and so are keys and signatures in an address."""
-    assert remote.one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
+    assert one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
         "a b https://x/?sig=...&token=...&x=1 password=..."
     )
-    assert remote.one_line("x" * 20, 10) == f"{'x' * 10}..."
+    assert one_line("x" * 20, 10) == f"{'x' * 10}..."
 
 
 def test_root_cause_of_an_error_is_reported() -> None:
@@ -26,17 +27,17 @@ def test_root_cause_of_an_error_is_reported() -> None:
 
     with pytest.raises(RuntimeError) as found:
         wrap(ConnectionResetError())
-    assert remote.cause(found.value) == "ConnectionResetError"
+    assert edge.cause(found.value) == "ConnectionResetError"
 
 
 def test_missing_network_has_a_plain_message() -> None:
     """The message has no error number; further socket errors keep their message."""
-    assert remote.cause(OSError(-2, "Name or service not known")) == remote.NO_NAME
-    assert remote.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+    assert edge.cause(OSError(-2, "Name or service not known")) == edge.NO_NAME
+    assert edge.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
 
 
 def test_cause_of_a_circle_of_errors_is_the_last_new_error() -> None:
     """A store raises the error that its wrapper contains: the search ends."""
     inner, outer = OSError("reset"), RuntimeError("lost")
     inner.__cause__, outer.__cause__ = outer, inner
-    assert remote.cause(outer) == "reset"
+    assert edge.cause(outer) == "reset"
