@@ -1,13 +1,16 @@
-"""Writes backends/azureml/rules.json: what an Azure ML command job may hold, from the installed azure-ai-ml.
+"""Writes backends/azureml/rules.json and rules_serving.json: what Azure ML accepts, from the installed azure-ai-ml.
 
     .venv/bin/python tools/azureml_table.py            # writes it
     .venv/bin/python tools/azureml_table.py --check    # compares, and fails where azure-ai-ml says something else
 
+rules.json is of a command job; rules_serving.json is of the files of an endpoint (`az ml model create -f` and two of
+`az ml online-...`), with the fields that we write.
+
 Facts only, in the form that launcher/planning/request_rules.py walks: types, required fields, enumerations, read-only
-fields, and which field tells the kinds of a thing apart. Twice: the body of the PUT, from the client's models, and as
-JobFile the file that `az ml job create` and `load_job` read, from their schema. The models know no lengths and no
-patterns; the few that the published ARM schema has stand below. A dry run reads the table, so that it needs no SDK; a
-test runs `--check`.
+fields, and which field tells the kinds of a thing apart. A job twice: the body of the PUT, from the client's models,
+and as JobFile the file that `az ml job create` and `load_job` read, from their schema. The models know no lengths and
+no patterns; the few that the published ARM schema has stand below. A dry run reads the table, so that it needs no SDK;
+a test runs `--check`.
 """
 
 from __future__ import annotations
@@ -63,6 +66,19 @@ DURATION = {
 }
 
 
+# The fields of an endpoint's files that we write: the others would fill pages.
+SENT = {
+    "ModelFile": {"$schema", "name", "version", "type", "path", "description"},
+    "EndpointFile": {"$schema", "name", "auth_mode", "description"},
+    "DeploymentFile": {
+        *("$schema", "name", "endpoint_name", "model", "environment", "instance_type", "instance_count"),
+        *("request_settings", "liveness_probe", "readiness_probe"),
+    },
+}
+# Source: learn.microsoft.com, azure/machine-learning/how-to-manage-quotas, "Azure Machine Learning online endpoints".
+ENDPOINT_NAME = {"type": "string", "min": 3, "max": 32, "pattern": r"[a-zA-Z][a-zA-Z0-9-]*[a-zA-Z0-9]"}
+
+
 def table() -> dict[str, Any]:
     """Return the rules: the version they are from, the file's, and every shape that the body can hold, by name."""
     from azure.ai.ml._schema.job.command_job import CommandJobSchema
@@ -78,6 +94,23 @@ def table() -> dict[str, Any]:
         shapes[shape]["members"][field] = {"type": "string", **facts}
     source = f"azure-ai-ml {VERSION}"
     return {"source": source, "root": models.JobBase.__name__, "shapes": dict(sorted(shapes.items()))}
+
+
+def serving() -> dict[str, Any]:
+    """Return the rules of the three files that start an endpoint."""
+    from azure.ai.ml._schema._deployment.online.online_deployment import ManagedOnlineDeploymentSchema
+    from azure.ai.ml._schema._endpoint.online.online_endpoint import ManagedOnlineEndpointSchema
+    from azure.ai.ml._schema.assets.model import ModelSchema
+    from azure.ai.ml._version import VERSION
+
+    schemas: dict[str, Any] = {"ModelFile": ModelSchema, "EndpointFile": ManagedOnlineEndpointSchema}
+    shapes: dict[str, Any] = {}
+    for name, schema in {**schemas, "DeploymentFile": ManagedOnlineDeploymentSchema}.items():
+        shape = shapes[name] = _file_object(schema(context={"base_path": "./"}))
+        shape["members"] = {field: rule for field, rule in shape["members"].items() if field in SENT[name]}
+    shapes["EndpointFile"]["members"]["name"] = shapes["DeploymentFile"]["members"]["endpoint_name"] = ENDPOINT_NAME
+    shapes["DeploymentFile"]["members"]["model"] = {"type": "string"}  # or a whole model: here a file of its own
+    return {"source": f"azure-ai-ml {VERSION}", "root": "EndpointFile", "shapes": shapes}
 
 
 def _model(model: Any, shapes: dict[str, Any]) -> None:
@@ -188,4 +221,4 @@ def _file_rule(field: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)  # the SDK calls half of its classes experimental
-    sys.exit(rulesfile.main(sys.argv[1:], "azureml", "this azure-ai-ml", table))
+    sys.exit(rulesfile.main(sys.argv[1:], "azureml", "this azure-ai-ml", table, serving))

@@ -1,8 +1,9 @@
-"""Writes backends/sagemaker/rules.json: what SageMaker's CreateTrainingJob accepts, taken from the installed botocore.
+"""Writes backends/sagemaker/rules.json and rules_serving.json: what SageMaker accepts, from the installed botocore.
 
     .venv/bin/python tools/sagemaker_table.py            # writes it
     .venv/bin/python tools/sagemaker_table.py --check    # compares, and fails where botocore says something else
 
+rules.json is of CreateTrainingJob; rules_serving.json is of the requests of an endpoint, with the members that we send.
 Facts only, in the form that launcher/planning/request_rules.py walks: types, required members, limits, patterns,
 enumerations. A dry run reads the table, so that it needs no SDK; a test runs `--check`.
 """
@@ -21,6 +22,19 @@ KINDS = {"structure": "object", "list": "list", "map": "map", "string": "string"
 _SEPARATORS = " \\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 # Classes of Java's patterns that Python's `re` lacks; all stand inside brackets.
 CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": _SEPARATORS}
+# The members of an endpoint's requests that we send: the others would fill pages.
+SENT = {
+    "CreateModelInput": {
+        *("ModelName", "PrimaryContainer", "ExecutionRoleArn", "EnableNetworkIsolation", "VpcConfig", "Tags")
+    },
+    "ContainerDefinition": {"Image"},
+    "CreateEndpointConfigInput": {"EndpointConfigName", "ProductionVariants", "Tags"},
+    "ProductionVariant": {
+        *("VariantName", "ModelName", "InstanceType", "InitialInstanceCount"),
+        "ContainerStartupHealthCheckTimeoutInSeconds",
+    },
+    "CreateEndpointInput": {"EndpointName", "EndpointConfigName", "Tags"},
+}
 NUMBERS = {"integer": "integer", "long": "integer", "float": "number", "double": "number"}
 
 
@@ -34,6 +48,17 @@ def table() -> dict[str, Any]:
     _walk(model.operation_model("CreateTrainingJob").input_shape, shapes)
     shapes[ROOT] = shapes.pop(model.operation_model("CreateTrainingJob").input_shape.name)
     return {"root": ROOT, "shapes": dict(sorted(shapes.items()))}
+
+
+def serving() -> dict[str, Any]:
+    """Return the rules of the three requests that start an endpoint."""
+    import botocore.session
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    shapes: dict[str, Any] = {}
+    for name in ("CreateModel", "CreateEndpointConfig", "CreateEndpoint"):
+        _walk(model.operation_model(name).input_shape, shapes)
+    return {"root": "CreateEndpointInput", "shapes": dict(sorted(shapes.items()))}
 
 
 def _walk(shape: Any, shapes: dict[str, Any]) -> None:
@@ -50,9 +75,10 @@ def _walk(shape: Any, shapes: dict[str, Any]) -> None:
         rule["enum"] = list(shape.enum)
     below: list[Any] = []
     if shape.type_name == "structure":
-        rule["members"] = {name: member.name for name, member in shape.members.items()}
+        kept = SENT.get(shape.name, shape.members)
+        rule["members"] = {name: member.name for name, member in shape.members.items() if name in kept}
         rule["required"] = list(shape.required_members)
-        below = list(shape.members.values())
+        below = [member for name, member in shape.members.items() if name in kept]
     elif shape.type_name == "list":
         rule["of"] = shape.member.name
         below = [shape.member]
@@ -75,4 +101,4 @@ def translated(pattern: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(rulesfile.main(sys.argv[1:], "sagemaker", "this botocore", table))
+    sys.exit(rulesfile.main(sys.argv[1:], "sagemaker", "this botocore", table, serving))

@@ -1,8 +1,9 @@
-"""Writes backends/vertex/rules.json: what a CustomJob of Vertex AI may hold, from google-api-python-client.
+"""Writes backends/vertex/rules.json and rules_serving.json: what Vertex AI accepts, from google-api-python-client.
 
     .venv/bin/python tools/vertex_table.py                   # writes it
     .venv/bin/python tools/vertex_table.py --check [FILE]    # compares, and fails where Google says something else
 
+rules.json is of a CustomJob; rules_serving.json is of the requests of an endpoint, with the fields that we send.
 That package carries the API's discovery document; FILE is another copy of it. Facts only, in the form that
 launcher/planning/request_rules.py walks: types, required and read-only fields, enumerations, and what the formats
 int32, int64 and google-duration mean. Words that mean "unspecified", and those that Google has deprecated, are left
@@ -21,6 +22,15 @@ import rulesfile
 
 ROOT = "CustomJob"
 PREFIX = "GoogleCloudAiplatformV1"
+# The fields of an endpoint's requests that we send: the others would fill pages.
+SENT = {
+    "UploadModelRequest": {"modelId", "model"},
+    "Model": {"displayName", "versionDescription", "containerSpec", "labels"},
+    "ModelContainerSpec": {"imageUri", "ports", "predictRoute", "healthRoute"},
+    "Endpoint": {"displayName", "labels"},
+    "DeployedModel": {"id", "model", "displayName", "dedicatedResources", "serviceAccount"},
+    "DedicatedResources": {"machineSpec", "minReplicaCount", "maxReplicaCount"},
+}
 # What the formats mean. Source: protobuf.dev, "ProtoJSON Format"; a job's durations are never negative.
 FORMATS: dict[str, dict[str, Any]] = {
     "int32": {"type": "integer", "min": -(2**31), "max": 2**31 - 1},
@@ -41,6 +51,15 @@ def table(document: dict[str, Any]) -> dict[str, Any]:
     return {"source": source, "root": ROOT, "shapes": dict(sorted(shapes.items()))}
 
 
+def serving(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the rules of the three requests that start an endpoint."""
+    shapes: dict[str, Any] = {}
+    for name in ("UploadModelRequest", "Endpoint", "DeployModelRequest"):
+        _walk(PREFIX + name, document["schemas"], shapes)
+    source = f"{document['id']}, revision {document['revision']}"
+    return {"source": source, "root": "Endpoint", "shapes": dict(sorted(shapes.items()))}
+
+
 def _walk(name: str, schemas: dict[str, Any], shapes: dict[str, Any]) -> str:
     """Add the schema's shape and those below it; return its name."""
     short = name.removeprefix(PREFIX)
@@ -49,6 +68,8 @@ def _walk(name: str, schemas: dict[str, Any], shapes: dict[str, Any]) -> str:
     shape: dict[str, Any] = {"type": "object", "members": {}, "required": [], "read_only": []}
     shapes[short] = shape
     for field, told in sorted(schemas[name]["properties"].items()):
+        if field not in SENT.get(short, (field,)):
+            continue
         if told.get("readOnly"):
             shape["read_only"].append(field)
             continue
@@ -89,4 +110,5 @@ def discovery(path: str | None = None) -> dict[str, Any]:
 
 if __name__ == "__main__":
     file = sys.argv[2] if len(sys.argv) > 2 else None
-    sys.exit(rulesfile.main(sys.argv[1:2], "vertex", "this description", lambda: table(discovery(file))))
+    tables = (lambda: table(discovery(file)), lambda: serving(discovery(file)))
+    sys.exit(rulesfile.main(sys.argv[1:2], "vertex", "this description", *tables))

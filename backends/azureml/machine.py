@@ -59,7 +59,7 @@ def choose(config: JobConfig) -> Machine:
     """
     resources, block = config.resources, block_of(config)
     if resources.instance_type is not None:
-        return _named(resources.instance_type, region_of(block), config.distributed.nproc_per_node)
+        return named(resources.instance_type, region_of(block), config.distributed.nproc_per_node)
     if resources.accelerators is not None:
         found = catalog.by_accelerators("azureml", resources.accelerators, region_of(block))
         if not found:
@@ -77,8 +77,8 @@ def choose(config: JobConfig) -> Machine:
     return Machine("", "", int(config.distributed.nproc_per_node))
 
 
-def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
-    key = "resources.instance_type"
+def named(instance_type: str, region: str | None, nproc: int | str, *, key: str = "resources.instance_type") -> Machine:
+    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name."""
     if not _TYPE.fullmatch(instance_type):
         hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
         raise ConfigError(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import (
+        Check,
+        FoundAttempt,
+        JobRef,
+        LogPage,
+        Request,
+        ServedModel,
+        ServingFiles,
+        Shipment,
+    )
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
         prices,
         rehearsal,
         request,
+        serving,
     )
     from .api import AwsAccess, AwsClients
 else:  # each module is imported on its first use
@@ -171,6 +181,9 @@ class SageMakerBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices.quotes(self.clients, config, region, types)
+
+    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
+        return serving.files(model, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

@@ -54,7 +54,7 @@ def choose(config: JobConfig) -> Machine:
     """Return the machine type that the config requests. Raises ConfigError if the config names none, or a wrong one."""
     resources, region = config.resources, region_of(block_of(config))
     if resources.instance_type is not None:
-        return _named(resources.instance_type, region, config.distributed.nproc_per_node)
+        return named(resources.instance_type, region, config.distributed.nproc_per_node)
     if resources.accelerators is None:
         hint = "write `accelerators: A100:8` or `instance_type: ml.m5.xlarge`"
         raise ConfigError("SageMaker needs to know which machines", key="resources", hint=hint)
@@ -83,8 +83,8 @@ def disk_usd(instance_type: str, size_gb: int) -> float:
     return 0.0 if has_local_disk(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H
 
 
-def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
-    key = "resources.instance_type"
+def named(instance_type: str, region: str | None, nproc: int | str, *, key: str = "resources.instance_type") -> Machine:
+    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name."""
     if _TRAINIUM.match(instance_type):
         raise ConfigError([_no_neuron(instance_type, key)])
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
@@ -114,7 +114,7 @@ def place_of(config: JobConfig) -> S3Location:
     if region is None:
         hint = "write `region: eu-west-1`, or export AWS_REGION"
         faults.append(Fault("no AWS region", key="sagemaker.region", hint=hint))
-    account = _ROLE.fullmatch(block.role or "")
+    account = account_of(block.role or "")
     if block.role is None:
         hint = "the ARN of a role that SageMaker may take on: see docs/tutorials/sagemaker.md"
         faults.append(Fault("no execution role for the job", key="sagemaker.role", hint=hint))
@@ -123,8 +123,14 @@ def place_of(config: JobConfig) -> S3Location:
         faults.append(Fault(f"`{block.role}` is not the ARN of a role", key="sagemaker.role", hint=hint))
     if faults or region is None or account is None:
         raise ConfigError(faults)
-    bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")
-    return S3Location(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+    bucket = (block.bucket or f"sagemaker-{region}-{account}").removeprefix("s3://").strip("/")
+    return S3Location(region, str(block.role), bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+
+
+def account_of(role: str) -> str | None:
+    """Return the number of the account in the ARN of a role; None for any other text."""
+    found = _ROLE.fullmatch(role)
+    return None if found is None else found[1]
 
 
 def unknown_region(config: JobConfig) -> Fault | None:

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import (
+        Check,
+        FoundAttempt,
+        JobRef,
+        LogPage,
+        Request,
+        ServedModel,
+        ServingFiles,
+        Shipment,
+    )
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
         rehearsal,
         rehearsal_store,
         request,
+        serving,
     )
     from .api import Google, VertexAccess
     from .logs import LogReader
@@ -199,6 +209,9 @@ class VertexBackend:
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         return prices_list.quotes(self.google, config, region, types)
+
+    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
+        return serving.files(model, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         return rehearsal.rehearsal(request, stage)

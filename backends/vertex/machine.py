@@ -96,9 +96,9 @@ def choose(config: JobConfig) -> MachineChoice:
         message = f"`instance_type` says {resources.instance_type}, `machine_type` {block.machine_type}"
         raise ConfigError(message, key="vertex.machine_type", hint="keep one of them")
     if resources.instance_type is not None:
-        return _named(resources.instance_type, "resources.instance_type", location)
+        return named(resources.instance_type, "resources.instance_type", location)
     if block.machine_type is not None:
-        return _named(block.machine_type, "vertex.machine_type", location)
+        return named(block.machine_type, "vertex.machine_type", location)
     hint = "write `accelerators: A100:8`, or `instance_type: a2-highgpu-8g`"
     raise ConfigError("Vertex AI needs to know which machines", key="resources", hint=hint)
 
@@ -135,7 +135,7 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
     """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
     fixed, key = machine_types.fixed(machine_type), "vertex.machine_type"
     if fixed == (kind, count) or not machine_types.is_known(machine_type):
-        return _named(machine_type, key, location)
+        return named(machine_type, key, location)
     if fixed is not None:
         message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
         raise ConfigError(message, key=key, hint="leave it out, or ask for what it has")
@@ -151,7 +151,8 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
     )
 
 
-def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
+def named(machine_type: str, key: str, location: str | None) -> MachineChoice:
+    """Return the machine type of this name, which `key` sets. Raises ConfigError for a wrong name."""
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
         raise ConfigError(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)

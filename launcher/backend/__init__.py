@@ -27,6 +27,7 @@ from .protocol import (
     Ready,
     ReceivesModels,
     Seekable,
+    Serves,
     Sought,
 )
 from .values import (
@@ -44,6 +45,8 @@ from .values import (
     PushOutcome,
     Request,
     Sending,
+    ServedModel,
+    ServingFiles,
     Shipment,
     StoredRecord,
     nodes_of,
@@ -76,6 +79,9 @@ __all__ = [
     "Request",
     "Seekable",
     "Sending",
+    "ServedModel",
+    "Serves",
+    "ServingFiles",
     "Shipment",
     "Sought",
     "StoredRecord",

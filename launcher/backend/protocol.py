@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         PushedModel,
         PushOutcome,
         Request,
+        ServedModel,
+        ServingFiles,
         Shipment,
     )
 
@@ -181,3 +183,11 @@ class Seekable(Protocol):
 
         The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
         """
+
+
+@runtime_checkable
+class Serves(Protocol):
+    """A backend whose vendor's own command line starts an endpoint from files."""
+
+    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
+        """Return the files for a model with the settings of the config; pure. Raises ConfigError for a wrong value."""

@@ -171,6 +171,29 @@ class PushOutcome:
 
 
 @dataclass(frozen=True)
+class ServedModel:
+    """An exported model that a vendor's endpoint is to serve."""
+
+    name: str
+    version: str
+    """The first 12 digits of the folder's digest."""
+    machine: str | None = None
+    """The machine type; None for the backend's default."""
+    torch: str | None = None
+    """The version of torch that traced the model."""
+    requirements: str | None = None
+    """The file in `code/` with the packages that the model needs; None for a traced model."""
+
+
+@dataclass(frozen=True)
+class ServingFiles:
+    """The texts of the files that a vendor's own command line takes, by name, and notes about them for people."""
+
+    files: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FoundAttempt:
     """An attempt on a platform that has not ended.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _EPILOG = examples(
     "cloudtrain export last",
     "cloudtrain export digits -o digits-v2 --form safetensors,pt2,onnx",
     "cloudtrain export digits --checkpoint step-200 --sign ~/.ssh/id_ed25519",
+    "cloudtrain export digits --for sagemaker --machine ml.g5.xlarge",
 )
 
 
@@ -26,10 +28,14 @@ _EPILOG = examples(
 @click.option(
     "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model, or JOB-VENDOR]"
+)
 @click.option("--name", metavar="NAME", help="The model's name.  [default: the job's name, or the folder's]")
 @click.option("--form", "forms", help="Forms: safetensors, pt2, onnx, huggingface.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
+@click.option("--for", "vendor", metavar="VENDOR", help="Add what its tools take: sagemaker, azureml or vertex.")
+@click.option("--machine", metavar="TYPE", help="With --for: the endpoint's machine.  [default: 4 cores, no GPU]")
 @click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
 @click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
 @json_option
@@ -40,6 +46,8 @@ def command(
     name: str | None,
     forms: str | None,
     inputs: tuple[str, ...],
+    vendor: str | None,
+    machine: str | None,
     key: Path | None,
     unchecked: bool,
     as_json: bool,
@@ -49,34 +57,41 @@ def command(
     A new process opens the files and compares their results with the checkpoint's model, on samples of the split
     `eval`; if they differ, nothing is written and the exit code is 1. JOB may be a checkpoint's folder: then only the
     weights are exported, and --unchecked must be given.
+
+    With --for, the folder is `model` in the output folder, beside a Dockerfile, the vendor's requests, and a README of
+    the vendor's own commands that start an endpoint and remove the endpoint again. Nothing is sent.
     """
+    from .. import config as configs
     from ..jobs.refresh import refresh
-    from ..models import exporting, source
+    from ..models import deployment, exporting, source
     from ..store.registry import Registry
 
     source.require_choice(choice)
     if name is not None:
         exporting.require_model_name(name)
+    if machine is not None and vendor is None:
+        raise UsageError("--machine is of an endpoint", hint="add --for sagemaker, azureml or vertex")
     wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
     if key is not None:
         key = key.expanduser()
         exporting.require_key(key)
     registry = Registry()
+    notes: tuple[str, ...] = ()
     _end_on_signals()
     if "/" in job:
-        _require_job(choice, inputs, forms)
+        _require_job(choice, inputs, forms, vendor)
         place = (output or Path(f"{Path(job).name}-model")).absolute()
         found = exporting.export_path(registry, Path(job), place, name=name, key=key, is_unchecked=unchecked)
     else:
         exporting.require_torch("an export")
         one = refresh(registry, registry.find(job))
-        place = (output or Path(f"{one.id}-model")).absolute()
+        place = (output or Path(f"{one.id}-{vendor or 'model'}")).absolute()
         say(f"exporting {one.id}")
-        found = exporting.export_job(
+        export = partial(
+            exporting.export_job,
             registry,
             one,
-            place,
-            choice,
+            choice=choice,
             name=name,
             forms=wanted,
             inputs=given,
@@ -84,18 +99,24 @@ def command(
             is_unchecked=unchecked,
             needed=wanted[1] if forms is not None and len(wanted) == 2 else None,
         )
+        if vendor is None:
+            found = export(place)
+        else:
+            config = configs.stored(one.config)
+            found, notes = deployment.write(vendor, config, name or one.name, machine, place, export)
     if as_json:
         print_json(found)
         return 0
-    for line in _words(found["check"]):
+    for line in [*_words(found["check"]), *notes]:
         say(line)
     print_lines([found["place"]])
     return 0
 
 
-def _require_job(choice: str | None, inputs: tuple[str, ...], forms: str | None) -> None:
+def _require_job(choice: str | None, inputs: tuple[str, ...], forms: str | None, vendor: str | None) -> None:
     """Raise UsageError for an option that a checkpoint's folder has no use for."""
-    given = {"--checkpoint": choice, "--input": inputs, "--form": forms if forms != "safetensors" else None}
+    named = forms if forms != "safetensors" else None
+    given = {"--checkpoint": choice, "--input": inputs, "--form": named, "--for": vendor}
     if wrong := [name for name, value in given.items() if value]:
         hint = "a folder is one checkpoint without its job's code: only its weights are exported"
         raise UsageError(f"{wrong[0]} needs a job, not a folder", hint=hint)

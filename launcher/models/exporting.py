@@ -98,7 +98,7 @@ def export_job(
     if not archive.exists():
         hint = "--checkpoint with a folder exports weights alone, with --unchecked"
         raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
-    with _scratch(place) as hidden:
+    with hidden_beside(place) as hidden:
         kept = source.saved_checkpoints(registry, job, hidden, choice)
         found = source.choose(kept, choice, is_copy=kept == hidden)
         order = ExportOrder(
@@ -127,7 +127,7 @@ def export_path(
     if not (checkpoint / folders.MANIFEST).exists() and (steps := _steps(checkpoint)):
         hint = f"there are {', '.join(steps)}; for example {checkpoint / steps[0]}"
         raise UsageError(f"{checkpoint} is a folder of checkpoints, not a checkpoint", hint=hint)
-    with _scratch(place):
+    with hidden_beside(place):
         pass  # before the work: the place can be written
     order = ExportOrder(
         checkpoint=str(checkpoint.absolute()),
@@ -141,7 +141,7 @@ def export_path(
 
 
 @contextlib.contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
+def hidden_beside(place: Path) -> Iterator[Path]:
     """Yield a hidden folder beside the place. Raises UsageError if the place is taken, ConfigError if not writable."""
     if os.path.lexists(place):  # also a link to nothing
         raise UsageError(f"{place} exists", hint="name another folder with -o, or remove it")

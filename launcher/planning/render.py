@@ -58,10 +58,11 @@ def as_yaml(body: dict[str, Any]) -> str:
     import yaml
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        """Writes texts of several lines as literal blocks."""
+        """Writes texts of several lines as literal blocks, and quotes a text that YAML 1.2 reads as a number, 12e3."""
 
     def shown(dumper: Any, text: str) -> Any:
-        return dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
+        style = "|" if "\n" in text else "'" if _EXPONENT.match(text) else None
+        return dumper.represent_scalar(_TEXT, text, style)
 
     Dumper.add_representer(str, shown)
     text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)

@@ -1,7 +1,8 @@
 """The rules of a vendor's request, as a table, and a check of a request against the table.
 
-The tables are the backends' rules.json, written by tools/*_table.py from the vendors' own packages. Each table has
-`shapes`, rules by name, and the name of the `root`. A rule is a mapping, the name of a shape, or only a type.
+The tables are the backends' rules.json, and rules_serving.json for the requests of an endpoint, written by
+tools/*_table.py from the vendors' own packages. Each table has `shapes`, rules by name, and the name of the `root`.
+A rule is a mapping, the name of a shape, or only a type.
 
     type                           object choice either map list string integer int64 number boolean any
     members, required, read_only   of an object: rules by name; names; names
@@ -65,9 +66,9 @@ class Table:
 
 
 @functools.lru_cache(maxsize=8)
-def read(backend: str, thing: str, vendor: str, *growing: str) -> Table:
-    """Return the table in the backend's folder."""
-    rules = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath("rules.json").read_text())
+def read(backend: str, thing: str, vendor: str, *growing: str, file: str = "rules.json") -> Table:
+    """Return the table in the file of the backend's folder."""
+    rules = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath(file).read_text())
     return Table(rules["root"], rules["shapes"], thing, vendor, growing)
 
 

@@ -259,7 +259,14 @@ def _image(tar: Path) -> None:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o777
             archive.addfile(folder)
-        for library in _libraries([python, *modules]):
+        shell, pip = os.path.realpath("/bin/sh"), tar.with_name("pip")
+        pip.write_text(
+            "#!/bin/sh\n"
+        )  # the packages of the machine's own Python take the place of those that pip fetches
+        pip.chmod(0o755)
+        archive.add(pip, "usr/bin/pip")
+        archive.add(shell, "bin/sh")
+        for library in _libraries([python, shell, *modules]):
             archive.add(os.path.realpath(library), library.lstrip("/"))
         archive.add(python, "usr/bin/python3")
         archive.add(sysconfig.get_path("stdlib"), f"usr/lib/{version}", filter=wanted)

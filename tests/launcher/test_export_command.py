@@ -24,9 +24,10 @@ from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import scratch
 from cloudtrain.entrypoints.models.order import ExportOrder
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.models import exporting, source
+from cloudtrain.launcher.models import deployment, exporting, source
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
 from doubles import modelfolders
@@ -83,12 +84,54 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
         (["export", "nothing", "--sign", "missing"], 2, "there is no key missing"),
         (["export", "./missing"], 1, "there is no checkpoint"),
         (["serve", "missing"], 2, "is no model folder"),
+        (["export", "nothing", "--machine", "ml.m5.xlarge"], 2, "add --for sagemaker"),
+        (["export", "./step-1", "--for", "vertex"], 2, "--for needs a job"),
     ],
 )
 def test_wrong_words_are_refused(cli: Any, words: list[str], code: int, reason: str) -> None:
     """Each mistake on the command line has its message and exit code."""
     done = cli(*words)
     assert (done.code, reason in done.stderr) == (code, True), done.stderr
+
+
+def exported(place: Path) -> dict[str, Any]:
+    """Write a model folder, in place of an export."""
+    modelfolders.write_model(place)
+    return {"place": str(place), "files": ["config.json"], "digest": folders.file_sha256(place / folders.SUMS)}
+
+
+def test_folder_for_a_vendor_is_whole(tmp_path: Path) -> None:
+    """The model folder is verified inside; the server's code, the requests and the commands are beside it."""
+    found, notes = deployment.write("sagemaker", JobConfig(name="digits"), "digits", None, tmp_path / "out", exported)
+    assert (found["place"], notes) == (str(tmp_path / "out"), ())
+    assert "model/config.json" in found["files"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model", "cloudtrain", *(name for name in found["files"] if "/" not in name)}
+    model = folders.verify(tmp_path / "out/model", checked=True)
+    assert f"digits, version {model.digest[:12]}" in (tmp_path / "out/README.md").read_text()
+    environ = {"PYTHONPATH": str(tmp_path / "out"), "PATH": "/usr/bin"}
+    imported = [sys.executable, "-c", "import cloudtrain.entrypoints.models.folder as f; print(f.__file__)"]
+    shown = subprocess.run(imported, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(str(tmp_path / "out"))
+    assert (tmp_path / "out/serve").stat().st_mode & 0o111 == 0o111
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "machine", "words"),
+    [
+        ("local", "digits", None, "has no endpoints"),
+        ("azure", "digits", None, "has no endpoints"),
+        ("vertex", "My_Model", None, "cannot name a model"),
+        ("sagemaker", "digits", "g5.xlarge", "not a SageMaker instance type"),
+    ],
+)
+def test_vendor_refuses_before_the_export(
+    tmp_path: Path, vendor: str, name: str, machine: str | None, words: str
+) -> None:
+    """A wrong word is an error before minutes of work, and no folder is left."""
+    with pytest.raises(CloudtrainError, match=words):
+        deployment.write(vendor, JobConfig(name="digits"), name, machine, tmp_path / "out", exported)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_place_of_pushed_models_names_its_current(cli: Any, tmp_path: Path) -> None:
@@ -225,7 +268,7 @@ from cloudtrain.launcher.commands import export
 from cloudtrain.launcher.models import exporting
 export._end_on_signals()
 order = ExportOrder.load(json.loads(sys.argv[1]))
-with exporting._scratch(pathlib.Path(order.place)):
+with exporting.hidden_beside(pathlib.Path(order.place)):
     exporting._run(order, pathlib.Path(sys.argv[2]))
 """
 

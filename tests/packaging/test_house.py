@@ -37,7 +37,7 @@ FROM_ENTRYPOINTS |= {
     "trainer.strategies",
 }
 # The rooms of the launcher that a backend may use: neither the life of a job nor the shown lines.
-FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "metering", "models", "plan", "planning"}
+FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "metering", "plan", "planning"}
 FROM_LAUNCHER |= {"prices", "rehearsal", "store", "text"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
@@ -118,7 +118,7 @@ DUTIES = {
 }
 SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
 SHARED_FOLDERS = {"channel"}  # calls to hosts and files from hosts: for ssh and for Slurm's login nodes
-DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
+DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "serving", "status"}
 SDKS = {
     "azure",
     "boto3",
