@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from report import Report
 
+from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 
@@ -48,7 +49,7 @@ def make(path: Path) -> Path:
     arguments = {size: {"input": torch.rand(size, 1, 8, 8)} for size in (8, 1, 3)}
     form, _ = calls.describe(model, [arguments[8]["input"]], {})
     shapes = {"input": {0: torch.export.Dim.DYNAMIC}}
-    torch.export.save(torch.export.export(model, (arguments[8]["input"],), dynamic_shapes=shapes), path / folders.PT2)
+    loading.save_pt2(torch.export.export(model, (arguments[8]["input"],), dynamic_shapes=shapes), path / folders.PT2)
     results = {size: calls.named(model(each["input"])) for size, each in arguments.items()}
     slots = {"inputs": calls.slots(arguments), "outputs": calls.slots(results)}
     config = {"format": 1, "name": "digits", "call": form, **{k: [s.dump() for s in v] for k, v in slots.items()}}

@@ -29,6 +29,7 @@ from ..models.folder import ONNX, PT2
 from ..models.order import HUGGINGFACE, ExportOrder
 from ..trainer import data
 from ..trainer.task import Task, load_task
+from . import loading
 
 ORDER, RESULT, CALLS = "order.json", "reference.json", "calls.pt"
 SIZES = (8, 1, 3)  # samples of a call; the first is the example of a trace, which a size of 1 would fix
@@ -226,7 +227,7 @@ def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, argu
     inputs = calls.slots(arguments)
     shapes = _shapes(model, form, inputs)
     if kind == "pt2":
-        torch.export.save(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), work / PT2)
+        loading.save_pt2(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), work / PT2)
         return
     with torch.no_grad():
         outputs = list(calls.named(model(*args, **kwargs)))

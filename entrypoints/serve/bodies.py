@@ -32,12 +32,12 @@ def object_in(body: bytes) -> Any:
         raise BadInput(f"the body is no JSON: {error}") from None
 
 
-def instances(found: Any, slots: Sequence[TensorSlot]) -> Tensors:
+def instances(request: Any, slots: Sequence[TensorSlot]) -> Tensors:
     """Return the inputs of a body {"instances": [...]}, or of a bare list; an instance is a sample.
 
     With several inputs an instance is an object with a value by input's name. Raises BadInput.
     """
-    listed = found.get("instances") if isinstance(found, dict) else found
+    listed = request.get("instances") if isinstance(request, dict) else request
     if not isinstance(listed, list):
         names = ", ".join(slot.name for slot in slots)
         raise BadInput(f'expected {{"instances": [...]}}, a list of samples with the inputs {names}')
@@ -47,10 +47,11 @@ def instances(found: Any, slots: Sequence[TensorSlot]) -> Tensors:
         raise BadInput(f"{unbatched[0]} has no side for samples: use /v2/models/NAME/infer")
     if len(slots) == 1 and not isinstance(listed[0], dict):
         return {slots[0].name: _tensor(listed, slots[0])}
-    for number, each in enumerate(listed):
-        if not isinstance(each, dict) or set(each) != {slot.name for slot in slots}:
+    wanted = {slot.name for slot in slots}
+    for number, instance in enumerate(listed):
+        if not isinstance(instance, dict) or instance.keys() != wanted:
             raise BadInput(f"instance {number} must be an object with {', '.join(slot.name for slot in slots)}")
-    return {slot.name: _tensor([each[slot.name] for each in listed], slot) for slot in slots}
+    return {slot.name: _tensor([instance[slot.name] for instance in listed], slot) for slot in slots}
 
 
 def predictions(results: Tensors) -> Any:
@@ -61,25 +62,26 @@ def predictions(results: Tensors) -> Any:
     return [dict(zip(listed, each, strict=True)) for each in zip(*listed.values(), strict=True)]
 
 
-def v2_inputs(found: Any, slots: Sequence[TensorSlot]) -> Tensors:
+def v2_inputs(request: Any, slots: Sequence[TensorSlot]) -> Tensors:
     """Return the inputs of a request of the Open Inference Protocol. Raises BadInput."""
-    given = found.get("inputs") if isinstance(found, dict) else None
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    inputs = request.get("inputs") if isinstance(request, dict) else None
+    if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
         raise BadInput('expected {"inputs": [{"name", "shape", "datatype", "data"}]}')
-    by_name = {str(each.get("name")): each for each in given}
-    if set(by_name) != {slot.name for slot in slots} or len(by_name) != len(given):
+    by_name = {name: each for each in inputs if isinstance(name := each.get("name"), str)}
+    if set(by_name) != {slot.name for slot in slots} or len(by_name) != len(inputs):
         raise BadInput(
             f"expected the inputs {', '.join(slot.name for slot in slots)}, found {', '.join(by_name)}"[:300]
         )
     return {slot.name: _v2_tensor(by_name[slot.name], slot) for slot in slots}
 
 
-def v2_outputs(found: Any, results: Tensors, engine: Engine) -> dict[str, Any]:
+def v2_outputs(request: Any, results: Tensors, engine: Engine) -> dict[str, Any]:
     """Return the answer of the Open Inference Protocol. Raises BadInput for an output that does not exist."""
-    wanted = found.get("outputs") or [{"name": name} for name in results]
+    wanted = request.get("outputs") or [{"name": name} for name in results]
     listed = wanted if isinstance(wanted, list) else []
-    names = [str(each.get("name")) if isinstance(each, dict) else "" for each in listed]
-    if not names or any(name not in results for name in names):
+    asked = [each.get("name") if isinstance(each, dict) else None for each in listed]
+    names = [name for name in asked if isinstance(name, str) and name in results]
+    if not names or len(names) < len(asked):
         raise BadInput(f"the outputs are {', '.join(results)}")
     outputs = [
         {
@@ -90,8 +92,8 @@ def v2_outputs(found: Any, results: Tensors, engine: Engine) -> dict[str, Any]:
         }
         for name in names
     ]
-    told = {"id": found["id"]} if isinstance(found.get("id"), str) else {}
-    return {"model_name": engine.name, "model_version": engine.version, **told, "outputs": outputs}
+    number = {"id": request["id"]} if isinstance(request.get("id"), str) else {}
+    return {"model_name": engine.name, "model_version": engine.version, **number, "outputs": outputs}
 
 
 def v2_type(dtype: str) -> str:
@@ -101,10 +103,13 @@ def v2_type(dtype: str) -> str:
 
 def _v2_tensor(given: dict[str, Any], slot: TensorSlot) -> torch.Tensor:
     shape, datatype = given.get("shape"), given.get("datatype")
+    if isinstance(shape, list) and len(shape) > len(slot.shape):  # a product of many sides would take minutes
+        raise BadInput(f"the shape of {slot.name} has {len(shape)} sides; expected {len(slot.shape)}")
     if not isinstance(shape, list) or not all(type(side) is int and 0 <= side < 2**40 for side in shape):
         raise BadInput(f"the shape of {slot.name} must be a list of whole numbers")
     if datatype != v2_type(slot.dtype):
-        raise BadInput(f"{slot.name} has the datatype {v2_type(slot.dtype)}, not {datatype!r:.40}")
+        shown = f", not {datatype!r:.40}" if isinstance(datatype, str) else ""
+        raise BadInput(f"{slot.name} has the datatype {v2_type(slot.dtype)}{shown}")
     values = _tensor(given.get("data"), slot)
     if values.numel() != math.prod(shape):
         raise BadInput(f"{slot.name} has {values.numel()} values, and its shape has {math.prod(shape)}")
@@ -117,20 +122,20 @@ def _tensor(value: Any, slot: TensorSlot) -> torch.Tensor:
         raise BadInput(f"the values of {slot.name} must be a list")
     dtype = getattr(torch, slot.dtype)
     try:
-        found = torch.tensor(value, dtype=dtype if dtype.is_floating_point else None)
+        tensor = torch.tensor(value, dtype=dtype if dtype.is_floating_point else None)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"the values of {slot.name} are no even list of numbers: {why:.200}") from None
-    if found.dtype is dtype and dtype.is_floating_point and not bool(found.isfinite().all()):
+    if tensor.dtype is dtype and dtype.is_floating_point and not bool(tensor.isfinite().all()):
         raise BadInput(f"{slot.name} has values outside {slot.dtype}")
-    if found.dtype is dtype or not found.numel():
-        return found.to(dtype)
-    if found.dtype is not torch.int64 or dtype is torch.bool:
+    if tensor.dtype is dtype or not tensor.numel():
+        return tensor.to(dtype)
+    if tensor.dtype is not torch.int64 or dtype is torch.bool:
         raise BadInput(f"{slot.name} has the type {slot.dtype}, and was given other values")
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    if not least <= int(found.min()) <= int(found.max()) <= most:
+    if not least <= int(tensor.min()) <= int(tensor.max()) <= most:
         raise BadInput(f"{slot.name} has values outside {slot.dtype}")
-    return found.to(dtype)
+    return tensor.to(dtype)
 
 
 def _plain(value: torch.Tensor) -> list[Any]:

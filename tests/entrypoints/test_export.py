@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.export import build, card, check
+from cloudtrain.entrypoints.export import build, card, check, loading
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.order import ExportOrder
@@ -257,7 +257,7 @@ def test_check_refuses_another_traced_model(parts: tuple[Path, Path], mode: str)
         with torch.no_grad():
             model.layers[0][0].weight[0, 0] += 1e-3
     shapes = None if mode == "fixed batch" else varying
-    torch.export.save(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), folder / "model.pt2")
+    loading.save_pt2(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), folder / "model.pt2")
     found = checked(folder, work)
     assert (found["pt2"]["passed"], found["safetensors"]["passed"]) == (False, True)
     assert ("Guard failed" if mode == "fixed batch" else "differs by") in found["pt2"]["fault"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import struct
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 
+from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.serve.__main__ import main
@@ -58,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = torch.export.export(
         module, tuple(arguments[8].values()), dynamic_shapes={"words": {0: vary}, "scale": {0: vary}}
     )
-    torch.export.save(program, path / "model.pt2")
+    loading.save_pt2(program, path / "model.pt2")
     slots = {"inputs": calls.slots(arguments), "outputs": calls.slots(results)}
     config = {"format": 1, "name": "sums", "call": form, **{k: [s.dump() for s in v] for k, v in slots.items()}}
     (path / "config.json").write_text(json.dumps(config))
@@ -159,6 +162,7 @@ HOSTILE = [
     (b"{", "is no JSON"),
     (b"\xff\xfe", "is no JSON"),
     (b"[" * 100_000, "nested too deeply"),
+    (b"[" + b"1" * 1_000_000 + b"]", "is no JSON"),
     (b'{"instances": [NaN]}', "NaN is no JSON number"),
     ({}, "expected"),
     ([], "no sample"),
@@ -181,18 +185,24 @@ HOSTILE = [
     (with_input(0, shape=[1, 4]), "has 3 values, and its shape has 4"),
     (with_input(0, shape=[-1, 3]), "must be a list of whole numbers"),
     (with_input(0, shape="x"), "must be a list of whole numbers"),
+    (with_input(0, shape=[2**40 - 1] * 100_000), "the shape of words has 100000 sides; expected 2"),
+    (with_input(0, name=["words"]), "expected the inputs words, scale, found scale"),
+    (with_input(0, datatype=[["INT64"]]), "words has the datatype INT64"),
     (with_input(0, datatype="FP32"), "has the datatype INT64"),
     (with_input(0, data={}), "must be a list"),
     (with_input(1, shape=[2], data=[1, 1]), "different numbers of samples: 1, 2"),
     ({**V2, "outputs": [{"name": "other"}]}, "the outputs are output.sums, output.count"),
     ({**V2, "outputs": [3]}, "the outputs are"),
+    ({**V2, "outputs": [{"name": ["output.count"]}]}, "the outputs are"),
 ]
 
 
 @pytest.mark.parametrize(("body", "reason"), HOSTILE)
 def test_hostile_body_is_a_400_with_the_reason(ask: Ask, body: Any, reason: str, capfd: Any) -> None:
-    """Any body that the model cannot take gets 400 with a message; the server prints nothing and goes on."""
+    """Any body that the model cannot take gets 400 with a message, soon; the server prints nothing and goes on."""
+    began_s = time.process_time()
     status, found = ask("/invocations", body)
+    assert time.process_time() - began_s < 5  # the product of 100,000 sides takes 40 s
     assert (status, reason in found["error"]) == (400, True), found
     assert ask("/invocations", INSTANCES)[0] == 200
     assert capfd.readouterr().err == ""
@@ -549,6 +559,94 @@ def test_refused_model_of_a_store_leaves_no_copy(
     assert main(["--host", "127.0.0.1", "--port", "0"]) == 1
     assert "check.json is damaged" in capsys.readouterr().err
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def spoiled(model: Path, place: Path, changes: dict[str, bytes]) -> Path:
+    """Return a copy of the model folder with changed or further members of model.pt2, and with right checksums."""
+    folder = Path(shutil.copytree(model, place))
+    with zipfile.ZipFile(model / "model.pt2") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+        for name, data in {**members, **{f"model/{name}": data for name, data in changes.items()}}.items():
+            archive.writestr(name, data)
+    folders.write_sums(folder, {})
+    return folder
+
+
+class Canary:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+CONFIG_WITH_PICKLE = {
+    "config": {"w": {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}}
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "config"),
+    [
+        ("data/sample_inputs/model.pt", None),
+        ("data/weights/model.pt", None),
+        ("data/weights/weight_0", CONFIG_WITH_PICKLE),
+        ("data/constants/opaque_obj_0", None),
+        ("data/aotinductor/model/run.so", None),
+    ],
+)
+def test_archive_with_a_pickle_is_refused_before_a_load(
+    model: Path, tmp_path: Path, member: str, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check and the server refuse a traced model with a pickle or native code, and torch never opens the file."""
+    pickled = io.BytesIO()
+    torch.save(Canary(tmp_path / "canary"), pickled)
+    changes = {member: pickled.getvalue()}
+    if config is not None:
+        changes["data/weights/model_weights_config.json"] = json.dumps(config).encode()
+    folder = spoiled(model, tmp_path / "model", changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "load", lambda path: pytest.fail("torch has opened the archive"))
+        with pytest.raises(folders.ModelFolderError, match=f"holds a pickle or native code.*{member.split('/')[1]}"):
+            open_engine(folder, most_rows=4)
+    assert not (tmp_path / "canary").exists()
+    assert open_engine(spoiled(model, tmp_path / "whole", {}), most_rows=4).form == "pt2"
+
+
+def test_no_pickle_is_written(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced model has no sample inputs; a model with a weight that torch pickles is not written."""
+    with zipfile.ZipFile(model / "model.pt2") as archive:
+        assert archive.read("model/data/sample_inputs/model.pt") == b""
+    monkeypatch.setattr("torch.export.pt2_archive._package._should_use_pickle", lambda tensor: True)
+    program = torch.export.export(Sums(), (torch.ones(1, 3, dtype=torch.int64), torch.ones(1)))
+    with pytest.raises(folders.ModelFolderError, match="holds a pickle"):
+        loading.save_pt2(program, tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "link"])
+def test_task_outside_the_folder_is_refused(model: Path, tmp_path: Path, kind: str) -> None:
+    """A task that the checksums do not cover is never run, whatever leads to the file."""
+    outside = tmp_path / "outside_task.py"
+    outside.write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    (folder / "model.pt2").unlink()
+    (folder / "code").mkdir()
+    (folder / "code" / "link.py").symlink_to(outside)
+    config = json.loads((folder / "config.json").read_text())
+    config["task"] = {"parent": "../../outside_task.py", "absolute": str(outside), "link": "link.py"}[kind]
+    (folder / "config.json").write_text(json.dumps({**config, "params": {}}))
+    with pytest.raises(folders.ModelFolderError, match="names a task outside the folder"):
+        loading.task(folder)
+    if kind != "link":
+        (folder / "code" / "link.py").unlink()
+        folders.write_sums(folder, {})
+        with pytest.raises(folders.ModelFolderError, match="names a task outside the folder"):
+            open_engine(folder, most_rows=4)
+    assert not (tmp_path / "canary").exists()
 
 
 def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Callable[..., warmpython.Process]) -> None:
