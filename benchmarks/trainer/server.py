@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from report import Report
 from torch import nn
 
+from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
 from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer
 from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
@@ -27,7 +28,7 @@ from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, Wi
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 
 ROUNDS, WEIGHTS, UPDATES, RANKS, TARGET = 5, 10_000_000, 20, 4, 20.0
-SECRET = b"s" * wire.SECRET_BYTES
+SECRET = "s" * 64
 OPTIMIZERS = {"sgd": OptimizerSettings("sgd", 1e-3, momentum=0.9), "adamw": OptimizerSettings("adamw", 1e-3)}
 
 
@@ -58,27 +59,24 @@ def _rate(optimizer: str) -> float:
             print("begin", file=process.stdin, flush=True)
             process.stdout.readline()
             for ticket in range(1, UPDATES + 1):
-                beats.sendall(b"\0")
+                wire.send(beats, WireMessage(MessageKind.BEAT))
                 _update(work, ticket)
             print("end", file=process.stdin, flush=True)
             taken_s = float(process.stdout.readline())
     return UPDATES / taken_s
 
 
-def _connected(port: int, kind: MessageKind) -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", port), timeout=60)
-    found.sendall(SECRET)
-    wire.send(found, WireMessage(kind), b"bench")
-    return found
+def _connected(port: int, kind: MessageKind) -> AbstractContextManager[Wire]:
+    return wire.connected(("127.0.0.1", port), SECRET, kind, "bench")
 
 
-def _update(work: socket.socket, ticket: int) -> None:
+def _update(work: Wire, ticket: int) -> None:
     room, version = torch.zeros(WEIGHTS), torch.zeros(1, dtype=torch.int64)
     wire.send(work, WireMessage(MessageKind.TAKE, ticket - 1))
     wire.receive(work)
     wire.send(work, WireMessage(MessageKind.PULL, ticket))
     version.fill_(wire.receive(work).version)
-    wire.receive_into(work, wire.memory(room))
+    work.read(wire.memory(room))
     wire.send(work, WireMessage(MessageKind.PUSH, ticket, 1, 1.0), wire.memory(version), wire.memory(room))
     wire.receive(work)
 

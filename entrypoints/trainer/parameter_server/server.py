@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
+import select
 import socket
 import threading
 import time
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...replication.wire import Wire
 from ..saving import MAX_SKIPPED
 from . import wire
 from .shard import WeightShard
@@ -46,7 +47,7 @@ class ShardServer:
     def __init__(
         self,
         shard: WeightShard,
-        secret: bytes,
+        secret: str,
         ranks: int,
         lease_s: float,
         tickets: Tickets | None,
@@ -149,38 +150,33 @@ class ShardServer:
         """Check the secret, and serve the connection until its end."""
         worker = ""
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError), connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._lease_s)
-            secret = bytearray(wire.SECRET_BYTES)
-            wire.receive_into(connection, memoryview(secret))
-            if not hmac.compare_digest(bytes(secret), self._secret):
-                return
-            first = wire.receive(connection)
+            end = wire.accept(connection, self._secret, self._lease_s)
+            first = wire.receive(end)
             name = bytearray(min(first.size, 256))
-            wire.receive_into(connection, memoryview(name))
+            end.read(memoryview(name))
             worker = name.decode()
             with self._changed:
                 self._connections.setdefault(worker, []).append(connection)
             if first.kind is MessageKind.BEAT:
-                self._watch(worker, connection)
+                self._watch(worker, end, connection)
             else:
-                connection.settimeout(None)  # a dead machine is noticed by its beats
-                self._serve(worker, connection)
+                wire.wait(end, connection)
+                self._serve(worker, end)
         if worker:
             self._lose(worker)
 
-    def _watch(self, worker: str, connection: socket.socket) -> None:
+    def _watch(self, worker: str, end: Wire, connection: socket.socket) -> None:
         """Count the worker as living until its beats end, or stay out for a lease."""
         if self._tickets is not None:
             with self._changed:
                 self._tickets.join(worker)
-        wire.send(connection, WireMessage(MessageKind.BEAT))  # the worker may take tickets from now on
-        connection.settimeout(min(1.0, self._lease_s / 4))
+        wire.send(end, WireMessage(MessageKind.BEAT))  # the worker may take tickets from now on
+        arrivals = select.poll()
+        arrivals.register(connection, select.POLLIN)
         last_s = time.monotonic()
         while time.monotonic() - last_s < self._lease_s:
-            with contextlib.suppress(TimeoutError):
-                if not connection.recv(64):
-                    return
+            if arrivals.poll(1000 * min(1.0, self._lease_s / 4)):
+                wire.receive(end)
                 last_s = time.monotonic()
 
     def _lose(self, worker: str) -> None:
@@ -195,7 +191,7 @@ class ShardServer:
                 _shut(connection)
             self._changed.notify_all()
 
-    def _serve(self, worker: str, connection: socket.socket) -> None:
+    def _serve(self, worker: str, connection: Wire) -> None:
         shard = self.shard
         room = torch.empty_like(shard.weights)
         buffers = None if shard.buffers is None else torch.empty_like(shard.buffers)
@@ -212,27 +208,27 @@ class ShardServer:
                 wire.send(connection, WireMessage(message.kind, message.ticket))
             elif message.kind is MessageKind.FAIL:
                 text = bytearray(min(message.size, 1 << 16))
-                wire.receive_into(connection, memoryview(text))
+                connection.read(memoryview(text))
                 self._fail(text.decode(errors="replace"))
 
     def _receive_gradient(
         self,
         worker: str,
-        connection: socket.socket,
+        connection: Wire,
         message: WireMessage,
         room: torch.Tensor,
         buffers: torch.Tensor | None,
     ) -> None:
         """Receive the versions of all shards, the gradient if finite, and the buffers if sent; apply them."""
         versions = torch.empty(message.version, dtype=torch.int64)
-        wire.receive_into(connection, wire.memory(versions))
+        connection.read(wire.memory(versions))
         rest, gradient = message.size - versions.nbytes, None
         if message.kind is MessageKind.PUSH:
             gradient, rest = room, rest - room.nbytes
-            wire.receive_into(connection, wire.memory(room))
+            connection.read(wire.memory(room))
         sent = buffers if rest and buffers is not None and rest == buffers.nbytes else None
         if sent is not None:
-            wire.receive_into(connection, wire.memory(sent))
+            connection.read(wire.memory(sent))
         if self._commit(worker, message, gradient is not None):
             try:
                 self.shard.push(message.ticket, tuple(versions.tolist()), gradient, sent)

@@ -88,9 +88,7 @@ class _Rank:
                 first = progress.step * self._ranks
                 tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
             skips = job.spec.training.on_nan == "skip"
-            self._server = ShardServer(
-                self._shard, bytes.fromhex(secret), self._ranks, wanted.lease_s, tickets, skips=skips
-            )
+            self._server = ShardServer(self._shard, secret, self._ranks, wanted.lease_s, tickets, skips=skips)
         addresses = exchange.gather([_own_address(), self._server.port] if self._server else None)
         self._order = WorkerOrder(
             name="",

@@ -1,22 +1,28 @@
-"""Messages between workers and shards: a fixed head, then raw bytes of weights, gradients and buffers.
+"""Messages between workers and shards, on the authenticated connections of entrypoints/replication/wire.py.
 
-A connection begins with the job's secret: any process on the network can reach the port. Tensors are sent from, and
-received into, their own memory.
+A message is followed by raw bytes of weights, gradients and buffers, which are sent from, and received into, the memory
+of tensors. Both ends prove that they have the run's secret, which is never sent here. The ranks share the secret by
+their process group. The raw bytes are neither encrypted nor authenticated, as in the collective calls of a process
+group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
+import math
 import socket
-import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
-SECRET_BYTES = 32
+from ...replication.wire import Seal, Wire
+
 VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
-_HEAD = struct.Struct("<BqqdQ")  # kind, ticket, version, value, bytes that follow
+_PURPOSE = "parameters"
 
 
 class MessageKind(IntEnum):
@@ -35,7 +41,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class WireMessage:
-    """A message's head; `size` bytes follow."""
+    """A message; `size` raw bytes follow."""
 
     kind: MessageKind
     ticket: int = -1
@@ -46,7 +52,7 @@ class WireMessage:
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a rank tells its worker: the shards' addresses, the secret as hex, and where the tickets begin.
+    """What a rank tells its worker: the shards' addresses, the secret, and where the tickets begin.
 
     `step` and `samples` are the progress at the first ticket; `ranks` is the number of tickets a step; `parent` is the
     rank's process.
@@ -70,26 +76,38 @@ def memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(shared).cast("B")
 
 
-def send(to: socket.socket, message: WireMessage, *parts: memoryview | bytes) -> None:
-    """Send the head and the parts; `size` is set to theirs. Raises OSError if the connection is lost."""
-    size = sum(len(part) for part in parts)
-    to.sendall(_HEAD.pack(message.kind, message.ticket, message.version, message.value, size))
+def accept(connection: socket.socket, secret: str, stall_s: float) -> Wire:
+    """Return a shard's end of a connection. Raises OSError if the worker has not the secret."""
+    wire = Wire(connection, stall_s)
+    wire.meet(Seal(secret, _PURPOSE, is_server=True))
+    return wire
+
+
+@contextlib.contextmanager
+def connected(address: tuple[str, int], secret: str, kind: MessageKind, name: str) -> Iterator[Wire]:
+    """Open a worker's end of a connection. Raises OSError."""
+    with socket.create_connection(address, timeout=60) as connection:
+        wire = Wire(connection, 60)
+        wire.meet(Seal(secret, _PURPOSE, is_server=False))
+        wait(wire, connection)
+        send(wire, WireMessage(kind), name.encode())
+        yield wire
+
+
+def wait(wire: Wire, connection: socket.socket) -> None:
+    """Let the end wait for any time: a dead machine is noticed by its beats."""
+    wire.stall_s = math.inf
+    connection.settimeout(None)
+
+
+def send(to: Wire, message: WireMessage, *parts: memoryview | bytes) -> None:
+    """Send the message and the parts; `size` is set to theirs. Raises OSError if the connection is lost."""
+    to.send(dataclasses.asdict(message) | {"size": sum(len(part) for part in parts)})
     for part in parts:
-        to.sendall(part)
+        to.write(memoryview(part))
 
 
-def receive(source: socket.socket) -> WireMessage:
-    """Return the next message's head. Raises EOFError at the end of the connection, OSError if it is lost."""
-    head = bytearray(_HEAD.size)
-    receive_into(source, memoryview(head))
-    kind, ticket, version, value, size = _HEAD.unpack(head)
-    return WireMessage(MessageKind(kind), ticket, version, value, size)
-
-
-def receive_into(source: socket.socket, room: memoryview) -> None:
-    """Fill the room. Raises EOFError if the connection ends before."""
-    while room:
-        count = source.recv_into(room)
-        if not count:
-            raise EOFError("the other side has closed the connection")
-        room = room[count:]
+def receive(source: Wire) -> WireMessage:
+    """Return the next message. Raises OSError if the connection is lost."""
+    fields = source.receive()
+    return WireMessage(**fields | {"kind": MessageKind(fields["kind"])})

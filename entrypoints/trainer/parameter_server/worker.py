@@ -10,19 +10,20 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
 from ... import processes
 from ...errors import TaskError
 from ...rank.agree import Agreement
+from ...replication.wire import Wire
 from .. import data
 from ..job import TrainingJob, TrainState, build, connect
 from ..settings import Spec, read_spec
@@ -155,7 +156,7 @@ def main() -> int:
     return 0
 
 
-def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
+def _work(compute: Gradients, shards: list[Wire], ranks: int) -> None:
     """Compute tickets; return never. Raises EOFError or OSError at the end of the connection."""
     ranges = [shard_range(compute.weights.numel(), n, len(shards)) for n in range(len(shards))]
     rooms = [wire.memory(compute.weights[own.start : own.stop]) for own in ranges]
@@ -168,9 +169,9 @@ def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
         versions = []
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
             versions.append(wire.receive(shard).version)
-            wire.receive_into(shard, room)
+            shard.read(room)
             if number == 0:
-                wire.receive_into(shard, wire.memory(buffers))
+                shard.read(wire.memory(buffers))
         compute.load(buffers)
         loss, is_finite = compute.compute(ticket)
         kind, own = (
@@ -192,20 +193,14 @@ def _bytes(values: torch.Tensor) -> bytes:
     return bytes(wire.memory(values))
 
 
-@contextlib.contextmanager
-def _connected(order: WorkerOrder, kind: MessageKind, number: int) -> Iterator[socket.socket]:
-    with socket.create_connection(order.shards[number], timeout=60) as connection:
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(bytes.fromhex(order.secret))
-        wire.send(connection, WireMessage(kind), order.name.encode())
-        yield connection
+def _connected(order: WorkerOrder, kind: MessageKind, number: int) -> AbstractContextManager[Wire]:
+    return wire.connected(order.shards[number], order.secret, kind, order.name)
 
 
-def _beat(connection: socket.socket, lease_s: float) -> None:
+def _beat(connection: Wire, lease_s: float) -> None:
     with contextlib.suppress(OSError):
         while True:
-            connection.sendall(b"\0")
+            wire.send(connection, WireMessage(MessageKind.BEAT))
             time.sleep(lease_s / _BEATS_IN_LEASE)
 
 
