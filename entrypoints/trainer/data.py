@@ -173,7 +173,7 @@ class Batches:
         return batch if self._device.type == "cpu" else to_device(batch, self._device)
 
     def close(self) -> None:
-        """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them (trainer.md item 6)."""
+        """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them."""
         shutdown = getattr(self._batches, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()

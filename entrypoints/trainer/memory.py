@@ -31,15 +31,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import default_collate
 
 from ..contract import JobSpec
@@ -59,6 +50,20 @@ from .strategies.strategy import Feed, Strategy
 from .strategies.wrap import wrap
 from .strategies.zero import shard_optimizer
 from .task import Task, load_task
+
+try:  # names that torch may change in any version; this module and fitting.py are programs for the launcher
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+    )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves, tree_map_only
+except ImportError as error:
+    print(json.dumps({"why": f"torch {torch.__version__} differs inside: {error}"}), flush=True)
+    raise SystemExit(0) from error
 
 Changes = dict[str, Any]  # keys of `training` with their values
 
@@ -85,6 +90,7 @@ class Estimate:
 def main(spec_file: str, usable_bytes: int) -> None:
     """Print the layouts, a JSON line each; `usable_bytes` is 0 if unknown."""
     with answering() as answer:
+        require_counts()
         spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
         os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
         ranks = job.nodes * job.nproc_per_node
@@ -492,6 +498,21 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, size: int) -> None:
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def require_counts() -> None:
+    """Raise TaskError if this version of torch makes or resizes storages in a way that the counter does not see."""
+    counter = StorageCounter()
+    try:
+        with FakeTensorMode(), counter:
+            tensor = torch.empty(256, dtype=torch.float32)
+            made_bytes = counter.live_bytes
+            tensor.untyped_storage().resize_(0)
+            resized_bytes = counter.live_bytes
+    except Exception as error:
+        raise TaskError(f"torch {torch.__version__} differs inside: {_reason(error)}") from error
+    if (made_bytes, resized_bytes) != (1024, 0):
+        raise TaskError(f"torch {torch.__version__} differs inside: a tensor of 1024 bytes counts as {made_bytes}")
 
 
 if __name__ == "__main__":

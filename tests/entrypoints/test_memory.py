@@ -185,6 +185,22 @@ def test_estimate_holds_the_state_of_each_optimizer(name: str, tmp_path: Path) -
     assert found["static_bytes"] / found["parameters"] == pytest.approx(8 + state, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "torch.UntypedStorage.resize_ = None",
+        "torch.UntypedStorage.nbytes = lambda storage: 8",
+        "import torch.utils._pytree; del torch.utils._pytree.tree_leaves",
+    ],
+)
+def test_estimate_of_another_torch_has_a_reason(change: str, tmp_path: Path) -> None:
+    """Without a name inside torch that the estimate needs, the answer is a reason, and no error."""
+    run = "runpy.run_module('cloudtrain.entrypoints.trainer.memory', run_name='__main__', alter_sys=True)"
+    (tmp_path / "other.py").write_text(f"import runpy, torch\n{change}\n{run}\n")
+    (line,) = start(["other.py", "spec.json", "0"], tmp_path).splitlines()
+    assert f"torch {torch.__version__} differs inside: " in json.loads(line)["why"]
+
+
 def test_estimate_counts_eight_bytes_for_an_optimizer_that_reads_values(tmp_path: Path) -> None:
     """Such an optimizer cannot step without data: the estimate says that it assumes a state like AdamW's."""
     own = """

@@ -7,6 +7,10 @@ block an exception ends the pass. The parameters of other stages are removed; na
 The generator's state travels with the activation, and gradients add up in the order of the micro-batches: so the losses
 are those of one process bit for bit, dropout included. The schedules are in schedules.py.
 
+torch.distributed.pipelining has the same schedules and is not used: it wants the model as stages whose inputs and
+outputs are given, with a loss function of its own, while here `loss(model, batch)` of the task stays unchanged; and it
+passes no state of generators between stages, so dropout would differ from one process.
+
 `async` starts the forward passes of later steps before this step's update, so that no stage waits at the end of a step
 (PipeDream, Harlap et al. 2018). The backward pass of a micro-batch then uses the weights of its forward pass (`weights:
 stash`), or the newest (`latest`). The number of updates between the two passes is the staleness, and is reported.
