@@ -11,16 +11,21 @@ from wholejobs import losses
 
 pytestmark = pytest.mark.slow
 
+# The task is slow after its first steps until the file FAST exists: it cannot end before its preemption.
 TASK = """\
-import time
+import os, time
 import torch
+
+read = 0
 
 class Points:
     def __len__(self):
         return 32
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        global read
+        read += 1
+        time.sleep(0.02 if read < 40 or os.path.exists(os.environ["FAST"]) else 0.5)
         x = torch.randn(4, generator=torch.Generator().manual_seed(index))
         return x, x.sum().reshape(1)
 
@@ -36,19 +41,22 @@ def loss(model, batch):
 CONFIG = """\
 name: task
 task: task.py
+env: {FAST: %s}
 training:
   {max_steps: %d, log_every: 1, global_batch_size: 4, optimizer: {name: adamw, lr: 0.01}, schedule: {name: cosine}}
 """
 
 
 def test_preempted_task_continues_with_the_same_losses(
-    cli: Any, project: Callable[..., Path], wait_until: Any, warm_nodes: None
+    cli: Any, project: Callable[..., Path], wait_until: Any, warm_nodes: None, tmp_path: Path
 ) -> None:
     """The lower task saves and leaves, continues after the higher task, and its losses are those of a task alone."""
 
+    fast = tmp_path / "fast"
+
     def send(name: str, steps: int, *options: str) -> str:
         where = project("", script="task.py", text=TASK)
-        (where / "cloudtrain.yaml").write_text(CONFIG % steps)
+        (where / "cloudtrain.yaml").write_text(CONFIG % (fast, steps))
         done = cli("submit", "-d", "-y", "--name", name, *options, cwd=where)
         assert done.code == 0, done.stderr
         return name
@@ -57,14 +65,14 @@ def test_preempted_task_continues_with_the_same_losses(
         return cli("status", job, "--json").json
 
     low = send("low", 40, "--queue", "--set", "queue.priority=low")
-    wait_until(lambda: len(losses(cli, low)) > 5, 60, 0.2)
+    wait_until(lambda: len(losses(cli, low)) > 5, 120, 0.2)
     high = send("high", 2, "--queue", "--set", "queue.priority=high", "--set", "queue.preempt=true")
-    wait_until(lambda: state(high)["state"] == "succeeded", 60, 0.2)
-    before = losses(cli, low)
-    assert 5 < len(before) < 40
-    wait_until(lambda: state(low)["state"] == "succeeded", 60, 0.2)
+    wait_until(lambda: state(high)["state"] == "succeeded", 120, 0.2)
+    assert 5 < len(losses(cli, low)) < 40
+    fast.touch()
+    wait_until(lambda: state(low)["state"] == "succeeded", 120, 0.2)
     assert state(low)["attempt"] == 1
     alone = send("alone", 40)
-    wait_until(lambda: state(alone)["state"] == "succeeded", 60, 0.2)
+    wait_until(lambda: state(alone)["state"] == "succeeded", 120, 0.2)
     assert losses(cli, low) == losses(cli, alone)
     assert len(losses(cli, alone)) == 40

@@ -139,8 +139,19 @@ def test_flex_start_starts_all_replicas_together(google: Google) -> None:
 
 def test_job_ends_with_its_first_replica(google: Google) -> None:
     """The other replicas are ended; a worker that ends earlier does not matter."""
-    script = f'case $RANK in 0) sleep 0.5;; 1) exit 0;; *) trap "echo ended; exit 0" TERM; {FOREVER};; esac'
-    told = google.wait(google.submit("job", *sh(script), workers=2))
+    script = """
+import os, signal, socket, sys, time
+rank = os.environ["RANK"]
+if rank == "2":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("ended", flush=True)))
+    while socket.socket().connect_ex((os.environ["MASTER_ADDR"], 2222)) != 0:
+        time.sleep(0.05)
+    signal.pause()
+if rank == "0":
+    with socket.create_server((os.environ["HOSTNAME"], 2222)) as server:
+        connection, _ = server.accept()
+"""
+    told = google.wait(google.submit("job", "python3", "-c", script, workers=2))
     assert (told["state"], told["error"]) == ("JOB_STATE_SUCCEEDED", None)
     assert google.log("job", "workerpool1-1") == "ended\n"
 
