@@ -86,6 +86,7 @@ def test_preemption_that_fails_is_retried(
     wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
 
 
+@pytest.mark.soak  # a mirror: tests/entrypoints/test_stores_contract.py
 def test_without_a_mount_checkpoints_go_to_blob_storage(
     cli: Any, azure_account: Azure, folder: Path, whole: wholejobs.Results
 ) -> None:
@@ -102,6 +103,7 @@ def test_without_a_mount_checkpoints_go_to_blob_storage(
     assert [name for name in azure_account.blobs() if "jobs/broken/checkpoints/" in name] == []
 
 
+@pytest.mark.soak  # the reader under faults: test_azureml_logs.py
 def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, folder: Path) -> None:
     """After kill -9 of a submit under all faults of Azure, the next follower has all lines in order, and the code."""
     azure_account.fault("run.details", "throttle", every=5)

@@ -128,12 +128,8 @@ def told(texts: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend",  # hosts run local's code, the clouds' containers that of Azure ML's
-    [
-        "local",
-        "azureml",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("ssh", "slurm", "sagemaker", "vertex")),
-    ],
+    "backend",  # all build by the same code; a cloud's store: tests/entrypoints/test_environments.py
+    ["local", *(pytest.param(name, marks=pytest.mark.soak) for name in sorted(SETTINGS.keys() - {"local"}))],
     indirect=True,
 )
 def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any, backend: str) -> None:
@@ -165,7 +161,7 @@ def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["local", "vertex"], indirect=True)
+@pytest.mark.parametrize("backend", ["local", pytest.param("vertex", marks=pytest.mark.soak)], indirect=True)
 def test_packages_that_cannot_be_installed_end_the_job(cli: Any, job: Any, backend: str) -> None:
     """No rank starts; the error is one of configuration, with pip's words, a remedy, and the last lines."""
     folder = job(SETTINGS[backend] + "requirements: requirements.txt\n", f"{REQUIREMENTS}hates-torch\n")

@@ -135,6 +135,7 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     assert cli("list", "--json").json["sweeps"] == []
 
 
+@pytest.mark.soak  # a job and a sweep, interrupted: test_sagemaker_jobs.py and the test above
 def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path) -> None:
     """Interrupted in mid-run, a new machine continues from the journal in S3, and the results are the same."""
     folder = write(tmp_path / "project", AWS)

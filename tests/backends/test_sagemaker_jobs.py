@@ -47,6 +47,7 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
     assert len(whole.losses) == 10
 
 
+@pytest.mark.soak  # the reader under faults: test_sagemaker_logs.py
 def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
     """After kill -9 of a submit with a failing, slow CloudWatch, the follower has all lines in order, and the code."""
     account.settings(log_lag_s=2.0)
@@ -65,6 +66,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     assert done.code == 0
 
 
+@pytest.mark.soak  # the same agent: test_local.py
 def test_killed_rank_restarts_inside_its_container(cli: Any, account: Aws, folder: Path) -> None:
     """A killed rank restarts inside its container, without a new submit."""
     kill = """\

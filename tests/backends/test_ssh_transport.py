@@ -347,7 +347,9 @@ def test_host_that_dies_during_a_call_is_unreachable(pair: Cluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", ["sh", "csh", "fish", "zsh"])
+@pytest.mark.parametrize(
+    "shell", ["csh", *(pytest.param(shell, marks=pytest.mark.soak) for shell in ("sh", "fish", "zsh"))]
+)
 def test_sixteen_hosts_through_a_bastion(
     cluster: Callable[..., Cluster], home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
 ) -> None:

@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FEWER = ("--set", "training.max_steps=200")  # enough for weights that are worth a fine-tuning
 
 
+@pytest.mark.soak  # tests/entrypoints/test_initial.py proves the parts
 @pytest.mark.slow
 def test_examples_train_from_the_digits_weights(cli: Any, tmp_path: Path) -> None:
     """The head and the adapter train a small share of the parameters, and reach their accuracies."""

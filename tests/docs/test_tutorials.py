@@ -28,7 +28,13 @@ STAND_INS = {
 }
 
 
-@pytest.fixture(params=sorted(STAND_INS))
+# CI runs these pages where a page, a backend or a command has changed (tools/soak_of_changes.py).
+LONGEST = {"azureml", "sagemaker", "serving", "sweep"}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.soak if name in LONGEST else ()) for name in sorted(STAND_INS)]
+)
 def page(request: pytest.FixtureRequest) -> str:
     """Return the tutorial's name."""
     return str(request.param)
