@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from click.testing import CliRunner, Result
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.init import KINDS, command
 from cloudtrain.launcher.errors import UsageError
+from doubles import warmpython
 
 
 def init(*arguments: str | Path) -> Result:
@@ -34,8 +34,9 @@ def test_script_starter_resumes_from_its_last_save(tmp_path: Path) -> None:
     job = config.load(tmp_path / "cloudtrain.yaml", environ={})
     printed = []
     for arguments in (["--steps", "100"], ["--steps", "120", *job.resume_args]):
-        line = [sys.executable, "train.py", *arguments]
-        printed.append(subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+        done = warmpython.run(["train.py", *arguments], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}, 100)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
     assert (job.keep, (tmp_path / "out" / "ckpt.pt").exists()) == (("out/",), True)
     assert [line.split()[1] for line in printed[1].splitlines()] == ["120/120"]
 

@@ -153,16 +153,19 @@ RUN_AS_TEXT = {"bootstrap.py"}  # has no package, so no relative imports
 @pytest.mark.parametrize("folder", ["launcher", "backends", "templates", "entrypoints"])
 def test_imports_are_relative_inside_a_folder(folder: str) -> None:
     """Tools that read imports as paths follow a relative import; an absolute import crosses a border of the folders."""
-    wrong = []
+    wrong, bare = [], {"launcher", "backends", "templates", "entrypoints"}
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Import):
+                wrong += [
+                    (str(path.relative_to(ROOT)), each.name) for each in node.names if each.name.split(".")[0] in bare
+                ]
             if isinstance(node, ast.ImportFrom):
                 name, is_relative = absolute(path.relative_to(ROOT), node), node.level > 0
                 is_inside = f"{name}.".startswith(f"cloudtrain.{folder}.") and path.name not in RUN_AS_TEXT
-                wrong += [(str(path.relative_to(ROOT)), node.lineno)] if is_inside != is_relative else []
+                is_wrong = is_inside != is_relative or name.split(".")[0] in bare
+                wrong += [(str(path.relative_to(ROOT)), name)] if is_wrong else []
     assert wrong == []
-    bare = {"launcher", "backends", "templates", "entrypoints"}
-    assert [found for found in imports(folder) if found[1].split(".")[0] in bare] == []
 
 
 @pytest.mark.parametrize("backend", BUILT_IN)
@@ -400,18 +403,17 @@ def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield ast.unparse(owner), key
 
 
-STORED = [(name, folder) for name in ("plan", "ref", "sending") for folder in ("launcher", "backends")]
-SENT = [(name, "entrypoints") for name in ("spec", "order", "verdict")]
-
-
-@pytest.mark.parametrize(("name", "folder"), [*STORED, *SENT])
-def test_typed_objects_are_read_by_their_fields(name: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [("launcher", "plan|ref|sending"), ("backends", "plan|ref|sending"), ("entrypoints", "spec|order|verdict")],
+)
+def test_typed_objects_are_read_by_their_fields(folder: str, names: str) -> None:
     """No module reads a plan, a handle or a message by a string key: their `load` alone knows the JSON names."""
     found = [
         (str(path.relative_to(ROOT)), owner, key)
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
         for owner, key in keys_of(node)
-        if re.search(rf"\b{name}$", owner)
+        if re.search(rf"\b({names})$", owner)
     ]
     assert found == []

@@ -135,8 +135,19 @@ def test_typings_links_exist_and_are_relative(folder: str) -> None:
 def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: Callable[..., object]) -> None:
     """With its base dependencies alone, the command prints help, starts a project, checks it and shows the request."""
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run([*pip, wheel], check=True)
     absent = f"import importlib.util as u, sys; sys.exit(any(map(u.find_spec, {NEVER_IN_BASE!r})))"
     assert subprocess.run([python, "-c", absent], check=False).returncode == 0
     command = python.with_name("cloudtrain")
