@@ -21,7 +21,6 @@ from .coordinate import Coordinator, Desired, Report, Rules
 JOIN_TIMEOUT_S = 120.0
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
 MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up
-SUCCESSOR_SHARE = 0.5  # a successor's time to reach all nodes, as a share of the silence that makes a node lost
 
 
 class Fenced(Exception):
@@ -101,7 +100,7 @@ class Membership:
         return {str(node): self._gone_s[node] for node in sorted(self._gone_s)}
 
     def exchange(self, report: Report) -> Desired:
-        """Send this node's report; return the desired state. Raises Cut."""
+        """Send this node's report; return the desired state. Raises Fenced."""
         self._catch_up()
         if self._member is not None:
             self._member.send(report)
@@ -157,7 +156,7 @@ class Membership:
         nodes = set(coordinator.desired.nodes)
         if self._took_over_s is not None:
             absent = nodes - reports.keys() - lost
-            if absent and now_s - self._took_over_s < self._silence_s * SUCCESSOR_SHARE:
+            if absent and now_s - self._took_over_s < self._silence_s:
                 head.send(coordinator.desired)
                 return coordinator.desired
             lost |= absent
@@ -215,8 +214,8 @@ class Membership:
         if self._decider == self.node:
             self._take_over(last)
         else:
-            patience_s = self._silence_s * SUCCESSOR_SHARE
-            self._member = transport.FollowerEnd(place[1:3], self._spec.token, self._silence_s, patience_s)
+            # A busy successor notices the loss later than this node, and gets as long as a node that is already heard.
+            self._member = transport.FollowerEnd(place[1:3], self._spec.token, self._silence_s, self._silence_s)
         return self._last
 
     def _take_over(self, last: Desired) -> None:

@@ -249,8 +249,8 @@ class FollowerEnd:
             wire.send(asdict(report))
 
     def extend_silence(self) -> None:
-        """Give node 0 a moment to be heard: this agent did not read. The time to join continues."""
-        if self.desired is None:
+        """Give the leader a moment to be heard: this agent did not read. The time to join node 0 continues."""
+        if self.desired is None and self._join_timeout_s > self._silence_s:
             return
         self._heard = max(self._heard, time.monotonic() - self._silence_s + BEAT_S + STALLED_S)
 

@@ -126,6 +126,16 @@ def test_third_node_takes_over_if_two_are_lost(start: Start) -> None:
     until(nodes[2:], lambda: all(node.runs == (2, 3, 4) for node in nodes[2:]))
 
 
+def test_slow_successor_is_not_given_up(start: Start) -> None:
+    """Followers wait for a successor as long as for a leader: a busy machine notices the loss of the leader late."""
+    zero, one, two = start(3, 2)
+    zero.vanish()
+    until([two], lambda: two.line._decider == 1)
+    slow_s = time.monotonic() + 0.6 * SILENCE_S
+    until([two], lambda: time.monotonic() > slow_s)
+    until([one, two], lambda: one.runs == two.runs == (1, 2))
+
+
 def test_new_leader_knows_when_earlier_nodes_left(start: Start) -> None:
     """A node lost before the leader keeps its own, earlier time of loss."""
     nodes = start(4, 2)
