@@ -243,7 +243,7 @@ def platform_name(job_id: str, attempt: int) -> str:
 
 
 def exit_code(state: State) -> int:
-    """Return the exit code of a command that followed the job to this state (DESIGN: 0 1 6 9)."""
+    """Return the exit code of a command that followed the job to this state, as in docs/cli.md."""
     if state.state == "succeeded":
         return 0
     if state.state == "stopped":

@@ -63,7 +63,7 @@ def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
 
 
 class _BlobJobStore(AzureStore):
-    """A store of the launcher: the errors are AzureErrors, for the sentences of api.answers."""
+    """A store of the launcher: the errors are of the class AzureError, for the sentences of api.answers."""
 
     def _failure(self, error: Exception, name: str) -> Exception:
         from azure.core import exceptions as core

@@ -69,7 +69,7 @@ def upload(access: VertexAccess, source: Path | bytes, uri: str) -> None:
 
 
 class _GoogleJobStore(GcsStore):
-    """A store of the launcher: the errors are GoogleErrors, for the sentences of api.answers."""
+    """A store of the launcher: the errors are of the class GoogleError, for the sentences of api.answers."""
 
     def _failure(self, error: Exception, name: str) -> Exception:
         found = error.__cause__

@@ -121,7 +121,7 @@ def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> HeldLocks
     """Lock all names, or no name, without waiting.
 
     `about` goes into the notes: `job`, `user` (default: this process's user), and any further keys; `labels` maps names
-    to text for users: "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first name that is held, and Unusable.
+    to text for users: "GPU 3 (NVIDIA A100, GPU-1234)". Raises GpuBusy for the first name that is held, and Unusable.
     """
     taken = HeldLocks(folder, {"since_s": time.time(), **about})
     try:

@@ -197,9 +197,9 @@ def fetch(
     """Copy the server's entry into the folder, unless the same entry is present. Raises CopyError and its subclasses.
 
     A local entry of the same name is replaced only if the `note` (fetched_note.py) has the entry as fetched, and the
-    entry has not changed since. A different local entry stays, and Taken is raised; with `sets_aside`, an entry that
-    was present before the copy is set aside. `margin_bytes` stay free on the disk. The next copy of any name removes
-    the partial files of an interrupted copy. `stall_s`: the longest time for a quarter of a mebibyte.
+    entry has not changed since. A different local entry stays, and AlreadySaved is raised; with `sets_aside`, an entry
+    that was present before the copy is set aside. `margin_bytes` stay free on the disk. The next copy of any name
+    removes the partial files of an interrupted copy. `stall_s`: the longest time for a quarter of a mebibyte.
     """
     begin_s = time.monotonic()
     with (

@@ -105,7 +105,7 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
 def place(partial: Path, final: Path, over: StoredEntry | None = None, *, is_kept: bool = False) -> None:
     """Give the copy its name. Only the entry `over` may have the name before: removed, or set aside with `is_kept`.
 
-    Raises Taken if a different entry has the name by now, for example one saved during the copy; OSError.
+    Raises NameTaken if a different entry has the name by now, for example one saved during the copy; OSError.
     """
     old = None
     if over is not None and listing.look(final.parent, final.name) == over:
@@ -143,7 +143,7 @@ def probe(folder: Path) -> Path:
 
 
 def _rename(path: Path, final: Path) -> None:
-    """Rename the file or folder to a name that is free. Raises Taken, OSError."""
+    """Rename the file or folder to a name that is free. Raises NameTaken, OSError."""
     if os.path.lexists(final):
         raise NameTaken
     if path.is_dir():

@@ -129,7 +129,7 @@ class AzureStore:
             if self._client is None:
                 self._client, self._who = self._connect()
             yield self._client
-        except Exception as error:  # any kind: some errors are not AzureErrors (azureaccess.is_broken_off)
+        except Exception as error:  # any kind: some errors are no AzureError (azure_access.is_broken_off)
             failure = azure_access.failure(error, self._place, self._who, name)
             if not isinstance(failure, FileNotFoundError) and self._client is not None:
                 self._client.close()  # the next request asks for credentials again

@@ -157,7 +157,7 @@ def _refuse_haste(response: Any) -> None:
 
 
 class _Identity:
-    """Tokens of the job's own identity. Raises no AzureError, since the SDK retries AzureErrors for over a minute."""
+    """Tokens of the job's own identity. Raises no AzureError: the SDK retries each for over a minute."""
 
     def __init__(self, place: BlobLocation) -> None:
         from azure.identity import DefaultAzureCredential

@@ -72,7 +72,7 @@ class SignalExit(Exception):
 
 
 class Screen:
-    """A context manager for the main thread; signals that end the view are raised as Ended.
+    """A context manager for the main thread; signals that end the view are raised as SignalExit.
 
     `still` surrounds a suspension, so that operations which must not be suspended halfway end before.
     """
@@ -143,7 +143,7 @@ class Screen:
         return max(_LEAST[0], found.columns), max(_LEAST[1], found.lines)
 
     def write(self, data: bytes) -> None:
-        """Write all bytes. Raises Ended if the terminal is gone."""
+        """Write all bytes. Raises SignalExit if the terminal is gone."""
         try:
             while data:
                 data = data[os.write(self._out, data) :]
@@ -151,7 +151,7 @@ class Screen:
             raise SignalExit(signal.SIGHUP) from error
 
     def keys(self, wait_s: float) -> list[str]:
-        """Return the pressed keys, after at most `wait_s` or at a signal. Raises Ended if the terminal is gone."""
+        """Return the pressed keys, after at most `wait_s` or at a signal. Raises SignalExit if the terminal is gone."""
         ready, _, _ = select.select([self._in, self._woken], [], [], max(0.0, wait_s))
         if self._woken in ready:
             with contextlib.suppress(BlockingIOError):

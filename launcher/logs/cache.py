@@ -135,7 +135,7 @@ class LogCacheWriter:
     def add(
         self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool
     ) -> None:
-        """Append lines; the other arguments are the fields of Place after these lines.
+        """Append lines; the other arguments are the fields of CachePosition after these lines.
 
         An interrupted call, for example by Ctrl-C, is never committed: its lines are read again from the commit before.
         """

@@ -86,7 +86,7 @@ def parts(uncertainty: float) -> int:
 
 
 def choose(limit_micro: int, spent_micro: int, rate: CostRate, terms: Terms, longest_s: int) -> Cap | LimitRefusal:
-    """Return the longest cap that the remaining money covers, or a Refusal.
+    """Return the longest cap that the remaining money covers, or a LimitRefusal.
 
     `spent_micro` is the worst-case cost of earlier attempts. `longest_s` is the time limit apart from the money. Raises
     ValueError at a rate of 0: money does not limit a run without a cost.
