@@ -27,6 +27,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def failure(rank: int | None, kind: str | None, message: str) -> str:
+    """Return the failure of a rank, or of the job if no rank is known: `rank 1: ValueError: no batch`."""
+    return f"{'' if rank is None else f'rank {rank}: '}{f'{kind}: ' if kind else ''}{message}"
+
+
 def dollars(micro: float | None) -> str:
     """Return `12.30 USD`, or `unknown` for None."""
     return "unknown" if micro is None else f"{amount(micro)} USD"

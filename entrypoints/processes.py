@@ -7,9 +7,11 @@ parents and children. A subreaper keeps the tree whole when a process in the mid
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -185,6 +187,36 @@ def try_lock(path: Path, how: int = fcntl.LOCK_EX) -> int | None:
         raise
     os.close(held)
     return None
+
+
+@contextlib.contextmanager
+def byte_locked(path: Path, byte: int) -> Iterator[bool]:
+    """Lock a byte of the file, and yield whether the lock was free; the kernel frees the lock with the process.
+
+    Raises OSError, for example on a file system without locks.
+    """
+    with path.open("a") as file:
+        try:
+            _lock_byte(file.fileno(), byte)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _lock_byte(file: int, byte: int) -> None:
+    """Lock the byte for the open file. Raises BlockingIOError.
+
+    A lock of the process would not exclude its threads, and the first closed file would release all locks.
+    """
+    if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
+        try:
+            fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: the kernel has no locks of open files
+                raise
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
 
 
 def _boot_id() -> str | None:

@@ -312,15 +312,15 @@ def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _status_of(registry: Registry, job: Job) -> JobStatus:
-    from .jobs.describe import as_json, headline
+    from .jobs.view import failure_lines, read_view
 
-    found = as_json(job, registry.attempts(job))
+    found = read_view(registry, job).as_json()
     same = ("name", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss")
     return JobStatus(
         id=job.id,
         **{key: found[key] for key in (*same, "checkpoint_step", "limit_usd", "url", "exit_code")},
         cost_usd=found["spend_usd"],
-        error=headline(found["error"]) if found["error"] else found["detail"],
+        error=failure_lines(found["error"])[0] if found["error"] else found["detail"],
         unreachable=found["unreachable_since_s"] is not None,
         details=found,
     )

@@ -42,6 +42,7 @@ from ..contract import (
     KeyVaultSecrets,
     Places,
 )
+from ..format import failure
 from ..rank import tracebacks
 from . import elapsed, secrets
 from . import inputs as staging
@@ -160,12 +161,11 @@ def account(verdict: ExitReport) -> str:
 
 def _words(verdict: ExitReport, error: Mapping[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
     """Return the exit report's text, and its fields without the traceback and the lines printed last."""
-    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
-    kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
+    kind = _short(str(error["type"]), TYPE_BYTES) if error.get("type") else error.get("type")
     message = _short(str(error.get("message") or f"{verdict.state} ({verdict.reason})"), message_bytes)
     fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
-    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
-    return f"{who}{kind}{message}", fields | {"message": message, "traceback": ""}
+    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": kind}
+    return failure(error.get("rank"), kind, message), fields | {"message": message, "traceback": ""}
 
 
 def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:

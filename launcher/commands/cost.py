@@ -66,8 +66,8 @@ def command(
 
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
-    from ..jobs.describe import outcome
     from ..jobs.refresh import refresh
+    from ..jobs.view import outcome
     from ..money import bill, bill_text
 
     job = refresh(registry, registry.find(key))

@@ -15,6 +15,7 @@ from .options import WholeNumber, duration_s, examples, json_option
 if TYPE_CHECKING:
     from ..job import Job
     from ..jobs.listing import JobFilter, Listing
+    from ..jobs.view import JobView
     from ..store.registry import Registry
     from ..sweeps.summary import Summary
 
@@ -94,7 +95,7 @@ def command(
     if choice.backends and not (found.lines or searches):
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(registry, found, searches, faults)
+        _print_json(found, searches, faults)
     elif found.lines or searches:
         _print(registry, found, searches, choice.limit)
     else:
@@ -103,21 +104,13 @@ def command(
         say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(
-    registry: Registry,
-    found: Listing,
-    searches: list[Summary],
-    faults: dict[str, CloudtrainError],
-) -> None:
-    """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
-    from ..jobs.listing import attempts_of
-    from ..money.forecast import forecast
+def _print_json(found: Listing, searches: list[Summary], faults: dict[str, CloudtrainError]) -> None:
+    """Print one JSON object; each job's JSON is text already, of ended jobs as stored."""
     from ..sweeps import summary
     from ..text.money import as_usd
 
-    now_s = time.time()
-    rates = [forecast(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
-    running = sum(job.attempt.state.state != "pending" for job in found.active)
+    rates = [view.money.burn_micro_h for view in found.active]
+    running = sum(view.state.state != "pending" for view in found.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
     sweeps = [summary.as_json(each) for each in searches]
@@ -144,7 +137,7 @@ def _print(registry: Registry, found: Listing, searches: list[Summary], limit: i
     for note in hidden(HEAD, lines):
         say(note)
     if found.active:
-        _print_notes(registry, found.active, now_s)
+        _print_notes(found.active)
 
 
 def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> list[Dated]:
@@ -165,23 +158,19 @@ def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> li
     return lines
 
 
-def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
+def _print_notes(views: list[JobView]) -> None:
     from cloudtrain.entrypoints.format import dollars
 
-    from ..jobs.describe import limit_words
-    from ..jobs.listing import attempts_of
-    from ..money.forecast import forecast
-
-    money = {job.id: forecast(job, attempts_of(registry, job), now_s) for job in jobs}
-    if running := sum(job.attempt.state.state != "pending" for job in jobs):
-        unknown = sum(each.burn_micro_h is None for each in money.values())
+    if running := sum(view.state.state != "pending" for view in views):
+        unknown = sum(view.money.burn_micro_h is None for view in views)
         least = f", and {unknown} without a price" if unknown else ""
-        say(f"{running} running, {dollars(sum(each.burn_micro_h or 0 for each in money.values()))}/h{least}")
-    for job in jobs:
-        if money[job.id].hits_limit:
-            say(f"{job.id}: {limit_words(job, money[job.id])}")
+        say(f"{running} running, {dollars(sum(view.money.burn_micro_h or 0 for view in views))}/h{least}")
+    for view in views:
+        job = view.job
+        if view.limit_first:
+            say(f"{job.id}: {view.limit_first}")
         if job.attempt.unreachable_since_s is not None:
-            since = when(job.attempt.unreachable_since_s, now_s)
+            since = when(job.attempt.unreachable_since_s, view.now_s)
             say(f"{job.id} is listed as it was last seen: {job.backend} does not answer, first {since}")
 
 

@@ -74,7 +74,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; SWEEP.17 is a trial of a sweep."""
-    from ..jobs.follow import follow, show, view_of
+    from ..jobs.follow import follow, log_view, show
     from ..jobs.refresh import refresh
     from ..logs.view import View, parse_ranks
     from ..store.registry import Registry
@@ -99,25 +99,25 @@ def command(
     )
     found = refresh(registry, registry.find(job))
     if attempt == ALL:
-        return _show_all(registry, found, view_of(found, view), tail, following=following)
+        return _show_all(registry, found, log_view(found, view), tail, following=following)
     if isinstance(attempt, int) and attempt != found.attempt.number:
         chosen = registry.attempt(found, attempt)
         _require_there([chosen], view)
-        show(registry, found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
+        show(registry, found, chosen, replace(log_view(found, view), attempt=attempt), tail=tail)
         return 0
     _require_there([found.attempt], view)
     if attempt is None and (last := found.attempt.number) > 1:
         say(f"attempts 1 to {last} of {found.id}; this is {last}: --attempt N, or --attempt all")
     if following:
-        return follow(registry, found, view_of(found, view), tail=tail)
-    show(registry, found, found.attempt, view_of(found, view), tail=tail)
+        return follow(registry, found, log_view(found, view), tail=tail)
+    show(registry, found, found.attempt, log_view(found, view), tail=tail)
     return 0
 
 
 def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, following: bool) -> int:
     """Print the lines of all attempts in order, each below a heading; with `following`, follow the last attempt."""
-    from ..jobs.describe import outcome
     from ..jobs.follow import follow, show, tails
+    from ..jobs.view import outcome
     from ..text.terminal import aside
 
     attempts = registry.attempts(job)

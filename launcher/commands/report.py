@@ -40,11 +40,12 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     found = seen(registry, job)
     now_s = time.time()
     if as_json:
+        from ..jobs.view import view_of
         from ..report.data import chart_data
         from ..store import series
 
-        attempts = registry.attempts(found)
-        print_json(chart_data(found, attempts, series.read(registry.database, found.id), now_s))
+        view = view_of(found, registry.attempts(found), now_s)
+        print_json(chart_data(view, series.read(registry.database, found.id)))
         return
     from ..report import page
 

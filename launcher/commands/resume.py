@@ -125,8 +125,8 @@ def _require_none(given: Mapping[str, object], sweep: str) -> None:
 def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach: bool, as_json: bool) -> int:
     """Send the job's next attempt if the user approves, and follow the job."""
     from ..jobs import retry, submit
-    from ..jobs.describe import unattended
-    from ..jobs.follow import follow, view_of
+    from ..jobs.follow import follow, log_view
+    from ..jobs.view import unattended
     from ..logs.view import View
 
     check = partial(submit.require_room, registry, prepared, is_first=False)
@@ -143,7 +143,7 @@ def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach
     if detach:
         say("\n".join(unattended(job)))
         return 0
-    return follow(registry, job, view_of(job, View(as_json=as_json)))
+    return follow(registry, job, log_view(job, View(as_json=as_json)))
 
 
 def _sweep(

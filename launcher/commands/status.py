@@ -110,15 +110,14 @@ def drive(registry: Registry, sweep: SweepRecord, *, once: bool = False, until_s
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     """Print a screen about the job, or the job's JSON."""
-    from ..jobs.describe import as_json as describe
-    from ..jobs.describe import lacking_budgets
     from ..jobs.evaluations import failure, headline, tests_of
-    from ..jobs.overview import as_lines, lines_before
+    from ..jobs.overview import as_lines
+    from ..jobs.view import lacking_budgets, lines_before, read_view
 
-    attempts = registry.attempts(job)
+    view = read_view(registry, job)
     if as_json:
-        print_json(describe(job, attempts))
+        print_json(view.as_json())
     else:
-        lacking = lacking_budgets(registry.database, job, attempts)
+        lacking = lacking_budgets(registry.database, view)
         tests = [*headline(tests_of(registry, job)), *failure(job.attempt)]
-        print_lines(as_lines(job, attempts, lines_before(registry, job), size(), lacking, tests))
+        print_lines(as_lines(view, lines_before(registry, job), size(), lacking, tests))

@@ -17,7 +17,7 @@ from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
 from ..jobs.approval import approved, require_allowed
 from ..planning.search_spec import is_packed
-from ..text.tables import width
+from ..text.tables import labelled, width
 from ..text.terminal import print_json, say
 from .options import Overrides, config_options, examples, json_option, yes_option
 
@@ -187,8 +187,8 @@ def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, 
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
-    from ..jobs.describe import unattended
-    from ..jobs.follow import follow, view_of
+    from ..jobs.follow import follow, log_view
+    from ..jobs.view import unattended
     from ..logs.view import View
 
     is_sent, queue = job.attempt.phase != "queued", job.attempt.state.queue or {}
@@ -197,13 +197,13 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan.dump()})
     if not is_sent:
-        say(f"  reason      {queue.get('reason')}")
-        say(f"  send it     cloudtrain advance\n  stop it     cloudtrain stop {job.id}")
+        rows = [("reason", str(queue.get("reason"))), ("send it", "cloudtrain advance")]
+        say("\n".join(labelled([*rows, ("stop it", f"cloudtrain stop {job.id}")])))
         return 0
     if detach:
         say("\n".join(unattended(job)))
         return 0
-    return follow(registry, job, view_of(job, View(as_json=as_json)))
+    return follow(registry, job, log_view(job, View(as_json=as_json)))
 
 
 def _chosen(overrides: Overrides) -> Overrides:

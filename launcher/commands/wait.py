@@ -6,6 +6,7 @@ import time
 
 import click
 
+from ..text.tables import labelled
 from ..text.terminal import print_json, say
 from .options import completes, duration_s, json_option
 
@@ -24,9 +25,8 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     For a sweep, the command drives the sweep meanwhile; the exit code is 0 if a trial has finished.
     """
     from ..job import Job
-    from ..jobs.describe import as_json as describe
-    from ..jobs.describe import headline, outcome
     from ..jobs.follow import wait
+    from ..jobs.view import failure_lines, outcome, read_view
     from ..store.progress import shown
     from ..store.registry import Registry
     from .status import drive, show_sweep, sweep_of
@@ -42,12 +42,13 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
     def report(job: Job) -> None:
         if as_json:
-            print_json(describe(job, registry.attempts(job)))
+            print_json(read_view(registry, job).as_json())
             return
         how_far = shown(job.attempt.progress)
         say(f"{job.id}  {outcome(job)}{f', {how_far}' if how_far else ''}")
         if error := job.attempt.state.error:
-            say(f"  error       {headline(error)}\n  next        cloudtrain status {job.id}")
+            for line in labelled([("error", failure_lines(error)[0]), ("next", f"cloudtrain status {job.id}")]):
+                say(line)
 
     try:
         return wait(registry, list(found.values()), timeout_s, report)

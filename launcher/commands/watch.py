@@ -138,11 +138,12 @@ def _is_live() -> bool:
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from ..jobs import watch as watching
+    from ..jobs import watcher
     from ..jobs.poller import Pacing, Poller, Seen
     from ..store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
-    selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
+    selection, logs = watching.Selection(registry, names), watcher.LogKeeper(registry.folder)
     if not once:
         from ..text.units import format_duration
 
@@ -200,14 +201,14 @@ def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -
 
 
 def _print(seen: Seen, *, as_json: bool) -> None:
-    from ..jobs import watch as watching
-    from ..jobs.describe import as_json as describe
+    from ..jobs.overview import as_line
 
+    assert seen.view is not None, "a poll without a fault has read the job"
     if not as_json:
-        print_text([watching.line(seen)])
+        print_text([as_line(seen.view)])
         return
     alerts = [notice.fields for notice in seen.notices]
-    print_json({"time_s": round(time.time(), 3), **describe(seen.job, list(seen.attempts)), "alerts": alerts})
+    print_json({"time_s": round(time.time(), 3), **seen.view.as_json(), "alerts": alerts})
 
 
 def _install(every: str) -> int:

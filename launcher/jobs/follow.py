@@ -17,12 +17,13 @@ from ..logs.stream import LogStream
 from ..logs.view import View
 from ..notices.notifier import Notifier
 from ..store.registry import Registry
+from ..text.tables import labelled
 from ..text.terminal import aside, say
 from . import retry, watch
-from .describe import lacking_budgets
 from .overview import as_lines
 from .poller import Pacing, Poller, Seen
 from .refresh import refresh
+from .view import lacking_budgets, read_view
 
 SAY_S = 3.0  # before a wait is explained
 MANY = 200_000  # objects between two garbage collections
@@ -62,12 +63,13 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
             say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
             return 130
         say(f"\nleft running: {job.id}")
-        say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
+        for line in labelled([("come back", f"cloudtrain logs -f {job.id}"), ("stop it", f"cloudtrain stop {job.id}")]):
+            say(line)
         return 130
     finally:
         printer.clear()
-    attempts = registry.attempts(job)
-    for line in as_lines(job, attempts, lacking=lacking_budgets(registry.database, job, attempts)):
+    shown = read_view(registry, job)
+    for line in as_lines(shown, lacking=lacking_budgets(registry.database, shown)):
         say(line)
     notifier.close()
     return exit_code(job.attempt.state)
@@ -245,6 +247,6 @@ def _wanted(view: View) -> Callable[[LogLine], bool] | None:
     return view.wants if is_narrow else None
 
 
-def view_of(job: Job, view: View) -> View:
+def log_view(job: Job, view: View) -> View:
     """Return the view with the job's attempt, and with rank prefixes if the job has several ranks."""
     return replace(view, attempt=job.attempt.number, prefix=job.attempt.plan.ranks > 1)

@@ -17,12 +17,11 @@ from cloudtrain.entrypoints.format import amount
 
 from ..errors import ConfigError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig
-from ..money.forecast import forecast
 from ..store import sweeps
 from ..store.progress import shown
 from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
-from .describe import as_json, in_line, outcome
+from .view import JobView, in_line, outcome, read_view, view_of
 
 FORM = 9  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
@@ -81,7 +80,7 @@ class Listing:
     """The lines of the chosen jobs, the newest first."""
 
     lines: list[ListRow]
-    active: list[Job]
+    active: list[JobView]
     """The jobs that may be running: the listed jobs and the hidden trials."""
 
 
@@ -109,16 +108,12 @@ def chosen(
         answers = {job.id: job for job in ask(active)}
         jobs = [answers.get(job.id, job) for job in jobs]
     now_s = time.time()
-    made = [_line(row_of(job, attempts_of(registry, job), now_s)) for job in jobs if job.id not in trials]
+    made = [_line(row_of(job, registry.attempts(job), now_s)) for job in jobs if job.id not in trials]
     made = [line for line in made if not choice.states or line.state in choice.states]
     lines = sorted([*made, *stored], key=lambda line: -line.seq)[: choice.limit] if made else stored
     listed = {line.seq for line in lines} if made else set()
-    return Listing(lines, [job for job in jobs if job.active and (job.seq in listed or job.id in trials)])
-
-
-def attempts_of(registry: Registry, job: Job) -> list[Attempt]:
-    """Return all attempts of the job; a job with a single attempt needs no query."""
-    return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
+    may_run = [job for job in jobs if job.active and (job.seq in listed or job.id in trials)]
+    return Listing(lines, [read_view(registry, job) for job in may_run])
 
 
 def end_unsent(registry: Registry, attempt: Attempt, state: State) -> None:
@@ -132,7 +127,7 @@ def keep(registry: Registry, job_id: str) -> None:
     """Store the job's line if the job has ended: to be called in the transaction that stores the end."""
     job = registry.find(job_id)
     if not job.active:
-        row = row_of(job, attempts_of(registry, job), time.time())
+        row = row_of(job, registry.attempts(job), time.time())
         places = ", ".join("?" * len(row))
         registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", row)
 
@@ -207,8 +202,9 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
     """
     plan = job.attempt.plan
     try:
-        how, far, money = outcome(job), shown(job.attempt.progress) or in_line(job) or "-", _spent(job, attempts, now_s)
-        described = json_line(as_json(job, attempts))
+        view = view_of(job, attempts, now_s)
+        how, far, money = outcome(job), shown(view.progress) or in_line(job) or "-", _spent(view)
+        described = json_line(view.as_json())
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"
         known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}
@@ -228,8 +224,8 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
     return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))
 
 
-def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:
-    money = forecast(job, attempts, now_s)
+def _spent(view: JobView) -> str:
+    money = view.money
     if money.spent_micro is None:
         return "?"
     share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""

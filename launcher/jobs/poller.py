@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cloudtrain.entrypoints.notices.message import Notice
 
 from .. import backend as backends
 from ..errors import CloudtrainError, UnreachableError, in_words
 from ..job import Attempt, Job
-from ..money.forecast import Forecast
 from ..store.database import QuiesceLock
 from ..store.registry import Registry
 from .refresh import refresh
+
+if TYPE_CHECKING:
+    from .view import JobView
 
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
 CLOSE_S = 2.5  # for deliveries at the end of a command
@@ -39,21 +41,20 @@ Task = TypeVar("Task")
 
 @dataclass(frozen=True)
 class Seen:
-    """The result of a poll. `fault`: the reason for a failed or partial poll.
-
-    `attempts` are all attempts of the job. `ended` is the attempt that has ended, even if the job continues with a
-    retry. `was_active`: whether the job was active before the poll. `is_mine`: no concurrent watcher handles the job.
-    """
+    """The result of a poll."""
 
     job: Job
-    attempts: tuple[Attempt, ...] = ()
-    forecast: Forecast | None = None
+    view: JobView | None = None
     notices: tuple[Notice, ...] = ()
     is_again: bool = False
     fault: CloudtrainError | None = None
+    """The reason for a failed or partial poll."""
     ended: Attempt | None = None
+    """The attempt that has ended, even if the job continues with a retry."""
     was_active: bool = True
+    """Whether the job was active before the poll."""
     is_mine: bool = True
+    """No concurrent watcher handles the job."""
 
 
 @dataclass(frozen=True)

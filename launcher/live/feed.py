@@ -16,10 +16,10 @@ from ..job import Attempt, Job
 from ..jobs import stopping
 from ..jobs import watch as watching
 from ..jobs.poller import Seen
-from ..jobs.watch import Watcher
+from ..jobs.view import read_view, view_of
+from ..jobs.watcher import Watcher
 from ..logs.reader import read_on
 from ..logs.stream import LogStream
-from ..money.forecast import forecast
 from ..notices import outbox
 from ..store.database import WRITING
 from ..store.registry import Registry
@@ -46,7 +46,8 @@ class JobFeed:
         self._names = tuple(names)
         with closing(Registry(folder)) as registry:
             self.folder = registry.folder
-            self._watched = {job.id: WatchedJob(job) for job in watching.chosen(registry, names, time.time())}
+            jobs = watching.chosen(registry, names, time.time())
+            self._watched = {job.id: WatchedJob(read_view(registry, job)) for job in jobs}
         self._lock = threading.Lock()
         self._opened = self._marked = ""
         self._notes: list[tuple[float, str]] = []
@@ -125,10 +126,10 @@ class JobFeed:
         ids = {job.id for job in jobs} | {self._opened, self._marked}
         for job in jobs:
             before = self._watched.get(job.id)
-            if before is None or before.job.attempt.number != job.attempt.number or before.forecast is None:
-                attempts = tuple(registry.attempts(job))
+            if before is None or before.job.attempt.number != job.attempt.number:
+                view = read_view(registry, job)
                 with self._lock:
-                    self._watched[job.id] = WatchedJob(job, attempts, forecast(job, attempts, time.time()))
+                    self._watched[job.id] = WatchedJob(view)
         if not self._names:
             with self._lock:
                 self._watched = {job_id: watched for job_id, watched in self._watched.items() if job_id in ids}
@@ -137,12 +138,9 @@ class JobFeed:
         self.put(job.id, asks_since_s=time.time())
 
     def _show(self, seen: Seen) -> None:
-        job, now_s = seen.job, time.time()
-        watched = self._watched.get(job.id)
-        attempts = seen.attempts or (watched.attempts if watched is not None else ())
-        money = seen.forecast or forecast(job, attempts, now_s)
-        fault = str(seen.fault or "")
-        self.put(job.id, job=job, attempts=attempts, forecast=money, fault=fault, seen_s=now_s, asks_since_s=None)
+        watched = self._watched.get(seen.job.id)
+        view = seen.view or view_of(seen.job, watched.view.attempts if watched is not None else ())
+        self.put(seen.job.id, view=view, fault=str(seen.fault or ""), seen_s=time.time(), asks_since_s=None)
 
     def _step(self, registry: Registry, jobs: list[Job] | None) -> None:
         """Take in the chosen jobs, if changed; read the opened job's curves, if changed, and its alerts."""

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.format import dollars, span
 
 from ..backend import LogLine
 from ..errors import in_words
+from ..jobs.view import JobView, failure_lines, outcome, with_reason
+from ..store import exchange_figures, gpu_figures
+from ..text import charts
 from ..text.charts import Signs
+from ..text.money import clock
 from ..text.terminal import RANK_COLOURS
+from ..text.units import percent, quantity, size, step_time
 from ..text.visible import cleaned
-from . import figures
-from .model import Curves, TailShot, WatchedJob
-from .rows import QUIET, WARNS, Part, help_rows, in_job, keys_of_job, row
+from .model import Curves, TailShot, Track, WatchedJob
+from .rows import (
+    BAD,
+    GOOD,
+    LABEL,
+    QUIET,
+    STATE_STYLES,
+    WARNS,
+    Part,
+    help_rows,
+    in_job,
+    keys_of_job,
+    labelled,
+    row,
+    sides,
+)
 from .view_state import ViewState
 
+SLOW_S = 5.0  # a poll slower than this is shown
 _LOG_SHARE = 3  # the log gets at least a third of the screen
 _LEAST_LOG = 2
 _BESIDE_LARGE = 5  # rows that a larger log leaves: its title, the keys, and three rows of figures
+_LEAST_BAR = 6  # columns; a shorter bar is not drawn
+_MOST_BAR = 60
+_FAR = 20.0  # a loss whose maximum is so many times its minimum is drawn on a log scale
+_PART_COLOURS = ("green", "magenta", "yellow", "blue")
+_ALERTS = {
+    "projected": "will reach its limit first",
+    "within": "will finish within its limits",
+    "deadline": "its deadline is near",
+    "stalled": "no progress",
+    "unreachable": "backend silent",
+    "restarted": "ranks started again",
+}
+_ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 
 
 @dataclass(frozen=True)
@@ -69,33 +103,212 @@ def _least_log(height: int, choice: ViewState) -> int:
     return max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
 
 
-def _sections(watched: WatchedJob, size: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
+def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
     """Return the sections of the job, in screen order."""
-    width, height = size
-    curves = watched.curves or Curves()
+    width, height = screen
+    view, curves = replace(watched.view, now_s=now_s), watched.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
+
+    def texts(label: str, *words: str) -> list[Text]:
+        """Return a row for each text, the first with the label."""
+        kept = [text for text in words if text]
+        return [labelled(width, signs, "" if place else label, cleaned(text)) for place, text in enumerate(kept)]
+
     ranked: tuple[tuple[int, Callable[[], list[Text]]], ...] = (
-        (0, lambda: figures.heading(watched, width, signs, now_s)),
-        (1, lambda: figures.trouble(watched, width, signs, now_s)),
-        (11, lambda: figures.place(watched, width, signs)),
-        (2, lambda: figures.progress(watched, width, signs, now_s)),
-        (1, lambda: figures.error(watched, width, signs)),
-        (5, lambda: figures.following(watched, width, signs)),
-        (4, lambda: figures.track(curves.loss, width, tall, signs)),
-        (6, lambda: figures.track(curves.rate, width, max(1, tall - 1), signs)),
-        (7, lambda: figures.metrics(watched, width, signs)),
-        (8, lambda: figures.split(curves, width, signs)),
-        (9, lambda: figures.exchange(watched, width, signs)),
-        (6, lambda: figures.gpus(watched, width, signs)),
-        (10, lambda: figures.memory(curves, width, signs)),
-        (3, lambda: figures.spend(watched, width, signs)),
-        (7, lambda: figures.limit(watched, width, signs, now_s)),
-        (8, lambda: figures.checkpoint(watched, width, signs, now_s)),
-        (6, lambda: figures.alerts(watched, width, signs, now_s)),
-        (9, lambda: figures.attempts(watched, width, signs, now_s)),
+        (0, lambda: _heading(view, width, signs)),
+        (1, lambda: _trouble(watched, width, signs, now_s)),
+        (11, lambda: texts("backend", view.place)),
+        (2, lambda: _progress(view, width, signs)),
+        (1, lambda: _error(view, width, signs)),
+        (5, lambda: [] if view.job.active else texts("next", *view.next_steps)),
+        (4, lambda: _track(curves.loss, width, tall, signs)),
+        (6, lambda: _track(curves.rate, width, max(1, tall - 1), signs)),
+        (7, lambda: texts("metrics", view.metrics)),
+        (8, lambda: _split(curves, width, signs)),
+        (9, lambda: _exchange(view, width, signs)),
+        (6, lambda: [*texts("GPUs", gpu_figures.words(view.progress)), *_warning(view.gpu_warning, width, signs)]),
+        (10, lambda: _memory(curves, width, signs)),
+        (3, lambda: _spend(view, width, signs)),
+        (7, lambda: _limit(view, width, signs)),
+        (8, lambda: texts("checkpoint", _checkpoint(view))),
+        (6, lambda: _alerts(watched, width, signs, now_s)),
+        (9, lambda: texts("before", _before(view))),
     )
     sections = (ViewSection(rank, _rows(draw, width, signs)) for rank, draw in ranked)
     return [section for section in sections if section.rows]
+
+
+def _warning(words: str, width: int, signs: Signs) -> list[Text]:
+    return [row(width, signs, (f"! {cleaned(words)}", WARNS))] if words else []
+
+
+def _heading(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return the job's id, its state and reason, and its run time."""
+    job = view.job
+    left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(job.attempt.word, "bold"))]
+    took = "" if view.took_s is None else span(view.took_s)
+    took += f" of at most {span(job.attempt.plan.cap_s)}" if took and job.active else ""
+    return [sides(width, signs, left, [(took, QUIET)] if took else [])]
+
+
+def _trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return a warning if the picture may be out of date."""
+    backend, since_s = watched.job.backend, watched.job.attempt.unreachable_since_s
+    words = watched.fault
+    if not words and since_s is not None:
+        ago = span(now_s - since_s)
+        words = f"{backend} has not answered for {ago}; showing its last report; the job is unaffected"
+    elif not words and watched.asks_since_s is not None and (waited_s := now_s - watched.asks_since_s) > SLOW_S:
+        words = f"{backend} was asked {span(waited_s)} ago, no answer yet"
+    return _warning(words, width, signs)
+
+
+def _progress(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return the progress, with a bar if the last step is known, and the expected finish."""
+    job, progress = view.job, view.progress
+    if "step" not in progress:
+        detail = cleaned(view.state.detail or "")
+        if not job.active:
+            return [labelled(width, signs, "progress", detail or "no step reported")]
+        words = {"pending": "waiting to begin"}.get(view.state.state, "no step reported yet")
+        return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
+    share = view.share_done
+    if share is None:
+        return [labelled(width, signs, "progress", f"step {progress['step']}")]
+    left, right = f"step {progress['step']}/{progress['max_steps']} ", percent(share)
+    if job.active and view.left_s is not None and view.money.finish_at_s is not None:
+        right += f", done in {span(view.left_s)}, at {clock(view.money.finish_at_s, view.now_s)}"
+    room = min(_MOST_BAR, width - LABEL - len(left) - len(right) - 1)
+    drawn = charts.bar(share, room, signs) + " " if room >= _LEAST_BAR else ""
+    return [labelled(width, signs, "progress", left, (drawn, "cyan"), right)]
+
+
+def _error(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return the exception of the first failing rank."""
+    if not view.state.error:
+        return []
+    words = [in_job(cleaned(line)) for line in failure_lines(view.state.error) if line.strip()] or ["unknown"]
+    return [labelled(width, signs, "" if place else "error", (line, BAD)) for place, line in enumerate(words[:3])]
+
+
+def _track(curve: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
+    """Return a curve with its newest, minimum and maximum values."""
+    if curve is None:
+        return []
+    newest = quantity(curve.newest) if isinstance(curve.newest, float) else curve.newest.upper()
+    style = "bold" if isinstance(curve.newest, float) else BAD
+    range_words = ""
+    if curve.least is not None and curve.largest is not None:
+        range_words = f"  least {quantity(curve.least):<7} largest {quantity(curve.largest):<7}"
+    words = f"{newest:>8}"
+    room = width - LABEL - len(words) - len(range_words) - 1
+    if room < _LEAST_BAR:
+        range_words, room = "", width - LABEL - len(words) - 1
+    values, name = _by_decades(curve)
+    drawn = charts.chart(values, max(0, room), height, signs)
+    first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
+    return [labelled(width, signs, name, *first), *(labelled(width, signs, "", (each, "cyan")) for each in drawn[1:])]
+
+
+def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
+    """Return the values to draw and their name: the logarithm of a loss with a large range, else its end looks flat."""
+    if curve.name != "loss" or not curve.least or curve.least <= 0 or (curve.largest or 0.0) < _FAR * curve.least:
+        return curve.values, curve.name
+    return [None if value is None else math.log10(value) for value in curve.values], f"{curve.name} (log)"
+
+
+def _split(curves: Curves, width: int, signs: Signs) -> list[Text]:
+    """Return the step time, and the share of each part."""
+    if curves.step_s is None:
+        return []
+    took = f"{step_time(curves.step_s)} "
+    if not curves.split:
+        return [labelled(width, signs, "step time", took)]
+    shares = [seconds / curves.step_s for _, seconds in curves.split]
+    legend: list[Part] = []
+    for place, ((name, _), share) in enumerate(zip(curves.split, shares, strict=True)):
+        sign = signs.parts[place % len(signs.parts)]
+        legend += [" ", (sign, _PART_COLOURS[place % 4]), f"{name} {percent(share)}"]
+    used = sum(len(part if isinstance(part, str) else part[0]) for part in legend)
+    room = min(_MOST_BAR, width - LABEL - len(took) - used)
+    runs = charts.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
+    drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
+    return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
+
+
+def _exchange(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return what the ranks exchange, and the staleness of updates."""
+    bars = exchange_figures.histogram(view.progress, signs.levels)
+    known = (("exchange", exchange_figures.words(view.progress)), ("staleness", bars))
+    return [labelled(width, signs, name, words) for name, words in known if words]
+
+
+def _memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
+    """Return the peak memory of rank 0: of its GPU, as a share if the total is known."""
+    if curves.memory_bytes is None:
+        return []
+    label = "GPU memory" if curves.is_gpu else "memory"
+    total = curves.memory_total_bytes
+    if total is None:
+        return [labelled(width, signs, label, f"{size(curves.memory_bytes)} at most so far, on rank 0")]
+    share = curves.memory_bytes / total
+    words = f" {percent(share)}, {size(curves.memory_bytes)} of {size(total)} at most so far, on rank 0"
+    room = min(_MOST_BAR, width - LABEL - len(words))
+    drawn = charts.bar(share, room, signs) if room >= _LEAST_BAR else ""
+    colour = WARNS if share > 0.9 else "cyan"
+    return [labelled(width, signs, label, (drawn, colour), words if drawn else words.lstrip())]
+
+
+def _spend(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return the cost and its share of the limit, the cost per hour, and the forecast cost."""
+    words, share = view.spent, view.spent_share
+    if view.job.active and view.money.total_micro:
+        words += f"; {dollars(view.money.total_micro)} when done"
+    room = min(_MOST_BAR, width - LABEL - len(words) - 1)
+    if share is None or room < _LEAST_BAR:
+        return [labelled(width, signs, "spend", words)]
+    style = BAD if share >= 1 else WARNS if share >= 0.8 else GOOD
+    return [labelled(width, signs, "spend", (charts.bar(share, room, signs), style), f" {words}")]
+
+
+def _limit(view: JobView, width: int, signs: Signs) -> list[Text]:
+    """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
+    if not view.job.active or not view.limit_times:
+        return []
+    first: list[Part] = [(f"; ! {view.limit_first}", WARNS)] if view.limit_first else []
+    return [labelled(width, signs, "limit", view.limit_times, *first)]
+
+
+def _checkpoint(view: JobView) -> str:
+    """Return the newest checkpoint and its age."""
+    step, saved_s = view.money.checkpoint_step, view.money.saved_s
+    parts = ["" if step is None else f"step {step}", "" if saved_s is None else f"{span(view.now_s - saved_s)} ago"]
+    return ", ".join(filter(None, parts))
+
+
+def _alerts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return the alerts sent, the newest first, with their channels."""
+    words: list[str] = []
+    for alert in reversed(watched.alerts):
+        kind, _, rest = alert.key.partition(":")
+        if kind in _ENDS:
+            continue
+        what = f"{rest.partition('@')[0]} % of the budget" if kind == "budget" else _ALERTS.get(kind, kind)
+        where = ", ".join(channel for channel in alert.channels if channel != "terminal")
+        words.append(f"{clock(alert.told_s, now_s)} {cleaned(what)}{f' ({where})' if where else ''}")
+    return [labelled(width, signs, "alerts", ("; ".join(words), WARNS))] if words else []
+
+
+def _before(view: JobView) -> str:
+    """Return how the earlier attempts ended, the newest first."""
+    words = []
+    for attempt in view.attempts[-2::-1]:
+        state = attempt.state
+        took = ""
+        if state.started_s is not None and state.ended_s is not None:
+            took = f" after {span(state.ended_s - state.started_s)}"
+        words.append(f"{attempt.number} {with_reason(state)}{took}")
+    return f"attempt {'; '.join(words)}" if words else ""
 
 
 def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text]:

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from ..job import exit_code
-from ..jobs.overview import as_lines
-from ..jobs.poller import Seen
-from ..jobs.watch import line as plain_line
+from ..jobs.overview import as_line, as_lines
 from ..logs.view import parse_ranks
 from ..notices import terminal_alerts
 from ..text.charts import Signs, signs_of
@@ -217,9 +215,9 @@ def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
     scene = feed.scene(time.time())
     if state.choice.is_single and scene.jobs:
         watched = scene.jobs[0]
-        print_text(as_lines(watched.job, watched.attempts))
+        print_text(as_lines(watched.view))
     else:
-        print_text([plain_line(Seen(watched.job, forecast=watched.forecast)) for watched in scene.jobs])
+        print_text([as_line(watched.view) for watched in scene.jobs])
     asked = feed.asked()
     if any(watched.job.active and watched.job.id not in asked for watched in scene.jobs):
         say(f"no longer watching; the {'other ' if asked else ''}jobs continue")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backend import LogLine
-from ..job import Attempt, Job
-from ..money.forecast import Forecast
+from ..job import Job
+from ..jobs.view import JobView
 from ..notices.outbox import Sent
 from ..store.series import Point, Series
 
@@ -35,36 +35,36 @@ class Track:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves from a job's events. Times in seconds, sizes in bytes; None if never reported.
-
-    `split`: the parts of a step's time by name, means over the newest windows; `step_s` is their sum.
-    """
+    """The curves from a job's events. Times in seconds, sizes in bytes; None if never reported."""
 
     loss: Track | None = None
     rate: Track | None = None
     step_s: float | None = None
     split: tuple[tuple[str, float], ...] = ()
+    """The parts of a step's time by name, means over the newest windows; `step_s` is their sum."""
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     is_gpu: bool = False
-    checkpoint: tuple[int | None, float] | None = None  # step, and time of the save
 
 
 @dataclass(frozen=True)
 class WatchedJob:
-    """A job as last seen. Times in unix seconds.
+    """A job as last seen. Times in unix seconds."""
 
-    `asks_since_s`: start of the poll in progress; `seen_s`: end of the last poll; `fault`: error of the last poll.
-    """
-
-    job: Job
-    attempts: tuple[Attempt, ...] = ()
-    forecast: Forecast | None = None
+    view: JobView
     curves: Curves | None = None
     alerts: tuple[Sent, ...] = ()
     fault: str = ""
+    """The error of the last poll."""
     seen_s: float | None = None
+    """The end of the last poll."""
     asks_since_s: float | None = None
+    """The start of the poll in progress."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.view.job
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ def curves_of(series: Series) -> Curves:
     memory = next((value for point in reversed(steps) if _is_size(value := point.fields.get("memory_bytes"))), None)
     start = next((point.fields for point in reversed(marks) if point.kind == "start"), {})
     total = start.get("memory_total_bytes")
-    saved = max((mark for mark in marks if mark.kind == "checkpoint"), key=lambda mark: mark.time_s, default=None)
     return Curves(
         loss=loss,
         rate=_rate(steps),
@@ -108,7 +107,6 @@ def curves_of(series: Series) -> Curves:
         memory_bytes=memory,
         memory_total_bytes=total if _is_size(total) else None,
         is_gpu=str(start.get("device", "")).startswith("cuda"),
-        checkpoint=None if saved is None else (saved.step, saved.time_s),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -12,7 +12,8 @@ from rich.text import Text
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
 
 from ..errors import in_words
-from ..jobs.overview import share_done
+from ..jobs.view import with_reason
+from ..money.forecast import Forecast
 from ..store import loss_bins
 from ..text import charts as spark
 from ..text.charts import Signs
@@ -85,35 +86,28 @@ def _values(watched: WatchedJob) -> list[float | None]:
 
 def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     """Return the text of each column."""
-    job, state, fields = watched.job, watched.job.attempt.state, watched.job.attempt.progress
-    share = share_done(fields)
-    loss = fields.get("loss")
-    finish_s = watched.forecast.finish_at_s if watched.forecast is not None and job.active else None
-    is_silent = job.attempt.unreachable_since_s is not None
-    reason = "no answer" if is_silent else state.reason
+    view = replace(watched.view, now_s=now_s)
+    job, state, fields, share = view.job, view.state, view.progress, view.share_done
+    loss, left_s = fields.get("loss"), view.left_s if view.job.active else None
+    if job.attempt.unreachable_since_s is not None:
+        state = replace(state, reason="no answer")
+    word = with_reason(state) if job.attempt.word == state.state else job.attempt.word
     return {
         "JOB": job.id,
-        "STATE": "paused"
-        if reason == "paused"
-        else f"{state.state} ({reason})"
-        if reason and job.attempt.word == state.state
-        else job.attempt.word,
+        "STATE": "paused" if state.reason == "paused" else word,
         "STEP": f"{fields.get('step', '')}" + (f"/{fields['max_steps']}" if share is not None else ""),
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
-        "LEFT": "" if finish_s is None else span(finish_s - now_s),
-        "USD SPENT": _spent(watched),
+        "LEFT": "" if left_s is None else span(left_s),
+        "USD SPENT": _spent(view.money),
     }
 
 
-def _spent(watched: WatchedJob) -> str:
-    found = watched.forecast
-    if found is None:
-        return ""
-    if found.spent_micro is None:
+def _spent(money: Forecast) -> str:
+    if money.spent_micro is None:
         return "unknown"
-    share = f", {100 * found.spent_micro // found.limit_micro} %" if found.limit_micro else ""
-    return f"{amount(found.spent_micro)}{share}"
+    share = f", {100 * money.spent_micro // money.limit_micro} %" if money.limit_micro else ""
+    return f"{amount(money.spent_micro)}{share}"
 
 
 def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
@@ -169,9 +163,9 @@ def _notes(scene: Scene, jobs: int, width: int, height: int, signs: Signs) -> li
 
 def _totals(jobs: Sequence[WatchedJob], width: int, signs: Signs) -> Text:
     active = sum(watched.job.active for watched in jobs)
-    burn = sum((watched.forecast.burn_micro_h or 0) for watched in jobs if watched.forecast is not None)
-    spent = sum((watched.forecast.spent_micro or 0) for watched in jobs if watched.forecast is not None)
-    unknown = sum(watched.forecast is not None and watched.forecast.spent_micro is None for watched in jobs)
+    burn = sum(watched.view.money.burn_micro_h or 0 for watched in jobs)
+    spent = sum(watched.view.money.spent_micro or 0 for watched in jobs)
+    unknown = sum(watched.view.money.spent_micro is None for watched in jobs)
     count = counted(len(jobs), "job")
     words = f"{count}, {active} active: {dollars(burn)}/h, {dollars(spent)} spent"
     words += f", and {unknown} at an unknown price" if unknown else ""

@@ -23,10 +23,12 @@ from ..backend_table import DEFAULT
 from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Job
 from ..jobs import evaluations
+from ..jobs.view import read_view
 from ..store import series
 from ..store.progress import lineage
 from ..store.registry import Registry
 from ..text.extras import install
+from ..text.money import as_usd
 from . import source
 
 _FORMS = ("safetensors", "pt2", "onnx", HUGGINGFACE)
@@ -174,10 +176,8 @@ def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
     """Return the registry's facts about the job and the step, for config.json and the model card."""
-    from ..jobs.describe import as_json
-
     git = job.bundle.get("git") or {}
-    spent = as_json(job, registry.attempts(job))["spend_usd"]
+    spent = as_usd(read_view(registry, job).money.spent_micro)
     points = [point for point in series.read(registry.database, job.id).marks if point.kind == "eval"]
     metrics = next((point.fields.get("metrics") for point in reversed(points) if point.step == step), None)
     found = {"job": job.id, "backend": job.backend, "commit": git.get("commit"), "cost_usd": spent, "metrics": metrics}

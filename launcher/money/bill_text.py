@@ -8,6 +8,7 @@ from typing import Any
 from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
 
 from ..text.money import moment, of_limit
+from ..text.tables import labelled
 from . import unit_cost
 from .bill import Bill, BillLine
 from .period import Group, Spent, total
@@ -19,19 +20,16 @@ GROUP_HEAD = ("JOBS", "NODE-HOURS", "USD")
 
 def bill_lines(found: Bill) -> list[str]:
     """Return the lines below the table of a job's legs: sum, plan, unit costs."""
-    lines = [f"  spent       {of_limit(found.spent_micro, found.limit_micro)}"]
-    if found.idle_micro:
-        lines.append(
-            f"  idle        up to {dollars(found.idle_micro)} more while its machines idle after it; not in spent"
-        )
-    if planned := _planned(found):
-        lines.append(f"  planned     {planned}")
-    if bought := unit_cost.in_words(found.paid):
-        lines.append(f"  paid for    {bought}")
-    loss = [f"{dollars(found.paid.loss_micro)} for each 1.0 that it fell" if found.paid.loss_micro else ""]
-    if words := "; ".join(part for part in [*loss, unit_cost.last_words(found.paid)] if part):
-        lines.append(f"  loss        {words}")
-    return lines
+    idle = f"up to {dollars(found.idle_micro)} more while its machines idle after it; not in spent"
+    fall = f"{dollars(found.paid.loss_micro)} for each 1.0 that it fell" if found.paid.loss_micro else ""
+    rows = (
+        ("spent", of_limit(found.spent_micro, found.limit_micro)),
+        ("idle", idle if found.idle_micro else ""),
+        ("planned", _planned(found)),
+        ("paid for", unit_cost.in_words(found.paid)),
+        ("loss", "; ".join(filter(None, (fall, unit_cost.last_words(found.paid))))),
+    )
+    return labelled((label, words) for label, words in rows if words)
 
 
 def leg_rows(lines: Sequence[BillLine]) -> list[list[str]]:

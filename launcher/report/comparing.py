@@ -14,7 +14,7 @@ from cloudtrain.entrypoints.format import amount, dollars, span
 
 from ..job import Job
 from ..jobs import shown_config
-from ..jobs.describe import outcome
+from ..jobs.view import outcome, view_of
 from ..store import series as serieses
 from ..store.registry import Registry
 from . import facts
@@ -55,16 +55,17 @@ class Comparison:
 
 def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: float | None = None) -> Comparison:
     """Return the comparison of the jobs, as known at `now_s`."""
-    runs = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
-    datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in runs]
-    results = [facts.results(job, attempts, found, now_s) for job, attempts, found in runs]
+    views = [view_of(job, registry.attempts(job), now_s) for job in jobs]
+    runs = [(view, serieses.read(registry.database, view.job.id)) for view in views]
+    datas = [chart_data(view, series) for view, series in runs]
+    results = [facts.results(view, series) for view, series in runs]
     share = _MOST_DRAWN // len(runs)
     target = common_loss(datas) if target is None else target
     has_script = not all(job.config.get("task") for job in jobs)
     return Comparison(
         jobs=tuple(jobs),
         datas=tuple(datas),
-        drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in runs),
+        drawn=tuple(chart_data(view, serieses.drawable(series, share)) for view, series in runs),
         results=tuple(results),
         config=shown_config.differing([shown_config.shown(job, set_only=has_script) for job in jobs]),
         target=target,

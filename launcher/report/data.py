@@ -9,10 +9,9 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import span
 
-from ..job import Attempt, Job
-from ..jobs.describe import as_json
+from ..job import Attempt
+from ..jobs.view import JobView
 from ..metering import meter
-from ..money.forecast import limit_micro
 from ..store.series import Point, Series
 from ..text.money import as_usd
 
@@ -27,18 +26,18 @@ _MOST_OWN = 8  # maximum number of a script's own columns
 _DIGITS = 6  # significant digits of a figure in the file
 
 
-def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
-    """Return the job's series in columns, as known at `now_s`; money in US dollars, times in unix seconds.
+def chart_data(view: JobView, series: Series) -> dict[str, Any]:
+    """Return the job's series in columns; money in US dollars, times in unix seconds.
 
     An absent number is null, a number that is not finite is text (`nan`, `inf`). `usd` is the cost of the whole job up
-    to the row's time; if a price is unknown, `usd` is null and `spend` empty. `attempts` are all attempts of the job.
+    to the row's time; if a price is unknown, `usd` is null and `spend` empty.
     `weight`, if present: the number of events that a row averages; 0 for an outlier.
     """
-    spend = spend_curve(attempts, now_s)
+    spend = spend_curve(view.attempts, view.now_s)
     return {
-        "job": as_json(job, attempts),
-        "as_of_s": round(now_s, 3),
-        "attempts": [_attempt(attempt, series, now_s) for attempt in attempts],
+        "job": view.as_json(),
+        "as_of_s": round(view.now_s, 3),
+        "attempts": [_attempt(attempt, series, view.now_s) for attempt in view.attempts],
         "steps": _columns(series.steps, spend),
         "evals": [
             _placed(point, spend) | {"metrics": _short(point.fields.get("metrics", {}))}
@@ -51,7 +50,7 @@ def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: flo
             if point.kind != "eval"
         ],
         "spend": spend,
-        "limit_usd": as_usd(limit_micro(job)),
+        "limit_usd": as_usd(view.money.limit_micro),
     }
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, TypeGuard
 
-from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.entrypoints.format import dollars, failure, span
 
-from ..job import Attempt, Job
+from ..job import Job
+from ..jobs.view import JobView, took_s
 from ..metering import meter
-from ..money.forecast import limit_micro
 from ..store import exchange_figures, gpu_figures
 from ..store.progress import lineage
 from ..store.series import Series
@@ -31,36 +31,34 @@ def figure(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
-def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
+def results(view: JobView, series: Series) -> dict[str, Any]:
     """Return the known results of the job, under the names that `compare` shows too."""
-    losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
-    spent = meter.spent_micro(meter.legs_of(attempts), now_s)
-    found: dict[str, Any] = {
-        "steps": job.attempt.progress.get("step"),
-        "loss": losses[-1][0] if losses else job.attempt.progress.get("loss"),
+    losses, spent = _losses(series), view.money.spent_micro
+    known: dict[str, Any] = {
+        "steps": view.progress.get("step"),
+        "loss": losses[-1][0] if losses else view.progress.get("loss"),
         "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
         "samples_per_s": _median(series, "samples_per_s"),
         "bytes_sent": _median(series, "bytes_sent"),
-        "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
+        "running_s": _ran_s(view),
         "spend_usd": spent / 1e6 if spent else None,  # a machine without a price does not necessarily cost zero
     }
-    for name, value in (job.attempt.progress.get("metrics") or {}).items():
-        found[f"metrics.{name}"] = value
-        if best := _best(name, job, series):
-            found[f"best.{name}"] = best[0]
-    return {name: value for name, value in found.items() if value is not None}
+    for name, value in (view.progress.get("metrics") or {}).items():
+        known[f"metrics.{name}"] = value
+        if best := _best(name, view.job, series):
+            known[f"best.{name}"] = best[0]
+    return {name: value for name, value in known.items() if value is not None}
 
 
-def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> list[tuple[str, str, str]]:
+def headline(view: JobView, series: Series) -> list[tuple[str, str, str]]:
     """Return the cards at the top: name, figure, and a line below."""
-    progress, state = job.attempt.progress, job.attempt.state
+    job, progress, state = view.job, view.progress, view.state
     cards = []
     if _is_number(step := progress.get("step")):
         most = progress.get("max_steps")
         done = f"of {most:,}, {int(100 * step // most)} %" if isinstance(most, int) and most > 0 else ""
         cards.append(("Steps", f"{step:,}", done))
-    losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
-    if losses:
+    if losses := _losses(series):
         least, at = min(losses, key=lambda each: each[0])
         cards.append(("Loss", figure(losses[-1][0]), f"lowest {figure(least)}{_at(at)}"))
     elif progress.get("loss") is not None:
@@ -77,12 +75,11 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
         )
     if (busy := gpu_figures.mean(progress)) is not None:
         cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpu_figures.words(progress)}"))
-    ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
-    whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
-    if ran_s:
+    whole_s = (view.now_s if job.active else state.ended_s or view.now_s) - job.created_s
+    if ran_s := _ran_s(view):
         until = "since its submit" if job.active else "from submit to end"
         cards.append(("Time", span(ran_s), f"running; {span(whole_s)} {until}"))
-    spent, limit = meter.spent_micro(meter.legs_of(attempts), now_s), limit_micro(job)
+    spent, limit = view.money.spent_micro, view.money.limit_micro
     if spent is None:
         cards.append(("Cost", "unknown", "no price is known for its machines"))
     elif spent or limit:
@@ -158,22 +155,22 @@ def code(job: Job, series: Series) -> list[Row]:
 _HASHES = (("code_sha256", "task file, sha256"), ("dataset_fingerprint", "data, fingerprint"))
 
 
-def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple[str, str, str]]:
+def plan_rows(view: JobView) -> list[tuple[str, str, str]]:
     """Return rows of plan against result: for the newest attempt, and for the job's money."""
-    last, plan = job.attempt, job.attempt.plan
+    last, plan = view.job.attempt, view.job.attempt.plan
     rows = []
-    if last.state.started_s is not None:
+    if view.took_s is not None:
         why = "budget" if plan.cap_reason == "budget" else "time limit"
-        rows.append((f"time, attempt {last.number}", f"at most {span(plan.cap_s)} ({why})", span(_ran_s(last, now_s))))
-    spent = meter.spent_micro(meter.legs_of([last]), now_s)
+        rows.append((f"time, attempt {last.number}", f"at most {span(plan.cap_s)} ({why})", span(view.took_s)))
+    spent = meter.spent_micro(meter.legs_of([last]), view.now_s)
     worst = plan.worst_case_usd
     if worst is not None and spent is not None and (worst or spent):
         rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", dollars(spent)))
-    for attempt in attempts:
+    for attempt in view.attempts:
         forecast = attempt.progress.get("forecast")
         if not isinstance(forecast, list) or len(forecast) != 2 or not _is_number(forecast[1]):
             continue
-        ended_s = attempt.state.ended_s if attempt is not last or not job.active else None
+        ended_s = attempt.state.ended_s if attempt is not last or not view.job.active else None
         came = "runs" if ended_s is None else f"{moment(ended_s)} UTC, {_off(ended_s - forecast[1])}"
         if ended_s is not None and attempt.state.state != "succeeded":
             came = f"{moment(ended_s)} UTC, unfinished"
@@ -186,23 +183,22 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
     return rows
 
 
-def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
+def failures(view: JobView) -> list[dict[str, str]]:
     """Return the exception of the first failing rank, for each failed attempt."""
-    found = []
-    for attempt in attempts:
+    rows = []
+    for attempt in view.attempts:
         if error := attempt.state.error:
             who = f"rank {error['rank']}" if error.get("rank") is not None else "the job"
             where = f" on node {error['node']}" if error.get("node") is not None else ""
-            kind = f"{error['type']}: " if error.get("type") else ""
-            found.append(
+            rows.append(
                 {
                     "title": f"Attempt {attempt.number}: {who}{where}",
-                    "message": f"{kind}{error.get('message', '')}",
+                    "message": failure(None, error.get("type"), error.get("message", "")),
                     "traceback": str(error.get("traceback") or ""),
                     "lines": "\n".join(map(str, error.get("lines") or ())),
                 }
             )
-    return found
+    return rows
 
 
 def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
@@ -226,11 +222,10 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
     return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
 
 
-def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
+def commands(view: JobView) -> list[Row]:
     """Return commands: to continue, to repeat the job, to see more."""
-    from ..jobs.describe import next_step
-
-    rows = [("next", command) for command in next_step(job, attempts) if command.startswith("cloudtrain")]
+    job = view.job
+    rows = [("next", command) for command in view.next_steps if command.startswith("cloudtrain")]
     git = job.bundle.get("git") or {}
     if git.get("commit"):
         rows.append(("the same code", f"git checkout {git['commit']}"))
@@ -270,13 +265,14 @@ def _median(series: Series, name: str) -> float | None:
     return (low + high) / 2
 
 
-def _ran_s(attempt: Attempt, now_s: float) -> float:
-    state = attempt.state
-    if state.started_s is None:
-        return 0.0
-    runs = state.state in ("pending", "running", "stopping")
-    end_s = now_s if runs else state.ended_s or state.started_s
-    return max(0.0, end_s - state.started_s)
+def _ran_s(view: JobView) -> float:
+    """Return the run time of all attempts."""
+    return sum(max(0.0, took_s(attempt, view.now_s) or 0.0) for attempt in view.attempts)
+
+
+def _losses(series: Series) -> list[tuple[float, int | None]]:
+    """Return the losses with their steps."""
+    return [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
 
 
 def _off(seconds: float) -> str:

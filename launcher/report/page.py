@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..jobs import shown_config
 from ..jobs.evaluations import tests_of
+from ..jobs.view import view_of
 from ..planning.bundle import GENERATOR, is_report
 from ..store import series as serieses
 from ..text.terminal import confirm, is_terminal, say
@@ -39,10 +40,9 @@ _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
 def report_html(registry: Registry, job: Job, now_s: float) -> str:
     """Return the report of a job, as known at `now_s`."""
-    attempts = registry.attempts(job)
-    found = serieses.read(registry.database, job.id)
-    data = chart_data(job, attempts, serieses.drawable(found), now_s)
-    summary, saved = facts.checkpoints(found)
+    view, series = view_of(job, registry.attempts(job), now_s), serieses.read(registry.database, job.id)
+    data = chart_data(view, serieses.drawable(series))
+    summary, saved = facts.checkpoints(series)
     return rendered(
         "report.html",
         [data],
@@ -50,15 +50,15 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         job=job,
         data=data,
         as_of=facts.stamp(now_s),
-        cards=facts.headline(job, attempts, found, now_s),
-        failures=facts.failures(attempts),
+        cards=facts.headline(view, series),
+        failures=facts.failures(view),
         attempts=list(facts.attempt_rows(data["attempts"])),
         checkpoints=saved,
         checkpoints_summary=summary,
-        plan=facts.plan_rows(job, attempts, now_s),
-        environment=facts.environment(job, found),
-        code=facts.code(job, found),
-        commands=facts.commands(job, attempts),
+        plan=facts.plan_rows(view),
+        environment=facts.environment(job, series),
+        code=facts.code(job, series),
+        commands=facts.commands(view),
         config=shown_config.as_yaml(shown_config.shown(job)),
         tests=tested.section(tests_of(registry, job)),
         cell=tested.CELL,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+INDENT, LABEL = "  ", 12  # columns of a label with the blanks after the label
 LEAST = 8  # characters that stay of a cut cell
 TINY = 20  # columns; a narrower terminal is a mistake
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell with a first character of these as a formula
@@ -47,6 +48,11 @@ def size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
         return columns, os.get_terminal_size(out.fileno()).lines or None
     except (OSError, ValueError):
         return columns, None
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each label and its text; a row without a label continues the row above."""
+    return [f"{INDENT}{label:<{LABEL}}{text}" for label, text in rows]
 
 
 def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:

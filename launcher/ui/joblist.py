@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from ..jobs.describe import as_json
-from ..jobs.listing import JobFilter, attempts_of
+from ..jobs.listing import JobFilter
+from ..jobs.view import read_view
 from ..store.registry import Registry
 from ..store.sweeps import TRIAL_JOBS
 from ..sweeps import summary
@@ -90,7 +90,7 @@ def listed(registry: Registry, choice: JobListQuery) -> Listed:
         count = database.execute(f"SELECT COUNT(*) FROM jobs WHERE {_IS_NO_TRIAL}")[0][0]
     order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
     ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
-    jobs = [as_json(job, attempts_of(registry, job)) for job in map(registry.find, ids)]
+    jobs = [read_view(registry, job).as_json() for job in map(registry.find, ids)]
     return Listed(jobs, count, max(1, -(-count // PAGE)))
 
 

@@ -16,11 +16,9 @@ from ..errors import BudgetError, CloudtrainError, UsageError
 from ..job import Attempt, Job
 from ..jobs import retry, stopping
 from ..jobs.approval import cost_words
-from ..jobs.describe import as_json, limit_words, next_step
-from ..jobs.overview import lines_before
 from ..jobs.refresh import refresh
+from ..jobs.view import lines_before, read_view, took_s
 from ..money import period, unit_cost
-from ..money.forecast import forecast
 from ..money.period import Spent
 from ..store import ledger, sweeps
 from ..store.budgets import OVERALL, Standing, month_of
@@ -51,14 +49,11 @@ def job_parts(pages: Pages, registry: Registry, job_id: str, fault: str) -> Show
 
 def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
     """Return the templates' values of a job. Raises NoSuchJobError."""
-    now_s = time.time()
     job = registry.find(job_id)
-    attempts = registry.attempts(job)
-    money = forecast(job, attempts, now_s)
-    found, state, plan = as_json(job, attempts), job.attempt.state, job.attempt.plan
-    began_s = state.started_s
+    view = read_view(registry, job)
+    shown, state, attempts, now_s = view.as_json(), view.state, view.attempts, view.now_s
     return {
-        "job": found,
+        "job": shown,
         "tags": job.asked.tags,
         "config_file": job.config_file,
         "is_active": job.active,
@@ -66,12 +61,12 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "can_kill": _can_kill(job),
         "saves": job.saves,
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
-        "plan": plan,
-        "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,
-        "limit_words": limit_words(job, money) if job.active and money.hits_limit else "",
+        "plan": job.attempt.plan,
+        "took_s": view.took_s,
+        "limit_words": view.limit_first,
         "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
-        "next_steps": next_step(job, attempts),
-        "attempts": [_attempt(*each, now_s) for each in zip(found["attempts"][::-1], attempts[::-1], strict=True)],
+        "next_steps": view.next_steps,
+        "attempts": [_attempt(*each, now_s) for each in zip(shown["attempts"][::-1], attempts[::-1], strict=True)],
         "trace": _trace(state.error),
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
@@ -83,9 +78,8 @@ def curves(registry: Registry, job_id: str) -> dict[str, Any]:
     from ..report.data import chart_data
     from ..store import series
 
-    job: Job = registry.find(job_id)
-    attempts: Sequence[Attempt] = registry.attempts(job)
-    return chart_data(job, attempts, series.drawable(series.read(registry.database, job.id)), time.time())
+    view = read_view(registry, registry.find(job_id))
+    return chart_data(view, series.drawable(series.read(registry.database, view.job.id)))
 
 
 @dataclass(frozen=True)
@@ -211,7 +205,7 @@ def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[
         "detail": state.detail,
         "restarts": state.restarts,
         "began_s": state.started_s or attempt.created_s,
-        "took_s": None if state.started_s is None else (state.ended_s or now_s) - state.started_s,
+        "took_s": took_s(attempt, now_s),
         "ranks": attempt.plan.ranks,
         "url": state.url,
     }

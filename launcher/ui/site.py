@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.format import amount, span
 
 from ..errors import CloudtrainError
 from ..jobs.poller import Seen, as_fault
-from ..jobs.watch import Watcher
+from ..jobs.watcher import Watcher
 from ..store.registry import Registry
 from ..text.terminal import say, when
 from .feeds import Feeds, LogFeed

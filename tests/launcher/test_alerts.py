@@ -15,7 +15,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
 from cloudtrain.entrypoints.notices.rules import unsent, wanted
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs.describe import next_step
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.money.job_facts import job_facts
 from doubles.plans import plan_of
@@ -337,7 +337,7 @@ def test_stop_after_the_last_step_names_no_resume(state: Any, saved_step: int | 
     notice = standing(ended, look, NOW)[-1]
     assert (notice.fields["resume"] is not None) == is_advised
     assert ("to finish" in notice.text) == is_advised
-    assert any("cloudtrain resume" in each for each in next_step(ended, [ended.attempt])) == is_advised
+    assert any("cloudtrain resume" in each for each in view_of(ended, [ended.attempt]).next_steps) == is_advised
 
 
 def test_end_without_a_checkpoint_names_no_command() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.jobs.describe import unattended
+from cloudtrain.launcher.jobs.view import unattended
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs import describe, overview
+from cloudtrain.launcher.jobs import overview
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import loss_bins
@@ -175,7 +176,9 @@ def test_status_names_the_limit_that_comes_first() -> None:
         ("budget", "the budget's cap comes before the finish"),
         ("time_limit", "the time limit comes"),
     ):
-        lines = overview.as_lines(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
+        lines = overview.as_lines(
+            view_of(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
+        )
         text = "\n".join(lines)
         assert words in text
         assert "12.00 USD of 100.00 USD, 12 %; 72.00 USD/h" in text
@@ -183,20 +186,20 @@ def test_status_names_the_limit_that_comes_first() -> None:
         assert max(map(len, lines)) <= 80
     told["eta_s"] = 600.0
     assert "  outlook     done at" in "\n".join(
-        overview.as_lines(*job_of(State("running", started_s=now_s), progress=told))
+        overview.as_lines(view_of(*job_of(State("running", started_s=now_s), progress=told)))
     )
 
 
 def test_status_of_an_ended_job_shows_its_cost() -> None:
     """The line also has the prices of progress."""
     over = State("succeeded", started_s=0.0, ended_s=100.0)
-    lines = overview.as_lines(*job_of(over, progress={"epoch": 4.0, "samples": 1000}))
+    lines = overview.as_lines(view_of(*job_of(over, progress={"epoch": 4.0, "samples": 1000})))
     assert "  cost        2.00 USD of 100.00 USD, 2 % (0.50 USD an epoch, 2000.00 USD per 1M samples)" in lines
 
 
 def test_json_names_are_stable() -> None:
     """Scripts rely on these names."""
-    found = describe.as_json(*job_of(RUNS, progress={"eta_s": 1.0}))
+    found = view_of(*job_of(RUNS, progress={"eta_s": 1.0})).as_json()
     names = "limit_usd burn_usd_per_hour projected_usd projected_finish_s cap_at_s deadline_at_s hits_limit stalled_s"
     assert set(names.split()) <= set(found)
     assert json.dumps(found, allow_nan=False)

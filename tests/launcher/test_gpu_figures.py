@@ -10,8 +10,8 @@ import pytest
 
 from cloudtrain.entrypoints.agent import gpumeter
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import gpu_figures, progress
 
 
@@ -71,7 +71,7 @@ def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None
         job = make_job("one")
         attempt: Attempt = replace(job.attempt, phase="sent", state=state, progress=folded(*[{0: 2}] * 7))
         job = replace(job, attempt=attempt)
-        return "\n".join(as_lines(job, [attempt])), as_json(job, [attempt])
+        return "\n".join(as_lines(view_of(job, [attempt]))), view_of(job, [attempt]).as_json()
 
     text, told = after(State("running", started_s=1.0))
     assert "  GPUs        2 % busy, 1.0 of 80 GiB, 100 W" in text

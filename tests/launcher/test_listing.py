@@ -21,8 +21,8 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import causes, listing, poller, refresh
-from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.jobs.listing import JobFilter, chosen
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import database
 from cloudtrain.launcher.store.registry import Registry
 
@@ -52,7 +52,7 @@ def test_listing_keeps_the_json_of_status(registry: Registry, add: Callable[...,
     job = add("done")
     for _ in range(2):  # made, then stored
         (line,) = chosen(registry, JobFilter(), described=True).lines
-        assert json.loads(line.described) == as_json(job, [job.attempt])
+        assert json.loads(line.described) == view_of(job, [job.attempt]).as_json()
         assert (line.outcome, line.progress, line.ranks) == ("succeeded", "step 5/9 loss 0.5", "2 x 1")
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
 
@@ -127,7 +127,7 @@ def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Ca
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
     assert ids(registry) == [f"job-{number}" for number in reversed(range(6))]
     assert ids(registry, limit=3) == ["job-5", "job-4", "job-3"]
-    assert [job.id for job in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
+    assert [view.job.id for view in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_line_is_stored_with_the_end(
     ((outcome, described),) = registry.database.execute("SELECT outcome, described FROM listed")
     assert outcome == ("succeeded" if is_sent else "not sent")
     job = registry.find("job")
-    assert json.loads(described) == as_json(job, [job.attempt])
+    assert json.loads(described) == view_of(job, [job.attempt]).as_json()
 
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])

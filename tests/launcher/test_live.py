@@ -269,16 +269,13 @@ def test_split_is_the_mean_of_the_newest_steps() -> None:
 
 
 def test_memory_is_a_share_of_the_reported_total() -> None:
-    """The newest checkpoint is the checkpoint with the latest time."""
+    """The newest step has the peak, and the start event the total of the GPU."""
     points = (
         Point(1, "start", 0.0, 0, {"device": "cuda:0", "memory_total_bytes": 100}),
         Point(1, "step", 1.0, 1, {"memory_bytes": 40}),
-        Point(1, "checkpoint", 2.0, 1, {}),
-        Point(2, "checkpoint", 9.0, 7, {}),
     )
     curves = curves_of(Series(points))
     assert (curves.memory_bytes, curves.memory_total_bytes, curves.is_gpu) == (40, 100, True)
-    assert curves.checkpoint == (7, 9.0)
 
 
 @pytest.mark.parametrize(

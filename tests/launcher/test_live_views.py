@@ -14,11 +14,11 @@ from rich.text import Text
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.live import jobview, main_loop, tableview
 from cloudtrain.launcher.live.model import Curves, Scene, TailShot, WatchedJob, curves_of
 from cloudtrain.launcher.live.screen import Renderer
 from cloudtrain.launcher.live.view_state import ViewState, steer
-from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices.outbox import Sent
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.series import Point, Series
@@ -68,6 +68,7 @@ def watched(make_job: Callable[..., Job]) -> Callable[..., WatchedJob]:
             "eta_s": 1400.0,
             "stepped_s": NOW,
             "checkpoint_step": 500,
+            "saved_s": NOW - 100,
             "metrics": {"accuracy": 0.98765, "loss": "nan"},
             "curve": loss_bins.dump(bins),
         }
@@ -78,7 +79,7 @@ def watched(make_job: Callable[..., Job]) -> Callable[..., WatchedJob]:
         before = replace(made.attempt, plan=PLAN, state=first)
         job = replace(made, attempt=replace(now, ref={}), created_s=NOW, config={"budget": {"limit": "10 USD"}})
         attempts: tuple[Attempt, ...] = (before, job.attempt)
-        return replace(WatchedJob(job, attempts, forecast(job, attempts, NOW), seen_s=NOW, **changes))
+        return WatchedJob(view_of(job, attempts, NOW), seen_s=NOW, **changes)
 
     return make
 
@@ -97,6 +98,11 @@ def steps(count: int = 60) -> Series:
 def log(*texts: str, rank: int = 0) -> TailShot:
     """Return the end of a log."""
     return TailShot(tuple(LogLine(text, 0, rank, NOW) for text in texts), is_read=True)
+
+
+def with_job(watched: WatchedJob, job: Job) -> WatchedJob:
+    """Return the model with a changed job."""
+    return replace(watched, view=replace(watched.view, job=job))
 
 
 def drawn(rows: list[Text]) -> str:
@@ -211,7 +217,7 @@ def test_no_screen_is_larger_than_the_terminal(
 ) -> None:
     """The size holds for any content and any open question."""
     seen = watched(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
-    scene = Scene(tuple(replace(seen, job=replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
+    scene = Scene(tuple(with_job(seen, replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
     choices = [
         ViewState(opened="x"),
         ViewState(opened="x", is_large=True),
@@ -259,8 +265,8 @@ def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
     """The figures come from untrusted input in the registry, and print no control character."""
     state = State("running", "\x1b[2J\x07", started_s=NOW - 60)
     good = watched()
-    odd = replace(good, job=replace(good.job, id="odd"))
-    odd = replace(odd, job=replace(odd.job, attempt=replace(odd.job.attempt, progress=progress, state=state)))
+    odd = with_job(good, replace(good.job, id="odd"))
+    odd = with_job(odd, replace(odd.job, attempt=replace(odd.job.attempt, progress=progress, state=state)))
     scene = Scene((odd, good), NOW)
     table = tableview.view(scene, ViewState(), (100, 24), UNICODE, "")
     assert "step 600/2000" not in drawn(picture(odd))
@@ -369,10 +375,10 @@ def test_silent_backend_is_shown_with_the_duration(watched: Callable[..., Watche
     """The job keeps its state."""
     seen = watched()
     silent = replace(seen.job, attempt=replace(seen.job.attempt, unreachable_since_s=NOW - 185))
-    told = drawn(picture(replace(seen, job=silent)))
+    told = drawn(picture(with_job(seen, silent)))
     assert "local has not answered for 3m 5s" in told
     assert "running" in told
-    table = tableview.view(Scene((replace(seen, job=silent),), NOW), ViewState(), (80, 24), UNICODE, "")
+    table = tableview.view(Scene((with_job(seen, silent),), NOW), ViewState(), (80, 24), UNICODE, "")
     assert "running (no answer)" in drawn(table)
 
 

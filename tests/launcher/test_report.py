@@ -15,6 +15,7 @@ from browser import contrast
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import shown_config
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.report import facts
@@ -67,7 +68,7 @@ def shown(page: Page, chart: str) -> str:
 
 def data_of(registry: Registry, job: Job, now_s: float = NOW_S) -> dict[str, Any]:
     """Return the data of the job's charts."""
-    return chart_data(job, registry.attempts(job), series.read(registry.database, job.id), now_s)
+    return chart_data(view_of(job, registry.attempts(job), now_s), series.read(registry.database, job.id))
 
 
 # -- content ----------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> 
 
 def test_results_count_the_time_of_all_attempts(job: Job, registry: Registry) -> None:
     """The three attempts ran for 540, 360 and 420 s; the pauses between them do not count."""
-    found = facts.results(job, registry.attempts(job), series.read(registry.database, job.id), NOW_S)
+    found = facts.results(view_of(job, registry.attempts(job), NOW_S), series.read(registry.database, job.id))
     assert found["running_s"] == 540 + 360 + 420
 
 

@@ -15,7 +15,7 @@ import pytest
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.describe import unattended
+from cloudtrain.launcher.jobs.view import unattended
 from cloudtrain.launcher.metering.meter import metered_at_worst_micro, spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.money.job_facts import price_terms

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.text.sanitize import state_of
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
@@ -66,8 +66,8 @@ def test_untrusted_error_prints_without_control_characters(error: dict[str, Any]
         state = state_of(State("failed", f"er{ESCAPE}", True, each, 1e300, 2.0, detail=f"d{ESCAPE}", url=ESCAPE))
         job = make_job("digits-x")
         job = replace(job, attempt=replace(job.attempt, phase="sent", state=state))
-        lines = as_lines(job, [job.attempt], (), (80, 24))
-        text = "\n".join(lines) + json.dumps(as_json(job, [job.attempt]), ensure_ascii=False, allow_nan=False)
+        lines = as_lines(view_of(job, [job.attempt]), (), (80, 24))
+        text = "\n".join(lines) + json.dumps(view_of(job, [job.attempt]).as_json(), ensure_ascii=False, allow_nan=False)
         assert "".join(lines).isprintable()
         assert not set(text) & set(ESCAPE[:1] + "\x07\x9b\ud800")
         assert len(text) < 100_000

@@ -14,9 +14,9 @@ import pytest
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher.commands import status as status_command
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs import overview, poller
-from cloudtrain.launcher.jobs.describe import as_json, saved_step
-from cloudtrain.launcher.jobs.overview import as_lines, lines_before
+from cloudtrain.launcher.jobs import poller, view
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.view import lines_before, saved_step, view_of
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -50,7 +50,7 @@ ERROR = {
 @pytest.fixture(autouse=True)
 def _clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeze the screen's clock, so that a slow machine does not change the result."""
-    monkeypatch.setattr(overview, "time", SimpleNamespace(time=lambda: NOW_S))
+    monkeypatch.setattr(view, "time", SimpleNamespace(time=lambda: NOW_S))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def screen(make_job: Callable[..., Job]) -> Callable[..., str]:
         attempt = replace(job.attempt, phase="sent", ref={"x": 1}, state=state, progress=progress or {})
         job = replace(job, attempt=replace(attempt, plan=replace(attempt.plan, keeps=keeps)))
         before = [_preempted(attempt, number) for number in range(1, earlier + 1)]
-        lines = as_lines(job, [*before, attempt], (state.error or {}).get("lines") or (), (80, 24))
+        lines = as_lines(view_of(job, [*before, attempt]), (state.error or {}).get("lines") or (), (80, 24))
         assert len(lines) < 24
         assert max(map(len, lines)) <= 80
         return "\n".join(lines)
@@ -104,7 +104,7 @@ def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[
     made = make_job("x")
     plan = replace(made.attempt.plan, cap_s=900, deadline_s=800, saves=False)
     attempt = replace(made.attempt, plan=plan, state=State("running", started_s=NOW_S - 60))
-    shown = "\n".join(as_lines(replace(made, attempt=attempt), [attempt]))
+    shown = "\n".join(as_lines(view_of(replace(made, attempt=attempt), [attempt])))
     assert "limit       gets SIGTERM at " in shown
     assert "saves" not in shown
 
@@ -116,10 +116,10 @@ def test_status_of_own_gpus_counts_the_hours_of_all_attempts(make_job: Callable[
     sent = replace(made.attempt, plan=plan, phase="sent", ref={"x": 1})
     earlier = replace(sent, state=State("stopped", "preempted", started_s=NOW_S - 9000, ended_s=NOW_S - 7200))
     last = replace(sent, number=2, state=State("running", started_s=NOW_S - 1800))
-    shown = "\n".join(as_lines(replace(made, attempt=last), [earlier, last]))
+    shown = "\n".join(as_lines(view_of(replace(made, attempt=last), [earlier, last])))
     assert "spend       0.00 USD, 8.00 GPU-hours" in shown
     priced = replace(last, plan=replace(plan, price_micro=1_000_000))
-    assert "GPU-hours" not in "\n".join(as_lines(replace(made, attempt=priced), [priced]))
+    assert "GPU-hours" not in "\n".join(as_lines(view_of(replace(made, attempt=priced), [priced])))
 
 
 def test_status_of_a_stalled_job_has_no_forecast(screen: Callable[..., str]) -> None:
@@ -172,12 +172,12 @@ def test_attempt_table_marks_a_save_without_a_step(make_job: Callable[..., Job])
     job = make_job("x", 2, config={"script": "train.py"})
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
     attempt = replace(job.attempt, phase="sent", state=state)
-    shown = as_lines(replace(job, attempt=attempt), [replace(attempt, number=1), attempt])
+    shown = as_lines(view_of(replace(job, attempt=attempt), [replace(attempt, number=1), attempt]))
     assert "  checkpoint  saved, step not reported" in shown
     assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "-"]
     attempt = replace(attempt, progress={"step": 270, "saved_s": NOW_S - 9})
     known = replace(attempt, number=1, progress=fold({}, [format_line("checkpoint", "", {"path": "out/step_250.pt"})]))
-    shown = as_lines(replace(job, attempt=attempt), [known, attempt])
+    shown = as_lines(view_of(replace(job, attempt=attempt), [known, attempt]))
     assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["250", "yes"]
 
 
@@ -209,7 +209,7 @@ def test_status_shows_the_frame_of_the_user_code_at_every_size(make_job: Callabl
     state = State("failed", "error", True, error, started_s=NOW_S - 60, ended_s=NOW_S - 5)
     job = make_job("x")
     job = replace(job, attempt=replace(job.attempt, state=state))
-    shown = "\n".join(as_lines(job, [job.attempt], ["line"] * 10, (80, rows)))
+    shown = "\n".join(as_lines(view_of(job, [job.attempt]), ["line"] * 10, (80, rows)))
     assert '  File "train.py", line 31, in main\n                  loss = model(batch)\n                ...\n' in shown
     assert "part29.py" in shown or rows < 20
 
@@ -231,10 +231,10 @@ def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Call
     job = make_job("kept", 2, config={"script": "train.py"})
     first = replace(job.attempt, number=1, progress={"step": 9, "checkpoint_step": None, "saved_s": NOW_S - 300})
     last = replace(job.attempt, state=State("running", started_s=NOW_S - 60), progress={"step": 2})
-    shown = "\n".join(as_lines(replace(job, attempt=last), [first, last]))
+    shown = "\n".join(as_lines(view_of(replace(job, attempt=last), [first, last])))
     assert "  checkpoint  saved, step not reported, 5m ago, in attempt 1\n" in shown
     assert "how a script keeps" not in shown
-    assert as_json(replace(job, attempt=last), [first, last])["checkpoint_at_s"] == NOW_S - 300
+    assert view_of(replace(job, attempt=last), [first, last]).as_json()["checkpoint_at_s"] == NOW_S - 300
 
 
 def test_status_lists_the_newest_five_attempts(screen: Callable[..., str]) -> None:
@@ -254,7 +254,7 @@ def test_attempt_killed_after_a_save_has_the_checkpoint_of_its_successor(make_jo
     last = replace(job.attempt, phase="sent", state=State("running"), progress={"step": 30, "resumed_step": 20})
     assert saved_step(first, last) == 20
     assert saved_step(last, None) is None
-    told = as_json(replace(job, attempt=last), [first, last])
+    told = view_of(replace(job, attempt=last), [first, last]).as_json()
     assert [each["checkpoint_step"] for each in told["attempts"]] == [20, None]
 
 
@@ -276,7 +276,7 @@ def test_status_shows_since_when_a_backend_is_silent(make_job: Callable[..., Job
     """The screen has the last known state."""
     job = make_job("far")
     attempt = replace(job.attempt, phase="sent", state=State("running"), unreachable_since_s=NOW_S - 3600 * 3)
-    shown = "\n".join(as_lines(replace(job, attempt=attempt), [attempt]))
+    shown = "\n".join(as_lines(view_of(replace(job, attempt=attempt), [attempt])))
     assert "does not answer, first 3h ago; this is what it said last" in shown
 
 
@@ -285,7 +285,7 @@ def test_json_has_each_attempt_and_the_likely_cause(make_job: Callable[..., Job]
     job = make_job("digits-x", 2, config={"task": "task.py"})
     error = {"rank": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
     last = replace(job.attempt, phase="sent", state=State("failed", "error", error=error), progress=STEPS)
-    told = as_json(replace(job, attempt=last), [_preempted(job.attempt, 1), last])
+    told = view_of(replace(job, attempt=last), [_preempted(job.attempt, 1), last]).as_json()
     assert [(each["number"], each["reason"], each["step"]) for each in told["attempts"]] == [
         (1, "preempted", 100),
         (2, "error", 390),

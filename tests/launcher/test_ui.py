@@ -14,7 +14,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.watch import Watcher
+from cloudtrain.launcher.jobs.watcher import Watcher
 from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, joblist, pages
@@ -310,13 +310,14 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
     from cloudtrain.launcher.jobs import overview
+    from cloudtrain.launcher.jobs.view import read_view
     from cloudtrain.launcher.ui.site import Pages, assets
 
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
     registry = Registry(home)
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
-    shown = "\n".join(overview.as_lines(job, registry.attempts(job)))
+    shown = "\n".join(overview.as_lines(read_view(registry, job)))
     assert ("checkpoint  saved, step not reported" in shown) == is_resumable
     running = seed("other", State("running", started_s=1.0))
     registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})

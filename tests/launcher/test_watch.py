@@ -24,10 +24,11 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import retry, watch_service
+from cloudtrain.launcher.jobs import retry, watch_service, watcher
 from cloudtrain.launcher.jobs import watch as watching
+from cloudtrain.launcher.jobs.overview import as_line
 from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watch import LogKeeper
+from cloudtrain.launcher.jobs.watcher import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
@@ -164,7 +165,7 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
         if seen.job.id == "a":
             raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(watching, "keep", keep)
+    monkeypatch.setattr(watcher, "_keep", keep)
     logs = LogKeeper(home)
     for name in ("a", "b"):
         job = seed(name, State("failed", "error", ended_s=time.time()))
@@ -189,7 +190,7 @@ def test_unreachable_backend_does_not_change_the_job(
     states(monkeypatch, silent)
     seen = look(seed("far", runs()))
     assert (seen.fault, seen.job.attempt.state.state) == (None, "running")
-    assert "local does not answer" in watching.line(seen)
+    assert "local does not answer" in as_line(seen.view)
 
 
 def test_fault_of_a_job_does_not_affect_a_second_job(

@@ -1,0 +1,381 @@
+"""A job as all screens show it: `status`, `list`, `watch`, the page, the report and Python draw from a `JobView`.
+
+A figure or a word that two screens share is made here once; a screen chooses, cuts and colours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import counted, dollars, down, failure, usd
+
+from ..job import Attempt, Job, State, exit_code
+from ..metering import meter
+from ..money.forecast import Forecast, forecast, limit_micro
+from ..store import gpu_figures
+from ..store.progress import data_share
+from ..store.registry import Registry, submitter_lives
+from ..text.money import as_usd, clock, of_limit
+from ..text.tables import labelled
+from ..text.units import quantity
+from ..text.visible import shown
+from . import causes
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
+
+    from ..store.database import Database
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (  # how Python joins tracebacks
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job's figures and words at one time; no backend is asked."""
+
+    job: Job
+    attempts: Sequence[Attempt]
+    """All attempts in order; `job.attempt` is the last."""
+    money: Forecast
+    now_s: float
+
+    @property
+    def state(self) -> State:
+        """The state of the newest attempt."""
+        return self.job.attempt.state
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The figures that the newest attempt has reported."""
+        return self.job.attempt.progress
+
+    @property
+    def place(self) -> str:
+        """The backend, the ranks and the attempt: `ssh, 2 x 4 = 8 ranks, attempt 1, 2 restarts`."""
+        plan, restarts = self.job.attempt.plan, self.state.restarts
+        ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
+        again = f", {counted(restarts, 'restart')}" if restarts else ""
+        return f"{self.job.backend}, {ranks}, attempt {self.job.attempt.number}{again}"
+
+    @property
+    def share_done(self) -> float | None:
+        """The share of steps done, 0 to 1; None if unknown."""
+        step, most = self.progress.get("step"), self.progress.get("max_steps")
+        if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
+            return None
+        return min(1.0, max(0.0, step / most))
+
+    @property
+    def took_s(self) -> float | None:
+        """The run time of the newest attempt; None before its start."""
+        return took_s(self.job.attempt, self.now_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """The time to the expected finish; None if unknown."""
+        finish_s = self.money.finish_at_s
+        return None if finish_s is None else max(0.0, finish_s - self.now_s)
+
+    @property
+    def metrics(self) -> str:
+        """The metrics of the last evaluation."""
+        values = self.progress.get("metrics") or {}
+        return ", ".join(
+            f"{key} {quantity(value) if isinstance(value, float) else value}" for key, value in values.items()
+        )
+
+    @property
+    def spent(self) -> str:
+        """The cost and the budget; of an active job also the cost per hour."""
+        burn = f"; {dollars(self.money.burn_micro_h)}/h" if self.job.active and self.money.burn_micro_h else ""
+        return f"{of_limit(self.money.spent_micro, self.money.limit_micro)}{burn}"
+
+    @property
+    def spent_share(self) -> float | None:
+        """The used share of the budget; None without a budget or without a known price."""
+        spent, limit = self.money.spent_micro, self.money.limit_micro
+        return spent / limit if limit and spent is not None else None
+
+    @property
+    def limit_times(self) -> str:
+        """When the job leaves, and when the platform ends the job, by the user's clock; empty without a limit."""
+        from cloudtrain.entrypoints.notices.message import at_deadline
+
+        if self.money.cap_at_s is None:
+            return ""
+        ended = f"is ended at {clock(self.money.cap_at_s, self.now_s)}"
+        if self.money.deadline_at_s is None:
+            return ended
+        return f"{at_deadline(saves=self.job.saves)} at {clock(self.money.deadline_at_s, self.now_s)}, {ended}"
+
+    @property
+    def limit_first(self) -> str:
+        """Which limit comes before the finish; empty if none does."""
+        if not self.job.active or not self.money.hits_limit:
+            return ""
+        end_s, finish_s = self.money.deadline_at_s or self.money.cap_at_s, self.money.finish_at_s
+        if end_s is None or finish_s is None or finish_s <= end_s:
+            return "the budget is used up before the finish"
+        which = "budget's cap" if self.job.attempt.plan.cap_reason == "budget" else "time limit"
+        return f"the {which} comes before the finish"
+
+    @property
+    def gpu_warning(self) -> str:
+        """Which GPUs of an active job idle, and a remedy; empty without an idle GPU."""
+        return gpu_figures.warning(self.progress) if self.job.active else ""
+
+    @property
+    def likely(self) -> str | None:
+        """The likely cause of the failure, and a remedy; None if unknown."""
+        return causes.likely(self.state.error, self.job.config)
+
+    @property
+    def advice(self) -> ResumeAdvice | None:
+        """How to continue an ended job, with the necessary money and time; None for an active job."""
+        from cloudtrain.entrypoints.notices.resume_cost import resume_advice
+
+        from ..money.job_facts import job_facts
+
+        return None if self.job.active else resume_advice(job_facts(self.job, self.money))
+
+    @property
+    def next_steps(self) -> list[str]:
+        """Commands that the user may want to run next."""
+        job, attempt = self.job, self.job.attempt
+        if attempt.phase == "damaged":
+            return [f"cloudtrain rm {job.id}"]
+        if attempt.phase == "intent" and not submitter_lives(attempt):
+            return [f"cloudtrain status {job.id}", f"cloudtrain stop --forget {job.id}"]
+        if attempt.phase == "queued":
+            return ["cloudtrain advance", f"cloudtrain stop {job.id}"]
+        if job.active:
+            return [f"cloudtrain watch {job.id}", f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
+        if self.state.state == "succeeded":
+            return []
+        if attempt.phase == "never_sent":
+            return ["submit it again"]
+        rank = (self.state.error or {}).get("rank")
+        of_rank = "" if rank is None else f"--rank {rank} "
+        logs = [f"cloudtrain logs {of_rank}--tail 50 {job.id}"] if self.state.state == "failed" else []
+        return [*logs, *([] if self.advice is None else [self.advice.command])]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the job for scripts: stable names, money in US dollars, times in unix seconds."""
+        job, attempt, state, progress, money = self.job, self.job.attempt, self.state, self.progress, self.money
+        return {
+            "job": job.id,
+            "name": job.name,
+            "backend": job.backend,
+            "project": job.asked.project,
+            "tags": job.asked.tags,
+            "state": state.state,
+            "phase": attempt.phase,
+            "reason": state.reason,
+            "resumable": state.resumable,
+            "attempt": attempt.number,
+            "restarts": state.restarts,
+            "platform_name": attempt.name,
+            "platform_number": attempt.platform_number,
+            "url": state.url,
+            "instances": attempt.plan.instances,
+            "ranks": attempt.plan.ranks,
+            "step": progress.get("step"),
+            "max_steps": progress.get("max_steps"),
+            "loss": progress.get("loss"),
+            "metrics": progress.get("metrics"),
+            "parent": progress.get("parent"),
+            "samples_per_s": progress.get("samples_per_s"),
+            "tokens_per_s": progress.get("tokens_per_s"),
+            "mfu": progress.get("mfu"),
+            "data_share": data_share(progress),
+            "gpus": gpu_figures.as_list(progress),
+            "gpu_words": gpu_figures.words(progress),
+            "gpu_warning": self.gpu_warning,
+            "eta_s": self.left_s,
+            "checkpoint_step": money.checkpoint_step,
+            "checkpoint_at_s": money.saved_s,
+            "unkept": progress.get("unkept", []),
+            "spend_usd": as_usd(money.spent_micro),
+            "limit_usd": as_usd(money.limit_micro),
+            "burn_usd_per_hour": as_usd(money.burn_micro_h),
+            "projected_usd": as_usd(money.total_micro),
+            "projected_finish_s": money.finish_at_s,
+            "cap_at_s": money.cap_at_s,
+            "deadline_at_s": money.deadline_at_s,
+            "hits_limit": money.hits_limit,
+            "stalled_s": money.stalled_s,
+            "idle_usd": attempt.idle_usd,
+            "error": state.error,
+            "likely": self.likely,
+            "detail": state.detail,
+            "queue": state.queue,
+            "created_s": job.created_s,
+            "started_s": state.started_s,
+            "ended_s": state.ended_s,
+            "unreachable_since_s": attempt.unreachable_since_s,
+            "exit_code": None if job.active else exit_code(state),
+            "attempts": [_attempt(one, after, self.now_s) for one, after in pairs(self.attempts)],
+        }
+
+
+def view_of(job: Job, attempts: Sequence[Attempt], now_s: float | None = None) -> JobView:
+    """Return the job at `now_s`, by default now; `attempts` are all attempts, and `job.attempt` replaces the last."""
+    known = [*(attempt for attempt in attempts if attempt.number != job.attempt.number), job.attempt]
+    now_s = time.time() if now_s is None else now_s
+    return JobView(job, known, forecast(job, known, now_s), now_s)
+
+
+def read_view(registry: Registry, job: Job) -> JobView:
+    """Return the job now."""
+    return view_of(job, registry.attempts(job))
+
+
+def pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt | None]]:
+    """Return each attempt with the next attempt, None after the last."""
+    return list(zip(attempts, [*attempts[1:], None], strict=True))
+
+
+def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str, Any]:
+    state = attempt.state
+    return {
+        "number": attempt.number,
+        "state": state.state,
+        "phase": attempt.phase,
+        "reason": state.reason,
+        "created_s": attempt.created_s,
+        "started_s": state.started_s,
+        "ended_s": state.ended_s,
+        "spend_usd": as_usd(meter.spent_micro(meter.legs_of([attempt]), now_s)),
+        "step": attempt.progress.get("step"),
+        "checkpoint_step": saved_step(attempt, after),
+    }
+
+
+def took_s(attempt: Attempt, now_s: float) -> float | None:
+    """Return the run time of an attempt, until now while the attempt runs; None before its start."""
+    state = attempt.state
+    if state.started_s is None:
+        return None
+    return (state.ended_s or now_s) - state.started_s
+
+
+def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
+    """Return the step of an attempt's newest checkpoint; the next attempt, `after`, may have found a newer checkpoint.
+
+    An attempt that dies right after a save may not have reported the save.
+    """
+    steps = [attempt.progress.get("checkpoint_step"), after and after.progress.get("resumed_step")]
+    return max((step for step in steps if isinstance(step, int)), default=None)
+
+
+def failure_lines(error: dict[str, Any]) -> list[str]:
+    """Return the failure, without terminal control codes; the first line is `rank 1: ValueError: no batch`."""
+    text = failure(error.get("rank"), error.get("type"), str(error.get("message") or ""))
+    return [shown(line, colour=False) for line in text.splitlines()] or [""]
+
+
+def with_reason(state: State) -> str:
+    """Return the state with its reason: `failed (preempted)`."""
+    return f"{state.state} ({state.reason})" if state.reason else state.state
+
+
+def outcome(job: Job) -> str:
+    """Return the state in words: `stopped (user), resumable`."""
+    state = job.attempt.state
+    if job.attempt.word != state.state:
+        return job.attempt.word
+    if state.reason == "paused":
+        step, most = job.attempt.progress.get("step"), job.attempt.progress.get("max_steps")
+        return "paused" if step is None else f"paused (step {step}{f' of {most}' if most else ''})"
+    return with_reason(state) + (", resumable" if state.resumable else "")
+
+
+def in_line(job: Job) -> str:
+    """Return the place of a waiting job: `2 of 3 in line`; empty for a job that does not wait in line."""
+    queue = job.attempt.state.queue if job.attempt.word == "queued" else None
+    return f"{queue['place']} of {queue['of']} in line" if queue and queue.get("place") else ""
+
+
+def lacking_budgets(database: Database, view: JobView) -> list[str]:
+    """Return a line for each budget of this installation that would refuse the advised resume, with the command first.
+
+    The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
+    """
+    from ..metering import limit
+    from ..metering.meter import spent_at_worst_micro
+    from ..store import budgets, ledger
+
+    plan, resume = view.job.attempt.plan, view.advice
+    longest_s = (resume and resume.limit_s) or plan.cap_s
+    if resume is None or not plan.price_micro:
+        return []
+    rate = limit.CostRate(plan.instances, plan.price_micro, plan.uncertainty)
+    terms = limit.Terms(plan.tail_s, 1, plan.unit_s, plan.attempts, plan.minimum_bill_s)
+    amount_micro = limit.worst_case_micro(int(longest_s), rate, terms)
+    if resume.limit_micro is not None:
+        spent_micro = spent_at_worst_micro(view.attempts, view.now_s) or 0
+        chosen = limit.choose(resume.limit_micro, spent_micro, rate, terms, int(longest_s))
+        if isinstance(chosen, limit.LimitRefusal):
+            return []
+        amount_micro = chosen.worst_case_micro
+    return [
+        f"{standing.budget.title} has {usd(down(max(0, standing.room_micro)))} left: "
+        f"{budgets.raising(standing, amount_micro)} first"
+        for standing in ledger.standings(database, view.now_s, view.job.asked.project or budgets.OVERALL)
+        if any(budgets.refusal(standing, amount_micro)) and not standing.unknown
+    ]
+
+
+def unattended(job: Job) -> list[str]:
+    """Return how to follow and to stop the job, and how to get alerts if alerts need a follower."""
+    rows = [("follow it", f"cloudtrain logs -f {job.id}"), ("stop it", f"cloudtrain stop {job.id}")]
+    places = job.asked.notify
+    others = [place for place in places if not place.get("from_job")]
+    if others:
+        channels = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
+        rows.append(("get alerts", f"cloudtrain watch {job.id}"))
+        rows.append(("", f"(while no command follows the job, {channels} receive nothing;"))
+        rows.append(("", "`from_job: true` in an entry of `notify` makes the job itself send alerts)"))
+    elif not places and limit_micro(job) is not None:
+        rows.append(("get alerts", f"cloudtrain watch {job.id}   (of its budget; or set `notify`)"))
+    return labelled(rows)
+
+
+def lines_before(registry: Registry, job: Job) -> list[str]:
+    """Return the last lines of the failing rank: from the exit report, else from the cached log.
+
+    A platform may pass on few lines of an exit report, or no lines. No backend is asked.
+    """
+    error = job.attempt.state.error or {}
+    # A rank that was restarted has printed the traceback of its first start.
+    repeated = {line.strip() for line in str(error.get("traceback") or "").splitlines()}
+    lines: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
+    rank = error.get("rank")
+    if job.active or rank is None:
+        return lines
+    from cloudtrain.entrypoints.agent import last_lines
+
+    from ..logs import cache
+
+    if len(lines) >= last_lines.MOST:
+        return lines
+    place = cache.place(registry.database, job.id, job.attempt.number)
+    if place is None or not place.is_complete:
+        return lines
+    from ..logs.stream import LogStream
+
+    with closing(LogStream(registry, job, job.attempt, ranks=frozenset({rank}))) as stream:
+        text = "\n".join(line.text for line in stream.tail(300))
+    before, mark, _ = text.rpartition(_TRACEBACK)
+    while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
+        before = before.rpartition(_TRACEBACK)[0]
+    printed = [line for line in last_lines.of_text(before if mark else text) if line.strip() not in repeated]
+    return printed if len(printed) > len(lines) else lines

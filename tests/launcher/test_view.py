@@ -1,0 +1,108 @@
+"""All screens of a job show the same figures: the text of `status`, its JSON, `list`, `watch`, the page, the report."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import api
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import listing, overview
+from cloudtrain.launcher.jobs.view import JobView, read_view
+from cloudtrain.launcher.live import jobview, tableview
+from cloudtrain.launcher.live.model import Scene, TailShot, WatchedJob
+from cloudtrain.launcher.live.view_state import ViewState
+from cloudtrain.launcher.report import facts
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.charts import UNICODE
+from cloudtrain.launcher.ui import pages, site
+from doubles.plans import plan_of
+
+NOW_S = 1_796_000_000.0
+ERROR = {"rank": 1, "node": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
+RUNS = State("running", started_s=NOW_S - 600)
+FAILED = State("failed", "error", True, ERROR, NOW_S - 900, NOW_S - 300)
+FAR = {"step": 60, "max_steps": 100, "loss": 0.5, "eta_s": 80.0, "stepped_s": NOW_S, "checkpoint_step": 50}
+ALL = "status list line live table page report"
+# Each fact, its words, and the screens with these words.
+SHARED = [
+    ("cost", "5.00", ALL),
+    ("budget", "40.00", "status line live page report"),
+    ("share of the budget", "12 %", "status live table report"),
+    ("step", "60/100", "status list line live table"),
+    ("step", "60", "page report"),
+    ("loss", "0.5", "status list line table page report"),
+    ("checkpoint", "50", "status live page"),
+]
+OF_STATE = {
+    "running": [
+        ("state", "running", "status list line live table page"),
+        ("remaining time", "1m 20s", "status line live table page"),
+    ],
+    "failed": [
+        ("state", "failed (error), resumable", "status list line live"),
+        ("state", "failed (error)", "table"),
+        ("failure", "OutOfMemoryError: CUDA out of memory", "status live page report"),
+        ("cause", "the GPU's memory is full", "status page"),
+        ("next step", "cloudtrain logs --rank 1 --tail 50 job", "status live page report"),
+    ],
+}
+
+
+def screens_of(registry: Registry, view: JobView) -> dict[str, str]:
+    """Return the text of each screen."""
+    watched, shown = WatchedJob(view), series.read(registry.database, view.job.id)
+    rows = {
+        "live": jobview.view(watched, TailShot(), ViewState(opened="job"), (160, 60), UNICODE, NOW_S),
+        "table": tableview.view(Scene((watched,), NOW_S), ViewState(), (160, 24), UNICODE, ""),
+    }
+    parts = pages.job_parts(site.Pages(site.assets(), csrf="", is_read_only=True), registry, view.job.id, "").parts
+    (line,) = listing.chosen(registry, listing.JobFilter()).lines
+    report = [facts.headline(view, shown), facts.plan_rows(view), facts.failures(view), facts.commands(view)]
+    return {
+        **{name: "\n".join(row.plain for row in drawn) for name, drawn in rows.items()},
+        "status": "\n".join(overview.as_lines(view)),
+        "list": f"{line.outcome} {line.progress} {line.money}",
+        "line": overview.as_line(view),
+        "page": html.unescape(re.sub("<[^>]*>", " ", "\n".join(parts.values()))),
+        "report": str(report),
+    }
+
+
+@pytest.mark.parametrize("state", [RUNS, FAILED], ids=lambda state: state.state)
+def test_screens_show_the_same_figures(
+    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    """Cost, budget, step, loss, checkpoint, remaining time, state, failure and cause agree on all screens."""
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+    plan = plan_of(instances=2, ranks=2, hourly_usd=30.0, worst_case_usd=33.0, cap_s=3600, deadline_s=3300)
+
+    def make(job_id: str, number: int) -> Job:
+        job = make_job(job_id, number, config={"budget": {"limit": "40 USD"}, "task": "task.py"})
+        return replace(job, attempt=replace(job.attempt, plan=plan))
+
+    job, _ = registry.add("job", make, exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {"folder": "/x"})
+    registry.set_state(job.attempt, state, FAR)
+    view = read_view(registry, registry.find("job"))
+    texts = screens_of(registry, view)
+    for fact, words, screens in [*SHARED, *OF_STATE[state.state]]:
+        for screen in screens.split():
+            assert words in texts[screen], f"{screen} shows another {fact}: {texts[screen]}"
+
+
+def test_python_has_the_figures_of_the_json(seed: Callable[..., Job], registry: Registry) -> None:
+    """A JobStatus holds the figures of `status --json`."""
+    job = seed("job", FAILED)
+    told: dict[str, Any] = read_view(registry, job).as_json()
+    status = api.status("job")
+    assert (status.cost_usd, status.limit_usd, status.step) == (told["spend_usd"], told["limit_usd"], told["step"])
+    assert (status.state, status.reason, status.exit_code) == (told["state"], told["reason"], told["exit_code"])
+    assert status.error == "rank 1: OutOfMemoryError: CUDA out of memory"
