@@ -34,6 +34,7 @@ class JobFolder:
 
     open_at: Callable[[str], Store]
     answers: Callable[[str], AbstractContextManager[None]] = lambda doing: nullcontext()
+    workers: int = WORKERS  # simultaneous downloads
 
     def claim(self, uri: str, owner: str) -> None:
         """Claim the job's folder for this owner. Raises UsageError if another owner has the name.
@@ -85,7 +86,7 @@ class JobFolder:
             return True
         return False
 
-    def download(self, uri: str, folder: Path, *, workers: int = WORKERS, may_be_empty: bool = False) -> list[Path]:
+    def download(self, uri: str, folder: Path, *, may_be_empty: bool = False) -> list[Path]:
         """Copy all objects below the URI to the folder, some at a time; return the files.
 
         Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written.
@@ -97,7 +98,7 @@ class JobFolder:
             try:
                 if names:
                     folder.mkdir(parents=True, exist_ok=True)
-                with ThreadPoolExecutor(workers) as pool:
+                with ThreadPoolExecutor(self.workers) as pool:
                     copied = list(pool.map(lambda name: _copy(store, name, folder / name, left_out), names))
             except OSError as error:
                 if error.errno is None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.entrypoints.format import one_line
-from cloudtrain.entrypoints.models import saved
 from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.entrypoints.stores.azure import AzureStore
 from cloudtrain.launcher.errors import ConfigError
@@ -17,7 +15,8 @@ from cloudtrain.launcher.errors import ConfigError
 from ..http import object_in
 from ..job_folder import JobFolder
 from . import api
-from .api import AzureAccess
+from .api import Azure, AzureAccess
+from .records import AzureMLRef
 
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
@@ -34,14 +33,9 @@ def has_checkpoint(access: AzureAccess, uri: str) -> bool:
     return _with_folder(access, uri, lambda folder: folder.has_checkpoint(uri))
 
 
-def download(access: AzureAccess, uri: str, folder: Path) -> list[Path]:
-    """Copy all files below the URI to the folder; return the files. Raises as JobFolder.download."""
-    return _with_folder(access, uri, lambda found: found.download(uri, folder, workers=WORKERS))
-
-
-def saved_shapes(access: AzureAccess, uri: str, *, averaged: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights in the checkpoint folder. Raises as `download`, and ValueError."""
-    return _with_folder(access, uri, lambda folder: saved.shapes(folder.open_at(uri), averaged=averaged))
+def used(azure: Azure, handle: AzureMLRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+    """Return the result of `use` for the files at the URI. Raises CredentialError, UnreachableError, ConfigError."""
+    return _with_folder(AzureAccess(handle.workspace, azure), uri, use)
 
 
 def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
@@ -88,7 +82,10 @@ def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) 
         place, datastore = _place(access, uri)
 
         def folder(credential: Any) -> JobFolder:
-            return JobFolder(lambda _: _BlobJobStore(place, lambda: (_client(place, credential), "")))
+            def open_at(_: str) -> _BlobJobStore:
+                return _BlobJobStore(place, lambda: (_client(place, credential), ""))
+
+            return JobFolder(open_at, workers=WORKERS)
 
         try:
             return use(folder(access.azure.credential(access.workspace.cloud)))

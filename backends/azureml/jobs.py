@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -143,11 +143,11 @@ def _kept(record: Mapping[str, Any]) -> dict[str, str]:
     return {RECORD: value} if data and len(value) <= RECORD_BYTES else {}
 
 
-def state(azure: Azure, history: RunHistory, ref: JobRef) -> State:
+def state(azure: RunHistory, ref: JobRef) -> State:
     """Return the job's state at Azure."""
     handle = AzureMLRef.load(ref)
     access = AzureAccess(handle.workspace, azure)
-    answer = history.details(handle.workspace, root_of(access, ref, handle), handle.name)
+    answer = azure.details(handle.workspace, _root_of(access, ref, handle), handle.name)
     account, has_checkpoint = None, None
     if answer.is_over and answer.status != "Completed":
         account = _account(azure, answer)
@@ -167,6 +167,38 @@ def state(azure: Azure, history: RunHistory, ref: JobRef) -> State:
         idle_s=handle.idle_s,
     )
     return replace(found, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
+
+
+def lines(
+    azure: RunHistory, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
+) -> LogPage:
+    """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
+    handle = AzureMLRef.load(ref)
+    root = _root_of(AzureAccess(handle.workspace, azure), ref, handle)
+
+    def ask(fresh_s: float) -> status_history.Details:
+        return azure.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
+
+    page = streams.page(azure, ask, handle.nodes, cursor, nodes)
+    if page.lines:
+        azure.heard(handle.name)
+    return page
+
+
+def stop(azure: RunHistory, ref: JobRef, *, now: bool) -> None:
+    """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
+
+    `now` makes no difference there.
+    """
+    handle = AzureMLRef.load(ref)
+    access = AzureAccess(handle.workspace, azure)
+    with api.answers(f"stop {handle.name}"):
+        try:
+            api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
+        except api.AzureError as error:
+            there = describe(access, handle.name) if error.status in (400, 409) else None
+            if there is None or there["properties"].get("status") not in status_history.OVER:
+                raise
 
 
 def _found(access: AzureAccess, request: Request, services: dict[str, Any]) -> AzureMLRef:
@@ -266,7 +298,7 @@ def _services(there: dict[str, Any]) -> dict[str, Any]:
     return there["properties"].get("services") or {}
 
 
-def root_of(access: AzureAccess, ref: JobRef, handle: AzureMLRef) -> str:
+def _root_of(access: AzureAccess, ref: JobRef, handle: AzureMLRef) -> str:
     """Return the URL of the run history; the handle of a job that `find` returned may lack the URL at first."""
     if handle.history is not None:
         return handle.history

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.prices import catalog
 
+from ..cloud import machine_of_type, machine_with
 from .records import Workspace, plain_region
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def choose(config: JobConfig) -> Machine:
     if resources.instance_type is not None:
         return named(resources.instance_type, region_of(block), config.distributed.nproc_per_node)
     if resources.accelerators is not None:
-        found = catalog.by_accelerators("azureml", resources.accelerators, region_of(block))
-        if not found:
-            hint = catalog.advice("azureml", resources.accelerators)
-            message = f"no Azure machine of our table has `{resources.accelerators}`"
-            raise ConfigError(message, key="resources.accelerators", hint=hint)
-        return found[0]
+        return machine_with("azureml", "Azure", resources.accelerators, region_of(block))
     if block.compute is None:
         hint = "write `accelerators: A100:4`, `instance_type: Standard_NC96ads_A100_v4`, or `azureml.compute`"
         raise ConfigError("Azure ML needs to know which machines", key="resources", hint=hint)
@@ -82,16 +77,8 @@ def named(instance_type: str, region: str | None, nproc: int | str, *, key: str 
     if not _TYPE.fullmatch(instance_type):
         hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
         raise ConfigError(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)
-    known = catalog.by_type("azureml", instance_type, region)
-    if known is not None:
-        return known
-    if _CPU_FAMILY.fullmatch(instance_type):
-        return Machine(instance_type, "CPU", 0, catalog.rates("azureml", instance_type, region))
-    if nproc == "auto":
-        similar = request_rules.meant(instance_type, catalog.types("azureml")).removeprefix("; ")
-        hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
-        raise ConfigError(f"how many GPUs `{instance_type}` has is not in our table", key=key, hint=hint)
-    return Machine(instance_type, "GPU", int(nproc), catalog.rates("azureml", instance_type, region))
+    is_cpu = bool(_CPU_FAMILY.fullmatch(instance_type))
+    return machine_of_type("azureml", instance_type, region, nproc, is_cpu=is_cpu)
 
 
 def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:

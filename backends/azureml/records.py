@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from cloudtrain.launcher.backend import StoredRecord
 
+from ..cloud import CloudRef
+
 
 @dataclass(frozen=True)
 class Workspace(StoredRecord):
@@ -36,53 +38,47 @@ class Unpriced(StoredRecord):
 
 
 @dataclass(frozen=True)
-class AzureMLRef(StoredRecord):
-    """The handle of a run.
-
-    `checkpoint_uri`: None without a checkpoint output. `nodes`: the number of instances. `limit_s`: seconds of the
-    platform's limit, because of `limit_reason` (time_limit or budget). `history`: the URL of the run history, None if
-    Azure has not given the URL yet. `studio`: the run's web page. `vault`: the URL of the job's entry in the key vault,
-    None if nothing is to be removed. `idle_s`: seconds that the cluster's machines idle after the job. `prices`: None
-    if the plan has a price.
-    """
+class AzureMLRef(CloudRef):
+    """The handle of a run."""
 
     workspace: Workspace
-    checkpoint_uri: str | None
-    output_uri: str
-    nodes: int
-    nproc_per_node: int
     limit_s: int
-    limit_reason: str
-    name: str
+    """Seconds of the platform's limit."""
     history: str | None
+    """The URL of the run history, None if Azure has not given the URL yet."""
     studio: str | None
+    """The run's web page."""
     vault: str | None
+    """The URL of the job's entry in the key vault, None if nothing is to be removed."""
     idle_s: float
+    """Seconds that the cluster's machines idle after the job."""
     prices: Unpriced | None
+    """None if the plan has a price."""
 
 
 @dataclass(frozen=True)
 class AzureMLSending(StoredRecord):
-    """The sending plan. The fields of the handle's names have the handle's meaning.
-
-    `compute`: the cluster's name, None for serverless machines. `code_dir`: the code folder, from the config's folder.
-    `secrets`: names. `has_price`: the config sets a price. With a price in the plan, `counted_idle_s` is the counted
-    idle time in seconds, and `priced_region` the region of a price from a list.
-    """
+    """The sending plan. The fields of the handle's names have the handle's meaning."""
 
     workspace: Workspace
     compute: str | None
+    """The cluster's name, None for serverless machines."""
     instance_type: str | None
     datastore: str
     code_dir: str
+    """The code folder, from the config's folder."""
     checkpoint_uri: str | None
     output_uri: str
     secrets: list[str]
+    """Names."""
     nodes: int
     nproc_per_node: int
     limit_s: int
     limit_reason: str
     region: str | None
     has_price: bool
+    """Whether the config sets a price."""
     counted_idle_s: float | None = None
+    """The idle time that the plan's price counts, in seconds; None without a price."""
     priced_region: str | None = None
+    """The region of the plan's price from a list."""

@@ -21,6 +21,7 @@ from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
 
+from ..cloud import unsupported
 from .machine import block_of, choose, idle_s_of, unknown_region, workspace_of
 from .records import AzureMLSending
 
@@ -193,10 +194,6 @@ def _environment(config: JobConfig) -> Any:
 
 def _outputs(config: JobConfig, home: str) -> dict[str, str]:
     """Return name -> URI. Without a mount the trainer copies its checkpoints to the mirror, and back."""
-    if len(config.outputs) > 1:
-        names = ", ".join(config.outputs)
-        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
-        raise ConfigError(f"a job has one place for outputs, not {names}", key="outputs", hint=hint)
     output = next(iter(config.outputs.values()), None) or f"{home}/output"
     is_mirrored = config.checkpoint.uri is None and bool(_BLOB.match(config.checkpoint.mirror or ""))
     found = {} if is_mirrored else {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints"}
@@ -217,10 +214,7 @@ def _require_reachable(config: JobConfig) -> None:
     if mirror is not None and "://" not in mirror:
         hint = "name a place in blob storage, or leave it out: checkpoint.uri is mounted from there anyway"
         faults.append(Fault("a mirror on Azure ML would end with the container", key="checkpoint.mirror", hint=hint))
-    if config.checkpoint.resume not in ("auto", "never"):
-        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on Azure ML a job resumes only from its own checkpoints"
-        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
+    faults += unsupported(config, "Azure ML")
     if config.resources.spot and block_of(config).compute:
         message = "whether a cluster's machines are low priority is the cluster's own, not a job's"
         hint = (

@@ -44,12 +44,13 @@ def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
     return f"https://{host}/history/v1.0{workspace.arm_id}" if host else None
 
 
-class RunHistory:
-    """The run history's newest answers in this process, by job."""
+class RunHistory(Azure):
+    """The process's connections to Azure, with the run history's newest answers, by job."""
 
-    def __init__(self, azure: Azure) -> None:
-        self._azure = azure
+    def __init__(self) -> None:
+        super().__init__()
         self._known: dict[str, Details] = {}
+        self._last_line_s: dict[str, float] = {}
 
     def details(self, workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
         """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
@@ -58,7 +59,7 @@ class RunHistory:
             return held
         with api.polls(f"ask for {name}"):
             try:
-                answer = AzureAccess(workspace, self._azure).call("GET", f"{root}/runs/{name}/details")
+                answer = AzureAccess(workspace, self).call("GET", f"{root}/runs/{name}/details")
             except api.AzureError as error:
                 if not api.is_absent(error):
                     raise
@@ -75,3 +76,12 @@ class RunHistory:
     def known(self, name: str) -> Details | None:
         """Return the newest answer in this process, or None."""
         return self._known.get(name)
+
+    def heard(self, name: str) -> None:
+        """Note that a line of the job has arrived."""
+        self._last_line_s[name] = time.monotonic()
+
+    def quiet_s(self, name: str) -> float:
+        """Return the seconds since the job's last line, or since the first question for them."""
+        now_s = time.monotonic()
+        return now_s - self._last_line_s.setdefault(name, now_s)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.stores.s3 import S3Store
 from cloudtrain.launcher.backend import Bundle
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.text.terminal import say
 
 from ..job_folder import JobFolder
 from . import api
-from .api import AwsAccess
+from .api import AwsAccess, AwsClients
+from .records import SageMakerRef
 
+_T = TypeVar("_T")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 
@@ -24,6 +32,39 @@ def of(access: AwsAccess) -> JobFolder:
         return _S3JobStore(*_parts(uri), lambda: api.client(access, "s3"))
 
     return JobFolder(open_at, api.answers)
+
+
+def used(clients: AwsClients, handle: SageMakerRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+    """Return the result of `use` for the files of the handle's account. Raises AWS's errors as cloudtrain's."""
+    with api.answers(doing):
+        return use(of(AwsAccess.of(handle, clients)))
+
+
+def unpacked(clients: AwsClients, handle: SageMakerRef, folder: Path) -> list[Path]:
+    """Unpack the job's output archives, which SageMaker makes of the output folder, below the folder; return the files.
+
+    Raises CloudtrainError if no archive exists yet, ConfigError if the folder cannot be written.
+    """
+    store, uri, job = of(AwsAccess.of(handle, clients)), handle.output_uri, handle.name
+    unpacked: list[Path] = []
+    left_out: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        for name in ("model.tar.gz", "output.tar.gz"):
+            archive = Path(scratch) / name
+            if not store.get(f"{uri.rstrip('/')}/{job}/output/{name}", archive):
+                continue
+            try:
+                unpacked += bundle_file.extract(archive, folder, left_out)
+            except (bundle_file.BundleError, tarfile.TarError, EOFError) as error:
+                raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
+            except OSError as error:
+                raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+    for words in left_out:
+        say(f"left out: {words}")
+    if not unpacked:
+        hint = "the output is uploaded at the job's end, if the job has written any"
+        raise CloudtrainError(f"there is no output of {job}", where=uri, hint=hint)
+    return unpacked
 
 
 class _S3JobStore(S3Store):

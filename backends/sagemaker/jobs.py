@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
 
-from . import api, files, status
+from . import api, files, logs, status
 from . import request as requests
 from . import secrets as job_secrets
 from .api import AwsAccess, AwsClients
@@ -128,6 +128,30 @@ def state(clients: AwsClients, ref: JobRef) -> State:
         with contextlib.suppress(CloudtrainError):
             job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
+
+
+def lines(
+    clients: AwsClients, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
+) -> LogPage:
+    """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
+    handle = SageMakerRef.load(ref)
+    return logs.page(AwsAccess.of(handle, clients), handle.name, handle.nodes, cursor, nodes)
+
+
+def stop(clients: AwsClients, ref: JobRef, *, now: bool) -> None:
+    """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
+
+    `now` makes no difference there.
+    """
+    handle = SageMakerRef.load(ref)
+    access = AwsAccess.of(handle, clients)
+    with api.answers(f"stop {handle.name}"):
+        try:
+            api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
+        except Exception as error:
+            described = describe(access, handle.name) if api.code_of(error) == "ValidationException" else None
+            if described is None or described["TrainingJobStatus"] == "InProgress":
+                raise
 
 
 def _ref(request: Request, owner: str) -> SageMakerRef:

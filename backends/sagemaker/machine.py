@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.prices import catalog
+
+from ..cloud import machine_of_type, machine_with
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -60,12 +61,7 @@ def choose(config: JobConfig) -> Machine:
         raise ConfigError("SageMaker needs to know which machines", key="resources", hint=hint)
     if _NEURON.match(resources.accelerators):
         raise ConfigError([_no_neuron(resources.accelerators, "resources.accelerators")])
-    found = catalog.by_accelerators("sagemaker", resources.accelerators, region)
-    if not found:
-        hint = catalog.advice("sagemaker", resources.accelerators)
-        message = f"no SageMaker machine of our table has `{resources.accelerators}`"
-        raise ConfigError(message, key="resources.accelerators", hint=hint)
-    return found[0]
+    return machine_with("sagemaker", "SageMaker", resources.accelerators, region)
 
 
 def has_local_disk(instance_type: str) -> bool:
@@ -90,16 +86,8 @@ def named(instance_type: str, region: str | None, nproc: int | str, *, key: str 
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
         hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
         raise ConfigError(f"`{instance_type}` is not a SageMaker instance type", key=key, hint=hint)
-    known = catalog.by_type("sagemaker", instance_type, region)
-    if known is not None:
-        return known
-    if _CPU_FAMILY.match(instance_type):
-        return Machine(instance_type, "CPU", 0, catalog.rates("sagemaker", instance_type, region))
-    if nproc == "auto":
-        similar = request_rules.meant(instance_type, catalog.types("sagemaker")).removeprefix("; ")
-        hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
-        raise ConfigError(f"how many GPUs `{instance_type}` has is not in our table", key=key, hint=hint)
-    return Machine(instance_type, "GPU", int(nproc), catalog.rates("sagemaker", instance_type, region))
+    is_cpu = bool(_CPU_FAMILY.match(instance_type))
+    return machine_of_type("sagemaker", instance_type, region, nproc, is_cpu=is_cpu)
 
 
 def _no_neuron(wanted: str, key: str) -> Fault:

@@ -8,46 +8,42 @@ from typing import Any
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
 
+from ..cloud import CloudRef
+
 
 @dataclass(frozen=True)
-class SageMakerRef(StoredRecord):
-    """The handle of a training job.
-
-    `region`, `profile` (of AWS's own config) and `endpoints` (service to address) reach the account. `name`: the
-    training job's. `nodes`: the number of instances. `limit_reason`: time_limit or budget, for the platform's limit.
-    `secrets_prefix` and `secrets` (names) are the job's parameters in Parameter Store; no name: nothing to remove.
-    """
+class SageMakerRef(CloudRef):
+    """The handle of a training job."""
 
     region: str
     profile: str | None
+    """Of AWS's own config."""
     endpoints: dict[str, str]
-    name: str
-    nodes: int
-    nproc_per_node: int
-    limit_reason: str
+    """Service to address."""
     checkpoint_uri: str
-    output_uri: str
     secrets_prefix: str
+    """Of the job's parameters in Parameter Store."""
     secrets: list[str]
+    """Names; no name: nothing to remove."""
 
 
 @dataclass(frozen=True)
 class SageMakerSending(StoredRecord):
-    """The sending plan. `region`, `profile` and `endpoints` as in the handle.
-
-    `default_of`: the account whose default bucket has the job's files, None for a bucket of the config. `code_uri` and
-    `job_uri` are the channels' folders, with a slash at the end; `owner_uri` is the object with the claim of the name.
-    `spec`: the container order without the fields that only a send knows.
-    """
+    """The sending plan. `region`, `profile` and `endpoints` as in the handle."""
 
     region: str
     profile: str | None
     endpoints: dict[str, str]
     default_of: str | None
+    """The account whose default bucket has the job's files, None for a bucket of the config."""
     code_uri: str
+    """The folder of the channel `code`, with a slash at the end."""
     job_uri: str
+    """The folder of the channel `job`, with a slash at the end."""
     owner_uri: str
+    """The object with the claim of the name."""
     spec: dict[str, Any]
+    """The container order without the fields that only a send knows."""
 
     @property
     def order(self) -> ContainerOrder:

@@ -20,6 +20,7 @@ from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text.units import format_duration
 
+from ..cloud import unsupported
 from . import request_images
 from .machine import S3Location, block_of, choose, disk_gb, place_of, unknown_region
 from .records import SageMakerSending
@@ -295,10 +296,7 @@ def _require_reachable(config: JobConfig) -> None:
             message = "without a network the container cannot fetch secrets" if key == "secrets" else "no way to S3"
             hint = "leave out sagemaker.network_isolation, or this"
             faults.append(Fault(f"{message}: network_isolation is on", key=key, hint=hint))
-    if config.checkpoint.resume not in ("auto", "never"):
-        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on SageMaker a job resumes only from its own checkpoints"
-        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
+    faults += unsupported(config, "SageMaker", outputs_of="SageMaker")
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and not uri.startswith("s3://"):
             faults.append(
@@ -310,10 +308,6 @@ def _require_reachable(config: JobConfig) -> None:
 
 def _output(config: JobConfig) -> str | None:
     """Return the URI for the output folder's archive: SageMaker has one place for all outputs."""
-    if len(config.outputs) > 1:
-        names = ", ".join(config.outputs)
-        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
-        raise ConfigError(f"SageMaker has one place for outputs, not {names}", key="outputs", hint=hint)
     return next(iter(config.outputs.values()), None)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import LogPage, agent_pages, agent_state
+from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, State
 
 from ..channel import master
-from ..channel.calls import HostAnswer
+from ..channel.calls import Fleet, HostAnswer
 from ..channel.copies import CLOCKS_S, chunks
 from . import status
 from .channel import Login
@@ -35,8 +35,9 @@ OWN_CODES = ("0", "64", "70", "75")
 SAVED = "75"
 
 
-def state(login: Login, handle: SlurmRef) -> State:
+def state(fleet: Fleet, ref: JobRef) -> State:
     """Return the job's state. Raises UnreachableError."""
+    login, handle = _at(fleet, ref)
     asked = {"folder": handle.folder, "nodes": handle.nodes, "checkpoints": handle.checkpoints}
     looks = {node: NodeStatus.load(found) for node, found in enumerate(login.call("slurm_look", asked)["nodes"])}
     known = _fold(handle, looks)
@@ -72,8 +73,14 @@ def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> 
     return replace(told, started_s=counted.started_s, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
 
 
-def logs(login: Login, handle: SlurmRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
-    """Return the lines after the cursor from all nodes, in one call. Raises UnreachableError."""
+def logs(
+    fleet: Fleet, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
+    """Return the lines after the cursor from all nodes, in one call; `now` makes no difference.
+
+    Raises UnreachableError.
+    """
+    login, handle = _at(fleet, ref)
     wanted = _nodes_of(handle, ranks)
     asked = {
         "folder": handle.folder,
@@ -93,9 +100,10 @@ def logs(login: Login, handle: SlurmRef, cursor: dict[str, Any] | None, ranks: f
 
 
 def logs_from(
-    login: Login, handle: SlurmRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
+    fleet: Fleet, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
 ) -> dict[str, Any]:
     """Return a cursor before each file's last lines, or before the lines written since the time."""
+    login, handle = _at(fleet, ref)
     asked = {
         "folder": handle.folder,
         "nodes": _nodes_of(handle, ranks),
@@ -107,11 +115,12 @@ def logs_from(
     return {f"{node}/{name}": offset for node, each in offsets.items() for name, offset in each.items()}
 
 
-def stop(login: Login, handle: SlurmRef, *, now: bool) -> None:
+def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
     """Ask the agents to stop, and cancel a job that has not begun; with `now`, Slurm kills all.
 
     Raises UnreachableError.
     """
+    login, handle = _at(fleet, ref)
     reason = "now" if now else "user"
     asked = {"folder": handle.folder, "nodes": handle.nodes, "number": handle.number, "reason": reason}
     done = login.call("slurm_stop", asked)
@@ -120,8 +129,9 @@ def stop(login: Login, handle: SlurmRef, *, now: bool) -> None:
         raise UnreachableError(message, hint="a job that has not begun is not cancelled: try again later")
 
 
-def shell(login: Login, handle: SlurmRef, node: int, argv: list[str]) -> list[str]:
+def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
     """Return the command that runs `argv`, or a shell, as a step of the job where the node's ranks run."""
+    login, handle = _at(fleet, ref)
     if not 0 <= node < handle.nodes:
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {handle.nodes - 1}")
     asked = {"folder": handle.folder, "node": node, "number": handle.number, "python": handle.python, "argv": argv}
@@ -131,6 +141,11 @@ def shell(login: Login, handle: SlurmRef, node: int, argv: list[str]) -> list[st
     socket = login.fleet.masters.socket(login.host)
     command = master.argv(login.host, socket, is_terminal=not argv)
     return [*command, *login.host.target, f"exec sh '{path}'"]
+
+
+def _at(fleet: Fleet, ref: JobRef) -> tuple[Login, SlurmRef]:
+    handle = SlurmRef.load(ref)
+    return Login.at(fleet, handle.login), handle
 
 
 def _fold(handle: SlurmRef, looks: Mapping[int, NodeStatus]) -> State | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.client import HTTPMessage
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
@@ -18,8 +18,10 @@ from ..edge import cause
 from ..http import TRIES
 from ..job_folder import JobFolder
 from . import api
-from .api import GoogleError, VertexAccess
+from .api import Google, GoogleError, VertexAccess
+from .records import VertexRef
 
+_T = TypeVar("_T")
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
 
@@ -32,6 +34,12 @@ def of(access: VertexAccess) -> JobFolder:
         return _GoogleJobStore(bucket, prefix, service)
 
     return JobFolder(open_at)
+
+
+def used(google: Google, handle: VertexRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+    """Return the result of `use` for the files of the handle's project. Raises Google's errors as cloudtrain's."""
+    with api.answers(doing, needs=ROLE):
+        return use(of(VertexAccess.of(handle, google)))
 
 
 def require_bucket(access: VertexAccess, uri: str) -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.entrypoints.stores.retries import tries
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
@@ -26,6 +27,7 @@ from ..http import object_in
 from . import api, files, status
 from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
+from .logs import LogReader
 from .machine import block_of, location_of, project_of
 from .records import VertexRef, VertexSending
 
@@ -128,8 +130,9 @@ def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAtt
     return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
-def state(google: Google, handle: VertexRef) -> tuple[State, bool]:
-    """Return the job's state at Vertex AI, and whether the job is over: then its secrets are removed."""
+def state(google: LogReader, ref: JobRef) -> State:
+    """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
+    handle = VertexRef.load(ref)
     access = VertexAccess.of(handle, google)
     with api.polls(f"ask for {handle.label}"):
         described = _described(access, handle)
@@ -141,12 +144,12 @@ def state(google: Google, handle: VertexRef) -> tuple[State, bool]:
         with api.polls("read how it has ended"):
             account = files.of(access).report(handle.ended_uri, handle.nodes)
         if account is None and status.may_report_more(described, time.time()):
-            return replace(status.awaiting(described), url=handle.url), False
+            return replace(status.awaiting(described), url=handle.url)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
                 has_checkpoint = files.of(access).has_checkpoint(handle.checkpoint_uri)
-    is_over = status.is_over(described)
-    if is_over:
+    if status.is_over(described):
+        google.over.add(handle.name)
         _remove_secret(access, handle.secret)
     found = status.state_of(
         described,
@@ -156,7 +159,23 @@ def state(google: Google, handle: VertexRef) -> tuple[State, bool]:
         is_spot=handle.kind in ("spot", "flex_start"),
         has_checkpoint=has_checkpoint,
     )
-    return replace(found, url=handle.url), is_over
+    return replace(found, url=handle.url)
+
+
+def lines(
+    google: LogReader, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
+) -> LogPage:
+    """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; with `now`, the reader leaves then."""
+    handle = VertexRef.load(ref)
+    access, is_over = VertexAccess.of(handle, google), handle.name in google.over
+    return google.page(access, handle.job, handle.nodes, cursor, nodes, home_folder(), is_passing=now, is_over=is_over)
+
+
+def stop(google: Google, ref: JobRef, *, now: bool) -> None:
+    """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
+    handle = VertexRef.load(ref)
+    with api.answers(f"stop {handle.label}"):
+        _cancel(VertexAccess.of(handle, google), handle.name)
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
@@ -302,7 +321,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
     taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
     for job in found:
         if job["name"] != taken["name"] and not status.is_over(job):
-            cancel(access, str(job["name"]))
+            _cancel(access, str(job["name"]))
     if not own:
         kept = {"record": order.get("record")}
         files.of(access).put_order(plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
@@ -336,10 +355,10 @@ def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> N
     """Cancel all running jobs with the attempt's label except the job itself. Raises GoogleError."""
     for job in _there(access, label, owner):
         if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
-            cancel(access, str(job["name"]))
+            _cancel(access, str(job["name"]))
 
 
-def cancel(access: VertexAccess, name: str) -> None:
+def _cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
         object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))

@@ -13,7 +13,7 @@ from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
-from .api import GoogleError, VertexAccess, translated
+from .api import Google, GoogleError, VertexAccess, translated
 from .logs_feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
 from .logs_order import Order
 from .logs_quota import FOLLOWING, PASSING, LogQuota
@@ -38,10 +38,15 @@ class _LogQuestion(NamedTuple):
         return self.job, self.narrowed
 
 
-class LogReader:
-    """The feeds that all readers of a process share, the quotas, and the time of each reader's last complete list."""
+class LogReader(Google):
+    """The process's connections to Google, with the feeds that all readers of the process share.
+
+    Holds also the quotas, the time of each reader's last complete list, and the jobs whose end the process has seen.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.over: set[str] = set()
         self._feeds: dict[str, list[EntryFeed]] = {}
         self._quotas: dict[tuple[Path, str], LogQuota] = {}
         self._listed_s: dict[tuple[str, frozenset[int] | None], float] = {}

@@ -31,6 +31,7 @@ from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text.units import format_duration
 
+from ..cloud import unsupported
 from . import machine_types
 from .machine import (
     Kind,
@@ -59,14 +60,14 @@ MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and th
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/trainer/diagnose.py) of possibly correct code
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # kinds of failure (entrypoints/agent/) of possibly correct code
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
 _PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
 _GS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
-_TRAINER_NEEDS = (2, 7)
+_TRAINER_NEEDS = (2, 7)  # of PyTorch
 
 # Fields that `raw` must not change, and the config's key for each field.
 _PLANNED = {
@@ -343,19 +344,11 @@ def _planned_of(pool: Any) -> Any:
 
 def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
     """Raise ConfigError for settings that a replica on Vertex AI does not support."""
-    faults = [*_unreachable(config), *_unfit_image(config)]
-    if config.checkpoint.resume not in ("auto", "never"):
-        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on Vertex AI a job resumes only from its own checkpoints"
-        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
+    faults = [*_unreachable(config), *_unfit_image(config), *unsupported(config, "Vertex AI")]
     if config.checkpoint.uri and config.checkpoint.mirror:
         hint = "a replica has no shared disk, so the mirror is the place itself: keep one of the two"
         message = "on Vertex AI `checkpoint.uri` and `checkpoint.mirror` are the same thing"
         faults.append(Fault(message, key="checkpoint.mirror", hint=hint))
-    if len(config.outputs) > 1:
-        names = ", ".join(config.outputs)
-        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
-        faults.append(Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint))
     if choice.accelerator is not None and not choice.accelerator.startswith("NVIDIA"):
         message = f"torch's DDP and FSDP do not run on {choice.accelerator}"
         faults.append(
@@ -385,5 +378,6 @@ def _unfit_image(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for a prebuilt image whose PyTorch is too old for the shared trainer."""
     found = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
     if found and config.task and (int(found[1]), int(found[2])) < _TRAINER_NEEDS:
-        message = f"this image has PyTorch {found[1]}.{found[2]}, and the shared trainer needs 2.7"
+        needs = ".".join(map(str, _TRAINER_NEEDS))
+        message = f"this image has PyTorch {found[1]}.{found[2]}, and the shared trainer needs {needs}"
         yield Fault(message, key="image", hint="leave `image` out, or take one of your own; a `script` may run there")

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from importlib.resources import files
-from typing import Any
 
 from ..backend_table import BUILT_IN, class_of, names, similar
 from ..errors import ConfigError, Fault
@@ -86,32 +84,12 @@ __all__ = [
     "Sought",
     "StoredRecord",
     "Terms",
-    "lazy_modules",
     "load",
     "names",
     "nodes_of",
     "similar",
     "unasked",
 ]
-
-
-class _LazyModule:
-    """A module that is imported on the first use of a name in the module."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._path), name)
-
-
-def lazy_modules(package: str) -> dict[str, Any]:
-    """Return a backend's modules by name, each imported on first use: a command imports only what the command calls.
-
-    A module adds them to its globals, and imports the same names `if TYPE_CHECKING`, so that the types are known.
-    """
-    found = (path.name.removesuffix(".py") for path in files(package).iterdir())
-    return {name: _LazyModule(f"{package}.{name}") for name in found if name.isidentifier()}
 
 
 _making = threading.Lock()

@@ -126,6 +126,11 @@ def unpriced(backend: str, name: str, where: str) -> str:
     return f"no price of {name} in {where}{known}: cloudtrain prices refresh, or set {backend}.price_per_hour"
 
 
+def unlisted(backend: str, own_micro: int | None, own_source: str, name: str, where: str) -> tuple[float | None, str]:
+    """Return the config's own price in US dollars with its source, else None with the reason."""
+    return (None, unpriced(backend, name, where)) if own_micro is None else (own_micro / 1e6, own_source)
+
+
 def backends() -> list[str]:
     """Return the backends with a table."""
     return [name for name in names() if rows(name)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import http
-from cloudtrain.backends.azureml import api, logs, status_history
+from cloudtrain.backends.azureml import logs, status_history
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
@@ -27,8 +27,8 @@ class Reader:
     """Reads from its cursor on, and passes the cursor through JSON every time."""
 
     def __init__(self, azure: Azure, nodes: int) -> None:
-        self.azure, self.nodes, self.client = azure, nodes, api.Azure()
-        self.history = status_history.RunHistory(self.client)
+        self.azure, self.nodes = azure, nodes
+        self.history = self.client = status_history.RunHistory()
         self.cursor: dict[str, Any] | None = None
         azure.compute("cpu-cluster", maxNodeCount=100)
         azure.submit("j", "true", {"x": b"x"}, nodes=nodes)

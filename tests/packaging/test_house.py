@@ -116,9 +116,9 @@ DUTIES = {
     "machine",
     "models",
 }
-SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
+SHARED = {"adapter", "cloud", "edge", "http", "job_folder"}  # for all platforms: see docs/architecture.md
 SHARED_FOLDERS = {"channel"}  # calls to hosts and files from hosts: for ssh and for Slurm's login nodes
-DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "serving", "status"}
+DUTIES |= {"preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "serving", "status"}
 SDKS = {
     "azure",
     "boto3",

@@ -1,0 +1,157 @@
+"""What the clouds' backends have alike: files, lines of some ranks, prices, machines by the table, refused places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cloudtrain.launcher.backend import StoredRecord, nodes_of
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.prices import catalog
+
+from .adapter import Adapter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cloudtrain.launcher.backend import JobRef, LogPage, ServedModel, ServingFiles
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.metering.rate import Quote
+
+    from .job_folder import JobFolder
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class CloudRef(StoredRecord):
+    """The fields of every cloud's handle of a job."""
+
+    name: str
+    """The platform's name of the job."""
+    nodes: int
+    """The number of instances."""
+    nproc_per_node: int
+    limit_reason: str
+    """The reason of the platform's limit: time_limit or budget."""
+    checkpoint_uri: str | None
+    """None outside the platform's storage."""
+    output_uri: str
+
+
+class CloudAdapter(Adapter):
+    """A cloud's backend: the platform has the lines, and the cloud's store has the files of jobs."""
+
+    REF: type[CloudRef]
+    """The handle of a job."""
+    PRICES = "prices"
+    """The module that reads the vendor's price list."""
+    NO_CHECKPOINTS = ("", "")
+    """The message and the hint for a job whose checkpoints are outside the cloud's store."""
+    MAY_BE_EMPTY = False
+    """Whether a download of no checkpoint at all is fine."""
+
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor."""
+        nodes = nodes_of(ranks, self.REF.load(ref).nproc_per_node)
+        page: LogPage = self.duty("jobs").lines(self.connections, ref, cursor, nodes, now=now)
+        return page if ranks is None else page.only(ranks)
+
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's output folder, also while the job runs; return the files."""
+        handle = self.REF.load(ref)
+        uri = handle.output_uri
+        return self._with_files(handle, uri, "download the outputs", lambda files: files.download(uri, folder))
+
+    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
+        """Download the job's checkpoint folder, also while the job runs; return the files."""
+        handle = self.REF.load(ref)
+        if handle.checkpoint_uri is None:
+            message, hint = self.NO_CHECKPOINTS
+            raise ConfigError(message, hint=hint)
+        uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
+
+        def download(files: JobFolder) -> list[Path]:
+            return files.download(uri, folder, may_be_empty=self.MAY_BE_EMPTY)
+
+        return self._with_files(handle, uri, "download the checkpoints", download)
+
+    def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the job's saved weights, by the headers alone."""
+        from cloudtrain.entrypoints.models import saved
+
+        handle = self.REF.load(ref)
+        uri = str(handle.checkpoint_uri)
+
+        def read(files: JobFolder) -> dict[str, tuple[int, ...]]:
+            return saved.shapes(files.open_at(uri), averaged=averaged)
+
+        return self._with_files(handle, uri, "read the checkpoints", read)
+
+    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
+        """Return what the vendor's own tools take to serve the model."""
+        files: ServingFiles = self.duty("serving").files(model, config)
+        return files
+
+    def _with_files(self, handle: CloudRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+        """Return the result of `use` for the files at the URI; errors of the store become cloudtrain's."""
+        result: _T = self.duty("files").used(self.connections, handle, uri, doing, use)
+        return result
+
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the place of the checkpoint folder, for a later job."""
+        return self.REF.load(ref).checkpoint_uri
+
+    def price_region(self, config: JobConfig | None) -> str | None:
+        """Return the region for prices: the config's, else the environment's; None if unknown."""
+        region: str | None = self.duty(self.PRICES).region(config)
+        return region
+
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Return the vendor's prices of the types; without types, of all useful types, with the job's type."""
+        quotes: list[Quote] = self.duty(self.PRICES).quotes(self.connections, config, region, types)
+        return quotes
+
+
+def machine_with(backend: str, whose: str, accelerators: str, region: str | None) -> Machine:
+    """Return the cheapest machine of the backend's table with the accelerators. Raises ConfigError."""
+    machines = catalog.by_accelerators(backend, accelerators, region)
+    if not machines:
+        message = f"no {whose} machine of our table has `{accelerators}`"
+        raise ConfigError(message, key="resources.accelerators", hint=catalog.advice(backend, accelerators))
+    return machines[0]
+
+
+def machine_of_type(backend: str, name: str, region: str | None, nproc: int | str, *, is_cpu: bool) -> Machine:
+    """Return the machine type; of a type that is not in the table, `nproc` says the number of GPUs.
+
+    `is_cpu`: the type's family has no accelerators. Raises ConfigError if the number of GPUs is not known.
+    """
+    known = catalog.by_type(backend, name, region)
+    if known is not None:
+        return known
+    if is_cpu:
+        return Machine(name, "CPU", 0, catalog.rates(backend, name, region))
+    if nproc == "auto":
+        similar = request_rules.meant(name, catalog.types(backend)).removeprefix("; ")
+        hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
+        message = f"how many GPUs `{name}` has is not in our table"
+        raise ConfigError(message, key="resources.instance_type", hint=hint)
+    return Machine(name, "GPU", int(nproc), catalog.rates(backend, name, region))
+
+
+def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") -> Iterator[Fault]:
+    """Yield a fault for a resume from a foreign checkpoint, and for several places of outputs: no cloud has either."""
+    if config.checkpoint.resume not in ("auto", "never"):
+        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
+        message = f"on {vendor} a job resumes only from its own checkpoints"
+        yield Fault(message, key="checkpoint.resume", hint=hint)
+    if len(config.outputs) > 1:
+        names = ", ".join(config.outputs)
+        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
+        yield Fault(f"{outputs_of} has one place for outputs, not {names}", key="outputs", hint=hint)
