@@ -15,12 +15,6 @@ from .plan import Plan
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
 ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 
-# Valid in JavaScript too, for editors that check configs. A query or a fragment would be a secret or a mistake.
-LEDGER_PATTERN = (
-    r"(s3|gs)://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
-    r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
-    r"|(file://)?/[^?#\n]+|~/[^?#\n]+"
-)
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
 
 # Without 0/o, 1/l/i and vowels: no characters to confuse, no words.

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from . import STORES
+
 _T = TypeVar("_T")
 ABSENT = ""  # the version of a missing object
-_FOLDER = "cloudtrain.entrypoints.stores.folder"
-# Scheme of a uri -> module with a function `open_at(uri, attempts) -> Store`. A new store needs a line in this table
-# and in launcher/config/rules.py, which refuses unknown schemes.
-MODULES = {
-    "s3": "cloudtrain.entrypoints.stores.s3",
-    "gs": "cloudtrain.entrypoints.stores.gcs",
-    **dict.fromkeys(("https", "abfss", "wasbs"), "cloudtrain.entrypoints.stores.azure"),
-}
 
 
 class StoreError(OSError):
@@ -73,10 +67,11 @@ def open_store(uri: str, attempts: int | None = None) -> Store:
     Raises StoreError for an unknown scheme, a bad address, or a missing package.
     """
     scheme = urlsplit(uri).scheme
-    if scheme not in ("", "file", *MODULES):
-        known = ", ".join(f"{name}://" for name in MODULES)
+    kind = STORES.get(scheme or "file")
+    if kind is None:
+        known = ", ".join(f"{name}://" for name in STORES if name != "file")
         raise StoreError(f"{uri!r}: this version knows no {scheme}:// store, only folders and {known}")
-    open_at: Callable[[str, int | None], Store] = importlib.import_module(MODULES.get(scheme, _FOLDER)).open_at
+    open_at: Callable[[str, int | None], Store] = importlib.import_module(f"{__package__}.{kind.module}").open_at
     return open_at(uri, attempts)
 
 

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
-from ..job import LEDGER_PATTERN, PROJECT_PATTERN
+from cloudtrain.entrypoints.stores import LEDGER_PATTERN
+
+from ..job import PROJECT_PATTERN
 from ..text import units
 
 T = TypeVar("T")

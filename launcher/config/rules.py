@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
+from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.entrypoints.trainer import contradictions
 
 from ..backend_table import BUILT_IN, plugins, similar, traits
@@ -21,8 +22,6 @@ from .key_reading import between, both, given, text_at, whole_at
 from .schemafaults import named
 from .yamlfile import KeyPath, YamlNode, find, key_place
 
-# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/store.py.
-STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")

@@ -73,11 +73,11 @@ def back(place: str, config: JobConfig | None) -> dict[str, PushOutcome]:
 
 def _is_store(place: str) -> bool:
     """Return whether the place is a uri of a bucket. Raises UsageError for an unknown scheme."""
-    from cloudtrain.entrypoints.stores.store import MODULES
+    from cloudtrain.entrypoints.stores import STORES
 
     scheme = urlsplit(place).scheme
-    if "://" in place and scheme not in ("file", *MODULES):
-        known = ", ".join(f"{name}://" for name in ("file", *MODULES))
+    if "://" in place and scheme not in STORES:
+        known = ", ".join(f"{name}://" for name in STORES)
         raise UsageError(f"{place!r} is no place that this version knows", hint=f"a uri begins with {known}")
     return "://" in place and scheme != "file"
 

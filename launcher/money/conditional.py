@@ -8,21 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from cloudtrain.entrypoints.stores import LEDGER_PATTERN, STORES
+
 from ..errors import ConfigError, CredentialError, UnreachableError, UsageError
-from ..job import LEDGER_PATTERN
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.stores.store import Store
 
 DEFAULT_NAME = "ledger.json"
 ATTEMPTS = 4  # of a request: a person waits for the answer; a training's store waits longer
-
-_ACCESS = {
-    "file": "all users of the ledger need write access to the folder",
-    "s3": "aws configure, or aws sso login, or ask for the right",
-    "gs": "each user needs the role Storage Object User (roles/storage.objectUser) on the bucket",
-    "https": "az login, or export AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
-}
 
 
 class ConditionalObject:
@@ -61,7 +55,7 @@ class ConditionalObject:
             yield self._store
         except PermissionError as error:
             scheme = self.uri.partition("://")[0]
-            raise CredentialError(f"{doing}: {error.strerror or error}", hint=_ACCESS[scheme]) from error
+            raise CredentialError(f"{doing}: {error.strerror or error}", hint=STORES[scheme].access) from error
         except FileNotFoundError as error:
             folder = self._folder.removeprefix("file://")
             hint = f"mkdir -p {folder}; if the disk is shared, check that the disk is mounted"
