@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,10 @@ from cloudtrain.entrypoints.environments import container_init, dockerrun, image
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
+from cloudtrain.entrypoints.models import calls
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.launcher.config.schema import JobConfig
+from cloudtrain.launcher.models import deployment
 from cloudtrain.launcher.planning import bundle
 from doubles.waiting import until
 
@@ -260,9 +265,7 @@ def _image(tar: Path) -> None:
             folder.type, folder.mode = tarfile.DIRTYPE, 0o777
             archive.addfile(folder)
         shell, pip = os.path.realpath("/bin/sh"), tar.with_name("pip")
-        pip.write_text(
-            "#!/bin/sh\n"
-        )  # the packages of the machine's own Python take the place of those that pip fetches
+        pip.write_text("#!/bin/sh\n")  # this machine's own packages take the place of those that pip would fetch
         pip.chmod(0o755)
         archive.add(pip, "usr/bin/pip")
         archive.add(shell, "bin/sh")
@@ -616,3 +619,80 @@ def test_agent_runs_a_job_in_the_container(container: Container, tmp_path: Path)
     assert ended["state"] == "succeeded", (ended, (root / "log" / "boot.log").read_text())
     assert (root / "log" / "rank-0.log").read_text() == "in podman 6 0\n"
     assert "s3cr3t" not in "".join(path.read_text(errors="replace") for path in root.glob("*.json"))
+
+
+def traced(place: Path) -> dict[str, Any]:
+    """Write a model folder with a traced model that doubles its input, in place of an export."""
+    import torch
+
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    place.mkdir(parents=True)
+    module, arguments = Double().eval(), {n: {"x": torch.ones(n, 2)} for n in (8, 1, 3)}
+    form, _ = calls.describe(module, (arguments[8]["x"],), {})
+    vary = {"x": {0: torch.export.Dim.DYNAMIC}}
+    torch.export.save(torch.export.export(module, (arguments[8]["x"],), dynamic_shapes=vary), place / folders.PT2)
+    slots = {"inputs": arguments, "outputs": {n: calls.named(module(**each)) for n, each in arguments.items()}}
+    config = {"format": folders.FORMAT, "name": "double", "call": form}
+    config |= {name: [slot.dump() for slot in calls.slots(each)] for name, each in slots.items()}
+    (place / folders.CONFIG).write_text(json.dumps(config))
+    (place / folders.CHECK).write_text(json.dumps({"passed": True, "torch": torch.__version__}))
+    folders.write_sums(place, {})
+    return {"files": []}
+
+
+ASK = """
+import sys, time, urllib.error, urllib.request
+base, ready, *path = sys.argv[1:]
+for _ in range(600):
+    try:
+        with urllib.request.urlopen(base + ready) as answer:
+            break
+    except OSError:
+        time.sleep(0.2)
+data = b'{"instances": [[1.0, 2.5]]}'
+print(urllib.request.urlopen(base + path[0], data).read().decode())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.soak  # builds two images
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("vendor", "ready", "path", "options"),
+    [
+        ("sagemaker", "/ping", "/invocations", []),
+        ("vertex", "/v2/health/ready", "/predict", ["AIP_HTTP_PORT=8080", "AIP_PREDICT_ROUTE=/predict"]),
+        ("azureml", "/v2/health/ready", "/score", ["AZUREML_MODEL_DIR=/mnt/azureml/double"]),
+    ],
+)
+def test_image_of_an_export_serves_the_model(
+    podman: str, tmp_path: Path, vendor: str, ready: str, path: str, options: list[str]
+) -> None:
+    """The Dockerfile of `export --for` is built as written, from another base, and answers on the platform's paths."""
+    place, name = tmp_path / "out", f"localhost/served-{vendor}:1"
+    deployment.write(vendor, JobConfig(name="double"), "double", None, place, traced)
+    built = ["podman", "build", f"--from={podman}", "--network=none", "--layers=false", f"--tag={name}", str(place)]
+    done = subprocess.run(built, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    site = sysconfig.get_path("purelib")
+    words = [f"--volume={site}:/site:ro", f"--volume={LIBRARIES}:{LIBRARIES}:ro", "--env=PYTHONPATH=/srv:/site"]
+    if vendor == "azureml":
+        words += [f"--volume={place}/model:/mnt/azureml/double/model:ro"]
+    words += [f"--env={each}" for each in options]
+    run = ["podman", "run", "--rm", f"--name=served-{vendor}", "--network=none", *words, name, "serve"]
+    asked = ["podman", "exec", f"served-{vendor}", "python3", "-c", ASK, "http://127.0.0.1:8080", ready, path]
+    answers: list[str] = []
+
+    def answered() -> bool:
+        answers.append(subprocess.run(asked, capture_output=True, text=True).stdout)
+        return bool(answers[-1])
+
+    with subprocess.Popen(run, stderr=subprocess.DEVNULL):
+        try:
+            until(answered, 120)
+        finally:
+            subprocess.run(["podman", "rm", "--force", "--time=5", f"served-{vendor}"], capture_output=True)
+    assert json.loads(answers[-1]) == {"predictions": [[2.0, 5.0]]}
