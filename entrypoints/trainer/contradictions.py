@@ -228,6 +228,25 @@ def of(given: Given) -> Iterator[Contradiction]:
         yield from rule(given)
 
 
+def of_ranks(settings: Any, ranks: int, micro_batches: int) -> Iterator[Contradiction]:
+    """Yield the contradictions of the settings, the ranks, and the micro-batches that each rank computes in a step.
+
+    `settings` are the trainer's or the schema's, which have the same names. `ranks` share the data.
+    """
+    parallel, server = settings.parallel, settings.server
+    for key, most in (("softsync", server.softsync), ("shards", server.shards or 1)):
+        if most > ranks:
+            message = f"`server.{key}` {most} is more than the {ranks} ranks"
+            yield Contradiction(message, f"use at most {ranks}", (f"training.server.{key}",))
+    if parallel.schedule == "interleaved" and micro_batches % parallel.pipeline:
+        stages = parallel.pipeline
+        message = (
+            f"`schedule: interleaved` needs a multiple of {stages} micro-batches a step, and there are {micro_batches}"
+        )
+        cure = "use another global_batch_size or micro_batch_size, or `schedule: 1f1b`"
+        yield Contradiction(message, cure, ("training.parallel.schedule",))
+
+
 def given_in(settings: TrainingSettings, every_steps: int | None = None) -> Given:
     """Return the settings that differ from their defaults, as the keys that were given."""
     checkpoint = {} if every_steps is None else {"every_steps": every_steps}

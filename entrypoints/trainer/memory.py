@@ -73,18 +73,18 @@ _DATA = "it reads values of tensors, and an estimate has only their shapes"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A rank's memory. `static_bytes`: parameters, gradients and the optimizer's state, without activations.
-
-    `why`: why `bytes` is only the static part. `is_assumed`: the optimizer cannot run without data, and its state
-    counts as 8 bytes a parameter, like AdamW's. `stage`: the number of the pipeline's stage that needs most, from 1.
-    """
+    """A rank's memory."""
 
     bytes: int
     static_bytes: int
+    """Of parameters, gradients and the optimizer's state, without activations."""
     parameters: int
     is_assumed: bool = False
+    """The optimizer cannot run without data, and its state counts as 8 bytes a parameter, like AdamW's."""
     why: str | None = None
+    """Why `bytes` is only the static part."""
     stage: int | None = None
+    """The number of the pipeline's stage that needs most, from 1."""
 
 
 def main(spec_file: str, usable_bytes: int) -> None:
@@ -94,8 +94,8 @@ def main(spec_file: str, usable_bytes: int) -> None:
         spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
         os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
         ranks = job.nodes * job.nproc_per_node
-        for changes, found in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
-            answer({"changes": changes, **dataclasses.asdict(found)})
+        for changes, layout in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
+            answer({"changes": changes, **dataclasses.asdict(layout)})
 
 
 @contextlib.contextmanager
@@ -109,8 +109,8 @@ def answering() -> Iterator[Callable[[dict[str, Any]], None]]:
     physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_DATA, (physical_bytes // 2,) * 2)
 
-    def answer(found: dict[str, Any]) -> None:
-        print(json.dumps(found), file=out, flush=True)
+    def answer(fields: dict[str, Any]) -> None:
+        print(json.dumps(fields), file=out, flush=True)
 
     with contextlib.redirect_stdout(sys.stderr):  # the task may print
         try:
@@ -136,9 +136,9 @@ def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[
     tried = _without(spec.training) if does_fit else _with(spec.training, ranks, nproc, own, usable_bytes)
     for changes in tried:
         with contextlib.suppress(Exception):  # a layout that this model or these ranks do not allow
-            found = estimate(replace(spec, training=_changed(spec.training, changes)), task, ranks, batch_of)
-            if found.why is None and found.bytes <= usable_bytes:
-                yield changes, found
+            other = estimate(replace(spec, training=_changed(spec.training, changes)), task, ranks, batch_of)
+            if other.why is None and other.bytes <= usable_bytes:
+                yield changes, other
                 if not does_fit:
                     return
 
@@ -213,12 +213,12 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
     blocks = default_blocks(module) if task.blocks is None else task.blocks(module)
     is_equal = len({tuple(p.shape for p in block.parameters()) for block in blocks}) == 1
     is_even = is_equal and not isinstance(parallel.cut, list)
-    each, found = ranks // parallel.pipeline, list[Estimate]()
-    for stage in (0, parallel.pipeline - 1) if is_even else range(parallel.pipeline):
-        found.append(replace(_of_rank(spec, task, ranks, stage * each, batch_of), stage=stage + 1))
-        if found[-1].why:  # the larger figure of another stage would hide the reason
-            return found[-1]
-    return max(found, key=lambda stage: stage.bytes)
+    ranks_of_stage, stages = ranks // parallel.pipeline, list[Estimate]()
+    for number in (0, parallel.pipeline - 1) if is_even else range(parallel.pipeline):
+        stages.append(replace(_of_rank(spec, task, ranks, number * ranks_of_stage, batch_of), stage=number + 1))
+        if stages[-1].why:  # the larger figure of another stage would hide the reason
+            return stages[-1]
+    return max(stages, key=lambda stage: stage.bytes)
 
 
 def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:
@@ -247,17 +247,17 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     batch = tree_map_only(torch.Tensor, mode.from_tensor, batch_of(split.micro))
     # Outside the mode, so that numbers which are no part of the model have values; the model's tensors keep the mode.
     with counter:
-        spread = _spread(wanted, task, module, split, batch)
-        trained = [p for p in spread.module.parameters() if p.requires_grad]
+        strategy = _spread(wanted, task, module, split, batch)
+        trained = [p for p in strategy.module.parameters() if p.requires_grad]
         if is_shared and is_averaged:
-            spread = shard_optimizer(wanted, spread, _CPU, silent=False)
+            strategy = shard_optimizer(wanted, strategy, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
         outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _sparse_copies(wanted) * is_sparse)]
-        average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
-        with spread.optimized():
+        average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
+        with strategy.optimized():
             # The optimizer's state of async is in the servers' main memory.
-            optimizer = torch.optim.SGD(trained, 0.0) if is_async else _optimizer(spec, task, spread.module)
-            spare, is_assumed = _first_step(optimizer, [p for p in spread.module.parameters() if p.requires_grad])
+            optimizer = torch.optim.SGD(trained, 0.0) if is_async else _optimizer(spec, task, strategy.module)
+            spare, is_assumed = _first_step(optimizer, [p for p in strategy.module.parameters() if p.requires_grad])
         if is_shared:
             optimizer.zero_grad()
             _give_gradients(trained)
@@ -270,9 +270,9 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 
     def step(count: int) -> None:
         with mode, counter:
-            _passes(wanted, task, spread, batch, range(count))
+            _passes(wanted, task, strategy, batch, range(count))
         with counter:
-            _update(spread, None if is_assumed else optimizer)
+            _update(strategy, None if is_assumed else optimizer)
             optimizer.zero_grad()
 
     try:
@@ -283,12 +283,12 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
 
 
-def _update(spread: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
+def _update(strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
     """Finish a step's gradients, and change the weights unless the optimizer cannot run without data."""
-    spread.finish()
+    strategy.finish()
     if optimizer is not None:
         optimizer.step()
-    spread.share_update()
+    strategy.share_update()
 
 
 def _sparse_copies(wanted: TrainingSettings) -> int:
@@ -399,8 +399,8 @@ def without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn
 
 def _optimizer(spec: Spec, task: Task, module: nn.Module) -> torch.optim.Optimizer:
     if task.optimizer is not None:
-        found: torch.optim.Optimizer = task.optimizer(module, spec.params)
-        return found
+        optimizer: torch.optim.Optimizer = task.optimizer(module, spec.params)
+        return optimizer
     return optim.build(spec.training.optimizer, module.parameters())
 
 
@@ -420,26 +420,26 @@ def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -
     return [], False
 
 
-def _passes(wanted: TrainingSettings, task: Task, spread: Strategy, batch: Any, owned: range) -> None:
+def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any, owned: range) -> None:
     """Run the forward and backward passes of the micro-batches of a step."""
-    offloaded = functools.partial(saved_on_host, spread.module, "meta") if wanted.activation_offload else nullcontext
+    offloaded = functools.partial(saved_on_host, strategy.module, "meta") if wanted.activation_offload else nullcontext
 
     def loss_of(model: Any, batch: Any) -> Any:
-        with spread.autocast(), offloaded():
+        with strategy.autocast(), offloaded():
             return task.loss(model, batch)
 
     def backward(loss: Any) -> None:
-        (loss / spread.divisor).backward()
+        (loss / strategy.divisor).backward()
 
-    if spread.walk is None:
+    if strategy.walk is None:
         for virtual in owned:
-            with spread.micro_batch(virtual, virtual == owned[-1]):
-                backward(loss_of(spread.model, batch))
+            with strategy.micro_batch(virtual, virtual == owned[-1]):
+                backward(loss_of(strategy.model, batch))
         return
     stages = wanted.parallel.pipeline
     feed = Feed(owned, lambda: batch, lambda *_: None, loss_of, backward, lambda: None, steps_left=stages)
     for _ in range(stages if wanted.parallel.schedule == "async" else 1):  # until all versions of the weights are kept
-        spread.walk(feed)
+        strategy.walk(feed)
 
 
 def _reason(error: Exception) -> str:

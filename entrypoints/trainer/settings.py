@@ -22,10 +22,7 @@ REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The built-in optimizer's settings.
-
-    `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
-    """
+    """The built-in optimizer's settings (optim.py)."""
 
     name: str = "adamw"
     lr: float = 1e-3
@@ -35,6 +32,7 @@ class OptimizerSettings:
     eps: float = 1e-8
     trust_coefficient: float = 1e-3
     lr_scaling: str = "none"
+    """linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch."""
     base_batch_size: int = 256
 
 
@@ -49,33 +47,35 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """The metric that selects the best checkpoint, by min or max; stop after `patience` evaluations without gain."""
+    """The metric that selects the best checkpoint."""
 
     metric: str = "loss"
     mode: str = "min"
+    """min or max: whether less or more is better."""
     patience: int | None = None
+    """Evaluations without gain before training stops; None: never."""
     min_delta: float = 0.0
 
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """How one copy of the model is spread over ranks, beside the data dimension of `strategy`.
-
-    `tensor`: ranks that share each layer's matrices. `sequence`: between the layers they share the sequence too.
-    `plan`: the kind of each module by name or pattern; None: the task's `tensor_plan`, the model's own, or by names.
-    `pipeline`: stages, one after the other. `cut`: even, timed, or the first block of each later stage.
-    `chunks`: pieces of the model in each stage, for the schedule interleaved. `weights`: the weights of a backward pass
-    under the schedule async, those of its forward pass (stash) or the newest (latest).
-    """
+    """How one copy of the model is spread over ranks, beside the data dimension of `strategy`."""
 
     tensor: int = 1
+    """Ranks that share each layer's matrices."""
     sequence: bool = False
+    """Between the layers these ranks share the sequence too."""
     plan: dict[str, str] | None = None
+    """The kind of each module by name or pattern; None: the task's `tensor_plan`, the model's own, or by names."""
     pipeline: int = 1
+    """Stages, one after the other."""
     schedule: str = "1f1b"
     cut: str | list[int] = "even"
+    """even, timed, or the first block of each later stage."""
     chunks: int = 1
+    """Pieces of the model in each stage, for the schedule interleaved."""
     weights: str = "stash"
+    """Of a backward pass under the schedule async: those of its forward pass (stash), or the newest (latest)."""
 
     @property
     def ranks(self) -> int:
@@ -85,20 +85,20 @@ class ParallelSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The parameter servers of strategy async.
-
-    `shards`: of the weights, each on a rank of its own; None: one a node. `staleness`: the weight of a late gradient,
-    capped (min(1, N / (1 + tau))) or none. `softsync`: gradients averaged in an update. `max_lead`: tickets that a
-    worker may be ahead of the slowest (SSP). `order`: gradients are applied as they arrive, or by tickets.
-    `lease_s`: a worker silent for so long is lost.
-    """
+    """The parameter servers of strategy async."""
 
     shards: int | None = None
+    """Shards of the weights, each on a rank of its own; None: one a node."""
     staleness: str = "capped"
+    """The weight of a gradient that is tau updates late: min(1, N / (1 + tau)) for capped, 1 for none."""
     softsync: int = 1
+    """Gradients averaged in an update."""
     max_lead: int | None = None
+    """Tickets that a worker may be ahead of the slowest (SSP)."""
     order: str = "arrival"
+    """Gradients are applied as they arrive, or by tickets."""
     lease_s: float = 60.0
+    """A worker silent for so long is lost."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,16 @@ class OuterSettings:
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Section `training.local`: when the ranks of `strategy: local` average their weights.
-
-    `period`: steps between averages. `sync_steps`: the first steps, which are ddp's. `group_period`: steps between
-    averages within an instance.
-    """
+    """Section `training.local`: when the ranks of `strategy: local` average their weights."""
 
     period: int = 16
+    """Steps between averages."""
     sync_steps: int = 0
-    optimizer_state: str | None = None  # average or keep; None: keep with outer momentum, else average
+    """The first steps, which are ddp's."""
+    optimizer_state: str | None = None
+    """average or keep; None: keep with outer momentum, else average."""
     group_period: int | None = None
+    """Steps between averages within an instance."""
     outer: OuterSettings = field(default_factory=OuterSettings)
 
     @property

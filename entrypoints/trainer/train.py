@@ -164,30 +164,30 @@ def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
 
 def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
     """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
-    training, spread = job.spec.training, job.strategy
+    training, strategy = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
     lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
     is_logged = report.is_logged(job, progress, progress.step + 1)
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
         return earlier
-    skips, is_lone = training.on_nan == "skip", spread.is_lone(progress.step)
+    skips, is_lone = training.on_nan == "skip", strategy.is_lone(progress.step)
     agrees = skips and not is_lone
     verdict = job.agreement.finish() if agrees else NOTHING  # all ranks must agree before any update
     norm = None
-    if training.clip_norm or skips or spread.exchange is not None:
+    if training.clip_norm or skips or strategy.exchange is not None:
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
-        norm = spread.clip(training.clip_norm)
+        norm = strategy.clip(training.clip_norm)
     is_left_out = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
     if is_left_out:
-        spread.undo_buffers()
+        strategy.undo_buffers()
     else:
-        if spread.exchange is not None:
-            spread.exchange(progress.step)
+        if strategy.exchange is not None:
+            strategy.exchange(progress.step)
         job.scaler.step(job.optimizer)
-        spread.share_update()
-    covered = spread.after_step(progress.step + 1, progress.last_step)
+        strategy.share_update()
+    covered = strategy.after_step(progress.step + 1, progress.last_step)
     if job.ema is not None and covered and (is_lone or not is_left_out):
         job.ema.update(progress.step + 1, covered)
     job.scaler.update()
@@ -216,18 +216,18 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
     """
-    training, spread, owned = job.spec.training, job.strategy, job.owned
-    must_agree = is_logged or (training.on_nan == "skip" and not spread.is_lone(progress.step))
-    if spread.walk is not None:
-        return _piped_gradients(job, progress, batches, spread.walk, must_agree)
+    training, strategy, owned = job.spec.training, job.strategy, job.owned
+    must_agree = is_logged or (training.on_nan == "skip" and not strategy.is_lone(progress.step))
+    if strategy.walk is not None:
+        return _piped_gradients(job, progress, batches, strategy.walk, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
-        with spread.micro_batch(virtual, is_last), _counted(job):
-            with spread.autocast(), _offloaded(job):
-                loss = _loss(job, spread.model, batch)
+        with strategy.micro_batch(virtual, is_last), _counted(job):
+            with strategy.autocast(), _offloaded(job):
+                loss = _loss(job, strategy.model, batch)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
@@ -236,7 +236,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
                 shared = float(total) if is_known and job.place.counts else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
                 job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
-            share = loss if spread.divisor == 1 else loss / spread.divisor
+            share = loss if strategy.divisor == 1 else loss / strategy.divisor
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # after the backward pass: a first pass compiles for as long as needed
         if not is_last:
@@ -245,10 +245,10 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
                 saving.retry_later(job, progress)
             if verdict.stop:
                 job.optimizer.zero_grad()
-                spread.undo_buffers()  # the save then holds the state after the last whole step
+                strategy.undo_buffers()  # the save then holds the state after the last whole step
                 return verdict
     progress.own_loss = total
-    spread.finish()
+    strategy.finish()
     return None
 
 
@@ -264,17 +264,17 @@ def _piped_gradients(
     With the schedule async a stage does not wait for the others at the end of a step: the agreement of an earlier step
     is returned, except in a step that is logged.
     """
-    spread, training = job.strategy, job.spec.training
+    strategy, training = job.strategy, job.spec.training
 
     def loss_of(model: Any, batch: Any) -> torch.Tensor:
-        with spread.autocast(), _offloaded(job):
+        with strategy.autocast(), _offloaded(job):
             return _loss(job, model, batch)
 
     def seed(virtual: int, steps: int) -> None:
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step + steps, virtual))
 
     def backward(loss: torch.Tensor) -> None:
-        (loss if spread.divisor == 1 else loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+        (loss if strategy.divisor == 1 else loss / strategy.divisor).backward()  # type: ignore[no-untyped-call]
 
     batch = functools.partial(job.meter.wait_for, batches)
     left = _steps_to_empty(job, progress)
@@ -289,7 +289,7 @@ def _piped_gradients(
         shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
         failed, saving_now = job.saver.failure is not None, job.saver.is_busy
         job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now)
-    spread.finish()
+    strategy.finish()
     return None if must_agree else earlier
 
 

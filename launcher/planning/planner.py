@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import dimensions
+from cloudtrain.entrypoints.trainer import contradictions
 
 from ..errors import BudgetError, ConfigError, Fault
 from ..metering import limit as caps
@@ -233,10 +234,6 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
         )
         raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
     ranks = instances * nproc // (tensor * stages)
-    for key, most in (("softsync", training.server.softsync), ("shards", training.server.shards or 1)):
-        if most > ranks:
-            message = f"`server.{key}` {most} is more than the {ranks} ranks"
-            raise ConfigError(message, key=f"training.server.{key}", hint=f"use at most {ranks}")
     size = training.global_batch_size
     micro = training.micro_batch_size or max(1, size // ranks)
     if config.evaluate is not None and config.evaluate.only:  # a test has no global batch: any number of ranks
@@ -255,20 +252,18 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
                 )
             ]
         )
+    refused = list(contradictions.of_ranks(training, ranks, size // (micro * ranks)))
+    if refused:
+        raise ConfigError([Fault(refusal.message, refusal.keys[0], hint=refusal.cure) for refusal in refused])
     return _with_bubble(Batch(size, micro, size // (micro * ranks), tensor, stages), training.parallel)
 
 
 def _with_bubble(batch: Batch, parallel: Parallel) -> Batch:
     """Return the batch with its bubble: (p - 1) / (v m + p - 1) for p stages of v chunks and m micro-batches a step.
 
-    Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2. Raises ConfigError if the
-    schedule needs another number of micro-batches.
+    Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2.
     """
     stages, count = parallel.pipeline, batch.accumulation
-    if parallel.schedule == "interleaved" and count % stages:
-        message = f"`schedule: interleaved` needs a multiple of {stages} micro-batches a step, and there are {count}"
-        hint = "use another global_batch_size or micro_batch_size, or `schedule: 1f1b`"
-        raise ConfigError(message, key="training.parallel.schedule", hint=hint)
     if parallel.schedule == "async":
         return batch
     return replace(batch, bubble=(stages - 1) / (parallel.chunks * count + stages - 1))

@@ -97,16 +97,6 @@ def test_linear_falls_evenly() -> None:
     assert [optim.lr_factor(ScheduleSettings("linear"), step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
-def test_unknown_names_are_task_errors() -> None:
-    """The message lists the known names."""
-    with pytest.raises(TaskError, match="adamw, lamb, lars, radam, sgd"):
-        optim.build(OptimizerSettings("adam"), [nn.Parameter(torch.zeros(1))])
-    with pytest.raises(TaskError, match="constant, cosine, linear"):
-        optim.lr_factor(ScheduleSettings("step"), 0, 1)
-    with pytest.raises(TaskError, match="none, linear, sqrt"):
-        optim.scaled_lr(0.1, 512, 256, "square")
-
-
 def test_set_lr_keeps_the_groups_apart() -> None:
     """Each group moves by the same factor from its own base."""
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]

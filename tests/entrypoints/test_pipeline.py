@@ -171,7 +171,7 @@ def test_interleaved_needs_micro_batches_for_all_stages() -> None:
     """The refusal names the numbers, and the settings to change."""
     layout = ParallelSettings(pipeline=2, schedule="interleaved", chunks=2)
     settings = TrainingSettings(global_batch_size=3, max_steps=1, parallel=layout)
-    with pytest.raises(TaskError, match=r"needs a multiple of `parallel.pipeline` 2 micro-batches a step"):
+    with pytest.raises(TaskError, match=r"needs a multiple of 2 micro-batches a step, and there are 3"):
         wrap(settings, model(), CPU, data.Split(3, 1, 1, 3))
 
 

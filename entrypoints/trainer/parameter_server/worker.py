@@ -85,11 +85,11 @@ class Gradients:
 
         step, number = divmod(ticket, self.ranks)
         owned = range(number * self._each, (number + 1) * self._each)
-        job, spread = dataclasses.replace(self.job, owned=owned), self.job.strategy
+        job, strategy = dataclasses.replace(self.job, owned=owned), self.job.strategy
         job = dataclasses.replace(
             job,
             strategy=dataclasses.replace(
-                spread, micro_batch=lambda virtual, last: spread.micro_batch(virtual - owned.start, last)
+                strategy, micro_batch=lambda virtual, last: strategy.micro_batch(virtual - owned.start, last)
             ),
         )
         position = self._samples + (step - self._step) * self._global_batch
@@ -103,7 +103,7 @@ class Gradients:
         gradients(job, TrainState(step=step), batches, is_logged=True)
         loss = job.agreement.finish().loss / self._each
         if training.clip_norm:
-            spread.clip(training.clip_norm)
+            strategy.clip(training.clip_norm)
         for parameter, values in zip(self.parameters, self._parts(), strict=True):
             if parameter.grad is None:
                 values.zero_()

@@ -23,25 +23,17 @@ from .fsdp import shard_width
 
 def in_words(settings: TrainingSettings, every_steps: int | None = None) -> list[str]:
     """Return the contradictions in the settings, as the launcher words them; `every_steps`: between checkpoints."""
-    found = contradictions.of(contradictions.given_in(settings, every_steps))
-    return [f"{one.message}; {one.cure}" for one in found]
+    refused = contradictions.of(contradictions.given_in(settings, every_steps))
+    return [f"{refusal.message}; {refusal.cure}" for refusal in refused]
 
 
 def of_settings(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
     """Yield the contradictions in the settings, and between the settings and the number of ranks."""
-    ranks, parallel, server = split.ranks, settings.parallel, settings.server
     yield from in_words(replace(settings, micro_batch_size=split.micro))
+    for refusal in contradictions.of_ranks(settings, split.ranks, split.accumulation):
+        yield f"{refusal.message}; {refusal.cure}"
     if settings.strategy == "hsdp":
-        yield from _hsdp_faults(settings, ranks)
-    if parallel.schedule == "interleaved" and split.accumulation % parallel.pipeline:
-        yield (
-            f"`parallel.schedule: interleaved` needs a multiple of `parallel.pipeline` {parallel.pipeline} "
-            f"micro-batches a step, and there are {split.accumulation}; set another micro_batch_size or "
-            "schedule: 1f1b"
-        )
-    for key, most in (("softsync", server.softsync), ("shards", server.shards or 1)):
-        if most > ranks:
-            yield f"server.{key} {most} is more than the {ranks} ranks; set at most {ranks}"
+        yield from _hsdp_faults(settings, split.ranks)
     needs_newer = settings.reproducible == "strict" and not facts_of(settings).is_whole
     if needs_newer and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"

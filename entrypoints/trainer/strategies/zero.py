@@ -39,17 +39,17 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 Shards = Mapping[nn.Parameter, nn.Parameter]  # a DTensor for each trainable parameter, in the same memory
 
 
-def shard_optimizer(settings: TrainingSettings, spread: Strategy, device: torch.device, silent: bool) -> Strategy:
+def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torch.device, silent: bool) -> Strategy:
     """Return ddp's strategy, with an optimizer that holds this rank's share of the state. Collective."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    trained = [p for p in spread.module.parameters() if p.requires_grad]
+    trained = [p for p in strategy.module.parameters() if p.requires_grad]
     shards = {parameter: _shard(parameter, mesh) for parameter in trained}
     groups = buckets(trained)
     whole: list[torch.Tensor] = []  # the step's gradients
     own = list(shards.values())
 
     def finish() -> None:
-        spread.finish()
+        strategy.finish()
         whole.clear()
         for parameter, shard in shards.items():
             if parameter.grad is not None:
@@ -71,11 +71,11 @@ def shard_optimizer(settings: TrainingSettings, spread: Strategy, device: torch.
             _exchange(bucket, mesh)
 
     return dataclasses.replace(
-        spread,
+        strategy,
         finish=finish,
         clip=clip,
         finite_gradients=lambda: finite_gradients(own, agree=True),
-        optimized=lambda: _swapped(spread.module, shards),
+        optimized=lambda: _swapped(strategy.module, shards),
         share_update=share_update,
     )
 
