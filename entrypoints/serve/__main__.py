@@ -34,9 +34,6 @@ def main(argv: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 1 if the model was refused or a request was cut off."""
     options = _options(argv)
     gc.set_threshold(*_COLLECTIONS)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
     health, predict = os.environ.get("AIP_HEALTH_ROUTE", "/ping"), os.environ.get("AIP_PREDICT_ROUTE", "/invocations")
     routes = Routes(health, predict)
     limits = ServeLimits(body_bytes=options.max_body, concurrency=options.max_concurrency)
@@ -47,28 +44,28 @@ def main(argv: list[str]) -> int:
         return _refused(f"{_address(options.host, options.port)} cannot be listened on: {why}")
     # Empty unless the model comes from a store. The name is chosen here, so that it can be removed at any time.
     scratch = Path(tempfile.gettempdir()) / f"model-{os.getpid()}-{secrets.token_hex(4)}"
-    loader = threading.Thread(target=_load, args=(routes, options, server.port, scratch, ended), daemon=True)
-    loader.start()
-    ended.wait()
-    unfinished = server.drain()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    threading.Thread(target=_load, args=(routes, options, server, scratch), daemon=True).start()
+    server.run()
     shutil.rmtree(scratch, ignore_errors=True)
-    if unfinished:
-        _say(f"{unfinished} requests were cut off")
-    return int(unfinished > 0 or routes.engine is None)
+    if server.unfinished:
+        _say(f"{server.unfinished} requests were cut off")
+    return int(server.unfinished > 0 or routes.engine is None)
 
 
-def _load(routes: Routes, options: argparse.Namespace, port: int, scratch: Path, ended: threading.Event) -> None:
+def _load(routes: Routes, options: argparse.Namespace, server: ModelServer, scratch: Path) -> None:
     """Make the routes ready, or end the server."""
     try:
         engine = open_engine(_folder(options.folder, scratch), options.batch, options.threads)
         routes.engine = engine
-        _say(f"ready: {engine.name} ({engine.form}, {engine.version}) on http://{_address(options.host, port)}")
+        _say(f"ready: {engine.name} ({engine.form}, {engine.version}) on http://{_address(options.host, server.port)}")
     except ModelFolderError as error:
         _refused(str(error))
-        ended.set()
+        server.should_exit = True
     except Exception as error:  # of the task's code, of torch, of a store
         _refused(f"the model cannot be loaded: {type(error).__name__}: {error}")
-        ended.set()
+        server.should_exit = True
 
 
 def _folder(given: str | None, scratch: Path) -> Path:

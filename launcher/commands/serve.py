@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -43,6 +44,7 @@ def command(
 
     from ..models.exporting import require_torch
     from ..store.home import home
+    from ..text.extras import install
 
     if not (folder / SUMS).exists():
         if (folder / CURRENT / SUMS).exists():
@@ -50,6 +52,9 @@ def command(
             raise UsageError(f"{folder} is a place of pushed models", hint=f"the current one is served by {hint}")
         raise UsageError(f"{folder} is no model folder", hint="cloudtrain export JOB -o DIR writes a model folder")
     require_torch("the server")
+    for name in ("starlette", "uvicorn"):
+        if find_spec(name) is None:
+            raise UsageError(f"`{name}` is not installed", hint=install("server"))
     options = {"host": host, "port": port, "max-body": max_body, "max-concurrency": max_concurrency, "batch": batch}
     options |= {} if threads is None else {"threads": threads}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

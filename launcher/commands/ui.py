@@ -28,7 +28,7 @@ def command(port: int | None, no_open: bool, read_only: bool) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in _EXTRA:
             raise
-        raise UsageError(f"`{error.name}` is not installed", hint=install("ui")) from None
+        raise UsageError(f"`{error.name}` is not installed", hint=install("server")) from None
     except KeyboardInterrupt:
         pass
     say("the page is closed; the jobs continue")

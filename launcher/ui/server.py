@@ -1,14 +1,11 @@
 """The server: on the loopback interface only; prints its address and opens the browser if available.
 
-Every local user can connect. A connection is a stranger's until one of its requests carries the cookie: a time limit
-holds for each request head, and half of the connections are reserved for the holder of the cookie.
+Every local user can connect. A connection is a stranger's until its request carries the cookie, and strangers give way.
 """
 
 from __future__ import annotations
 
-import asyncio
 import getpass
-import logging
 import os
 import socket
 import sys
@@ -19,16 +16,18 @@ from pathlib import Path
 
 import uvicorn
 from starlette.datastructures import Headers
-from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cloudtrain.entrypoints.serve.connections import Connection, ConnectionLimits, configured
 
 from ..errors import UsageError
 from ..store.home import home
 from ..text.terminal import print_lines, say
 from .app import make
-from .guard import MOST_HEAD_BYTES, Guard, Keys
+from .guard import Guard, Keys
 from .site import Site
 
 HOST = "127.0.0.1"
+LIMITS = ConnectionLimits(connections=200, head_s=5.0, idle_s=5, head_bytes=32_768)
 END_S = 1  # for answers in progress when the server ends
 
 
@@ -56,21 +55,8 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
         _forget_page()
         say(f"opened; for another browser: {_address(place, keys.token)}")
 
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # the app reports errors
     app = make(site, listening.getsockname()[1], used)
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=limited(app),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=END_S,
-    )
+    config = configured(app, LIMITS, _connection(app), timeout_graceful_shutdown=END_S)
     try:
         Server(config).run(sockets=[listening])
     finally:
@@ -150,56 +136,14 @@ def _forget_page() -> None:
     _page().unlink(missing_ok=True)
 
 
-HEAD_S = 5.0  # for a complete request head, from the connection or the previous answer
-MOST_CONNECTIONS = 200
-MOST_STRANGERS = 100  # the other half is reserved for the holder of the cookie
+def _connection(guard: Guard) -> type[Connection]:
+    """Return the kind of connections that only the holder of the cookie keeps."""
 
+    class PageConnection(Connection):
+        """A connection that gives way until its request carries the cookie."""
 
-def limited(guard: Guard) -> type[H11Protocol]:
-    """Return a server's protocol class; a new stranger beyond the limit replaces the oldest stranger."""
-    strangers: dict[H11Protocol, None] = {}  # oldest first
+        def is_trusted(self) -> bool:
+            """Return whether the request has the cookie."""
+            return guard.is_known(Headers(raw=self.headers))
 
-    class Connection(H11Protocol):
-        """A connection with a time limit."""
-
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(strangers) >= MOST_STRANGERS:
-                oldest = next(iter(strangers))
-                del strangers[oldest]
-                oldest.transport.abort()
-            strangers[self] = None
-            self._expect_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            strangers.pop(self, None)
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            before = self.scope
-            super().data_received(data)
-            if self.scope is not before:
-                self._stop_timer()
-                if guard.is_known(Headers(raw=self.headers)):
-                    strangers.pop(self, None)
-
-        def on_response_complete(self) -> None:
-            self._expect_head()
-            super().on_response_complete()
-
-        def _expect_head(self) -> None:
-            self._stop_timer()
-            self._timer = self.loop.call_later(HEAD_S, self._end_if_idle)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-
-        def _end_if_idle(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-    return Connection
+    return PageConnection

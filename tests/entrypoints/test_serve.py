@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.serve.__main__ import main
+from cloudtrain.entrypoints.serve.connections import ConnectionLimits
 from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
 from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
@@ -76,15 +77,32 @@ def engine(model: Path) -> Engine:
     return open_engine(model, most_rows=4)
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., ModelServer]]:
-    """Return a function that starts a server with an engine and limits; all servers end with the test."""
-    started: list[ModelServer] = []
+class Served(ModelServer):
+    """A server in a thread. Names of connection limits and of server limits may be mixed."""
 
-    def start(engine: Engine | None, **limits: Any) -> ModelServer:
+    def __init__(self, engine: Engine | None, **limits: Any) -> None:
+        of_connections = {name: limits.pop(name) for name in ConnectionLimits.__annotations__ & limits.keys()}
         routes = Routes("/health", "/predict")
         routes.engine = engine
-        started.append(ModelServer(routes, "127.0.0.1", 0, ServeLimits(**limits)))
+        super().__init__(routes, "127.0.0.1", 0, ServeLimits(connections=ConnectionLimits(**of_connections), **limits))
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def drain(self) -> int:
+        """End the server as SIGTERM does; return the number of requests that were cut off."""
+        self.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return self.unfinished
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Return a function that starts a server with an engine and limits; all servers end with the test."""
+    started: list[Served] = []
+
+    def start(engine: Engine | None, **limits: Any) -> Served:
+        started.append(Served(engine, **{"drain_s": 1.0, **limits}))
         return started[-1]
 
     yield start
@@ -95,9 +113,7 @@ def serve() -> Iterator[Callable[..., ModelServer]]:
 @pytest.fixture(scope="module")
 def ask(engine: Engine) -> Iterator[Ask]:
     """Return a function that asks a ready server: ask(path, body) -> status, JSON."""
-    routes = Routes("/health", "/predict")
-    routes.engine = engine
-    server = ModelServer(routes, "127.0.0.1", 0, ServeLimits())
+    server = Served(engine)
     yield lambda path, body=None, method=None: asked(server.port, path, body, method)
     server.drain()
 
@@ -234,7 +250,7 @@ class Faulty:
 
 @pytest.mark.parametrize("fault", ["memory", "NaN"])
 def test_fault_of_the_model_is_a_500(
-    model: Path, serve: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
+    model: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
 ) -> None:
     """A sound request is no bad request if the model lacks memory or returns NaN; the log has the reason."""
     monkeypatch.setattr("cloudtrain.entrypoints.export.loading.pt2", lambda path: Faulty(fault))
@@ -259,7 +275,7 @@ def test_link_is_followed_once(model: Path, tmp_path: Path, monkeypatch: pytest.
     assert engine.run({"words": torch.ones(1, 3, dtype=torch.int64), "scale": torch.ones(1)})["output.count"] == 3
 
 
-def test_large_body_gets_its_413(serve: Callable[..., ModelServer], engine: Engine) -> None:
+def test_large_body_gets_its_413(serve: Callable[..., Served], engine: Engine) -> None:
     """A client that sends 20 MB before the answer is read, as Python's urllib does, reads 413."""
     port = serve(engine).port
     assert asked(port, "/invocations", b"x" * 20_000_000)[0] == 413
@@ -275,55 +291,71 @@ def raw(port: int, data: bytes) -> bytes:
         return found
 
 
+HOST = b"Host: x\r\n"
+POST = b"POST /invocations HTTP/1.1\r\n" + HOST
 HEADS = [
     (b"nonsense\r\n\r\n", 400),
-    (b"GET / HTTP/2.0\r\n\r\n", 505),
-    (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
-    (b"POST /invocations HTTP/1.1\r\n\r\n", 411),
-    (b"POST /invocations HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
-    (b"POST /invocations HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-    (b"POST /invocations HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
-    (b"POST /invocations HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5000, 413),
+    (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+    (b"GET http://x/ping HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
+    (b"GET / HTTP/1.1\r\n" + HOST + b"no colon\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\n" + HOST + b"spaced : x\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\n" + HOST + b"folded: x\r\n y\r\n\r\n", 400),
+    (b"GET /ping HTTP/1.1\r\n" + HOST + b"X: a\nContent-Length: 40\r\n\r\n", 400),
+    (b"GET /ping HTTP/1.1\n" + HOST + b"\r\n", 400),
+    (b"GET /ping HTTP/1.1\r\n" + HOST + b"\n", 400),
+    (b"GET /ping HTTP/1.1\r\n" + HOST + b"X: a\rContent-Length: 40\r\n\r\n", 400),
+    (POST + b"X: a\nContent-Length: 2\r\n\r\n{}", 400),
+    (POST + b"Content-Length: 2\n\r\n{}", 400),
+    (POST + b"\r\n", 411),
+    (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+    (POST + b"Content-Length: -1\r\n\r\n", 400),
+    (POST + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n", 400),
+    (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    (POST + b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, 413),
     (b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000, 431),
-    (b"POST /invocations HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf", 408),
+    (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+    (b"GET / HTTP/1.1\r\n", 408),
+    (POST + b"Content-Length: 10\r\n\r\nhalf", 408),
 ]
 
 
 @pytest.mark.parametrize(("data", "status"), HEADS)
-def test_faulty_head_is_refused(serve: Callable[..., ModelServer], engine: Engine, data: bytes, status: int) -> None:
-    """Each fault of HTTP has its status; the connection ends after the answer."""
-    port = serve(engine, body_bytes=1000, request_s=0.2).port
-    found = raw(port, data)
+def test_faulty_head_is_refused(serve: Callable[..., Served], engine: Engine, data: bytes, status: int) -> None:
+    """Each fault of HTTP has its status; the connection ends after a single answer, whatever follows."""
+    port = serve(engine, body_bytes=1000, body_s=0.2, head_s=0.2).port
+    found = raw(port, data if status == 408 else data + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * (b"\r\n\r\n" in data))
     assert found.startswith(f"HTTP/1.1 {status} ".encode()), found
-    assert b"Connection: close" in found
+    assert b"connection: close" in found.lower()
     assert b'{"error":' in found
+    assert found.count(b"HTTP/1.1 ") == 1
 
 
-def test_pipelined_requests_are_answered_in_order(serve: Callable[..., ModelServer], engine: Engine) -> None:
+def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Served], engine: Engine) -> None:
     """Two requests in one packet give two answers on one connection."""
     body = json.dumps(INSTANCES).encode()
-    post = b"POST /invocations HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    found = raw(serve(engine).port, post + b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n")
+    post = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    found = raw(serve(engine).port, post + b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert found.index(b"predictions") < found.index(b"cloudtrain")
 
 
-def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., ModelServer], engine: Engine) -> None:
+def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., Served], engine: Engine) -> None:
     """curl sends a large body only after `100 Continue`."""
     body = json.dumps(INSTANCES).encode()
-    head = f"POST /invocations HTTP/1.1\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n"
+    head = f"{POST.decode()}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n"
     with socket.create_connection(("127.0.0.1", serve(engine).port), timeout=20) as connection:
         connection.sendall(f"{head}Connection: close\r\n\r\n".encode())
-        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n")
         connection.sendall(body)
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_reset_connections_leave_the_server_alone(serve: Callable[..., ModelServer], engine: Engine) -> None:
+def test_reset_connections_leave_the_server_alone(serve: Callable[..., Served], engine: Engine) -> None:
     """A hundred clients that reset their connections in a request leave no connection behind."""
     server = serve(engine, connections=200)
     for _ in range(100):
         connection = socket.create_connection(("127.0.0.1", server.port))
-        connection.sendall(b"POST /invocations HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf")
+        connection.sendall(POST + b"Content-Length: 100\r\n\r\nhalf")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     assert asked(server.port, "/invocations", INSTANCES)[0] == 200
@@ -368,7 +400,7 @@ def in_thread(do: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def test_waiting_requests_share_a_call(
-    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
+    gate: Gate, serve: Callable[..., Served], wait_until: Callable[..., Any]
 ) -> None:
     """Requests that wait for a busy model are joined to batches of at most four; a faulty one spoils no other."""
     port = serve(gate.engine).port
@@ -401,7 +433,7 @@ def test_model_without_a_side_for_samples_is_called_for_each_request(model: Path
     assert (refused.status, "/v2/models/NAME/infer" in refused.body["error"]) == (400, True)
 
 
-def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., ModelServer]) -> None:
+def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Served]) -> None:
     """With two requests at once allowed, the third is refused at once, and health still answers."""
     port = serve(gate.engine, concurrency=1).port
     first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
@@ -412,16 +444,82 @@ def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Model
     assert first()[0] == 200
 
 
-def test_connections_above_the_limit_get_503(serve: Callable[..., ModelServer], engine: Engine) -> None:
-    """One connection more than allowed is answered with 503 and closed."""
-    port = serve(engine, connections=1).port
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        connection.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert raw(port, b"").startswith(b"HTTP/1.1 503")
+def test_connections_above_the_limit_get_503(gate: Gate, serve: Callable[..., Served]) -> None:
+    """If every connection has a request under way, a further connection is answered with 503 and closed."""
+    port = serve(gate.engine, connections=1).port
+    first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
+    gate.entered.acquire()
+    assert raw(port, b"").startswith(b"HTTP/1.1 503")
+    gate.open.set()
+    assert first()[0] == 200
 
 
-def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., ModelServer]) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /ping HTT", POST + b"Content-Length: 100\r\n\r\n{", b"GET /ping HTTP/1.1\r\n" + HOST + b"\r\n"]
+)
+def test_silent_connections_give_way(serve: Callable[..., Served], engine: Engine, sent: bytes) -> None:
+    """Connections with no byte, half a head, half a body or an old answer hold up nobody; the oldest ends first."""
+    port = serve(engine, connections=20, concurrency=4).port
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(40)]
+        for connection in silent:
+            with contextlib.suppress(OSError):
+                connection.sendall(sent)
+        for _ in range(3):
+            assert asked(port, "/ping")[0] == 200
+            assert asked(port, "/invocations", INSTANCES)[0] == 200
+        with contextlib.suppress(ConnectionResetError):
+            while silent[0].recv(1000):
+                pass
+        silent[-1].settimeout(0.1)
+        with contextlib.suppress(TimeoutError):
+            assert silent[-1].recv(1000)  # an answer, but no end
+
+
+def test_unfinished_bodies_have_a_bound_together(serve: Callable[..., Served], engine: Engine) -> None:
+    """If unfinished bodies take as much memory as all bodies in work may, the oldest is refused."""
+    port = serve(engine, concurrency=1, body_bytes=1_000_000).port
+    head = POST + b"Content-Length: 1000000\r\n\r\n"
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as old,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as new,
+    ):
+        old.sendall(head + b"x" * 700_000)
+        time.sleep(0.2)
+        new.sendall(head + b"x" * 700_000)
+        assert old.recv(100).startswith(b"HTTP/1.1 503")
+        new.sendall(b"x" * 300_000)
+        assert new.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_answer_that_nobody_reads_ends(
+    serve: Callable[..., Served], model: Path, wait_until: Callable[..., Any]
+) -> None:
+    """A client that asks for answers and never reads them loses the connection after the time limit."""
+    server = serve(None, body_s=0.2)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = b"GET /v2/models/sums HTTP/1.1\r\n" + HOST + b"\r\n"
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            while True:
+                connection.send(request * 200)
+        wait_until(lambda: not server.server_state.connections)
+
+
+def test_client_that_ends_its_side_gets_its_answer(gate: Gate, serve: Callable[..., Served]) -> None:
+    """`nc -N` and some proxies end their side of a connection after the request."""
+    body = json.dumps(INSTANCES).encode()
+    with socket.create_connection(("127.0.0.1", serve(gate.engine).port), timeout=20) as connection:
+        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        gate.entered.acquire()
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(0.1)
+        gate.open.set()
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., Served]) -> None:
     """The drain closes idle connections, answers the running request, and then takes no connection."""
     server = serve(gate.engine)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
@@ -436,7 +534,7 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., M
 
 
 def test_drain_is_not_ready_and_ends_under_new_connections(
-    gate: Gate, serve: Callable[..., ModelServer], wait_until: Callable[..., Any]
+    gate: Gate, serve: Callable[..., Served], wait_until: Callable[..., Any]
 ) -> None:
     """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
     server, ended = serve(gate.engine, drain_s=10.0), threading.Event()
@@ -450,8 +548,8 @@ def test_drain_is_not_ready_and_ends_under_new_connections(
 
     clients = [in_thread(connect) for _ in range(2)]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as probe:
-        probe.sendall(b"GET /ping HTTP/1.1\r\n")  # the rest follows in the drain
-        wait_until(lambda: any(each.is_busy and each.unread for each in list(server._connections)))
+        probe.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n")  # the rest follows in the drain
+        wait_until(lambda: any(each.phase == "head" for each in list(server.server_state.connections)))
         drained, begin_s = in_thread(server.drain), time.monotonic()
         wait_until(lambda: server._routes.is_draining)
         probe.sendall(b"\r\n")
@@ -464,7 +562,47 @@ def test_drain_is_not_ready_and_ends_under_new_connections(
         each()
 
 
-def test_server_is_not_ready_before_its_model(serve: Callable[..., ModelServer]) -> None:
+def test_drain_under_load_resets_no_request(serve: Callable[..., Served], engine: Engine) -> None:
+    """Of clients that ask without a pause, each request is answered, or its connection was refused, or ended before."""
+    server, faults, answered = serve(engine), list[str](), list[int]()
+    body = json.dumps(INSTANCES).encode()
+    data = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    def load(keeps: bool) -> None:
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            except OSError:
+                return
+            with connection:
+                is_fresh = True
+                while is_fresh or keeps:
+                    answer = b""
+                    try:
+                        connection.sendall(data)
+                        while not answer.endswith(b"]}") and (part := connection.recv(4096)):
+                            answer += part
+                    except OSError as error:
+                        faults.append(str(error))
+                        return
+                    if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"]}")):
+                        faults.append(repr(answer))
+                        return
+                    answered.append(1)
+                    is_fresh = False
+                    if b"connection: close" in answer.lower():
+                        return
+
+    clients = [in_thread(lambda keeps=number % 2 == 0: load(keeps)) for number in range(6)]
+    time.sleep(0.5)
+    assert server.drain() == 0
+    for client in clients:
+        client()
+    assert len(answered) > 20
+    assert faults == []
+
+
+def test_server_is_not_ready_before_its_model(serve: Callable[..., Served]) -> None:
     """While files are verified, the server lives, and refuses predictions with 503."""
     port = serve(None).port
     assert asked(port, "/v2/health/live")[0] == 200

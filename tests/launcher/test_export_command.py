@@ -24,12 +24,14 @@ from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import scratch
 from cloudtrain.entrypoints.models.order import ExportOrder
+from cloudtrain.launcher.commands import serve
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.models import deployment, exporting, source
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.extras import install
 from doubles import modelfolders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,6 +134,16 @@ def test_vendor_refuses_before_the_export(
     with pytest.raises(CloudtrainError, match=words):
         deployment.write(vendor, JobConfig(name="digits"), name, machine, tmp_path / "out", exported)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_missing_server_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """The message of `serve` has the command that installs the extra, before the server's process starts."""
+    (tmp_path / folders.SUMS).write_text("")
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(UsageError, match=f"`{missing}` is not installed") as raised:
+        serve.command.main([str(tmp_path)], standalone_mode=False)
+    assert raised.value.hint == install("server")
 
 
 def test_place_of_pushed_models_names_its_current(cli: Any, tmp_path: Path) -> None:

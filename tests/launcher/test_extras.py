@@ -78,20 +78,20 @@ def test_missing_package_is_named_with_its_extra(
 @pytest.mark.parametrize(
     ("origin", "command"),
     [
-        (None, "pip install 'cloudtrain[ui]'"),
-        ("no JSON", "pip install 'cloudtrain[ui]'"),
-        ([], "pip install 'cloudtrain[ui]'"),
-        ({"url": "file://{here}", "dir_info": {}}, "pip install '.[ui]'"),
-        ({"url": "file://{here}", "dir_info": {"editable": True}}, "pip install -e '.[ui]'"),
-        ({"url": "file://{here}/a%20b", "dir_info": {}}, "pip install '{here}/a b[ui]'"),
-        ({"url": "file:///no/such/folder", "dir_info": {}}, "pip install 'cloudtrain[ui]'"),
+        (None, "pip install 'cloudtrain[server]'"),
+        ("no JSON", "pip install 'cloudtrain[server]'"),
+        ([], "pip install 'cloudtrain[server]'"),
+        ({"url": "file://{here}", "dir_info": {}}, "pip install '.[server]'"),
+        ({"url": "file://{here}", "dir_info": {"editable": True}}, "pip install -e '.[server]'"),
+        ({"url": "file://{here}/a%20b", "dir_info": {}}, "pip install '{here}/a b[server]'"),
+        ({"url": "file:///no/such/folder", "dir_info": {}}, "pip install 'cloudtrain[server]'"),
         (
             {"url": "https://example.com/c.whl", "archive_info": {}},
-            "pip install 'cloudtrain[ui] @ https://example.com/c.whl'",
+            "pip install 'cloudtrain[server] @ https://example.com/c.whl'",
         ),
         (
             {"url": "https://example.com/c", "vcs_info": {"vcs": "git", "commit_id": "f00"}},
-            "pip install 'cloudtrain[ui] @ git+https://example.com/c@f00'",
+            "pip install 'cloudtrain[server] @ git+https://example.com/c@f00'",
         ),
     ],
 )
@@ -108,4 +108,4 @@ def test_command_follows_the_origin_of_the_package(
         (metadata / "direct_url.json").write_text(text.replace("{here}", str(tmp_path)))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
-    assert extras.install("ui") == command.replace("{here}", str(tmp_path))
+    assert extras.install("server") == command.replace("{here}", str(tmp_path))

@@ -287,7 +287,7 @@ def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path, monkeyp
     )
     done = cli("ui", "--no-open", env={"PYTHONPATH": str(folder)})
     monkeypatch.chdir(tmp_path)  # the hint's command depends on the working folder
-    assert (done.code, install("ui") in done.stderr) == (2, True), done.stderr
+    assert (done.code, install("server") in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,13 @@ def wait(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
         time.sleep(0.05)
 
 
+PATIENT = "from cloudtrain.launcher.ui import server; object.__setattr__(server.LIMITS, 'head_s', 600)"
+HASTY = f"{PATIENT.replace('600', '0.3')}; object.__setattr__(server.LIMITS, 'idle_s', 0.3)"
+
+
 def test_idle_connections_do_not_block_the_user(tmp_path: Path) -> None:
     """The page answers while 250 foreign connections send no request."""
-    with serving(tmp_path, setup="from cloudtrain.launcher.ui import server; server.HEAD_S = 600") as served:
+    with serving(tmp_path, setup=PATIENT) as served:
         served.enter()
         idle = [connect(served) for _ in range(250)]
         assert [served.get("/").status for _ in range(5)] == [200] * 5
@@ -383,7 +387,7 @@ def test_idle_connections_do_not_block_the_user(tmp_path: Path) -> None:
 
 def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
     """A connection ends if its head is unfinished after the limit, also after an answer, and with more bytes."""
-    with serving(tmp_path, setup="from cloudtrain.launcher.ui import server; server.HEAD_S = 0.3") as served:
+    with serving(tmp_path, setup=HASTY) as served:
         served.enter()
         whole = f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{served.port}\r\n\r\n"
         for text in ("", "GET / HTTP/1.1\r\nhost:", whole, whole + "GET /"):
