@@ -27,67 +27,59 @@ except KeyboardInterrupt:  # the imports take most of the first 0.3 s
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name -> its line in `cloudtrain --help`; the module of that name below `commands` holds `command`
-COMMANDS = {
-    "init": "Write a starter project, ready to run.",
-    "validate": "Check a config file and the code folder.",
-    "plan": "Show ranks, batch split, time limit and price.",
-    "prices": "Show the prices of machines, and update them.",
-    "rehearse": "Run a job here as on the backend, and prove the resume.",
-    "submit": "Submit a job, and follow its log.",
-    "logs": "Print a job's lines.",
-    "status": "Show a job's state, its failure and the next steps.",
-    "list": "List jobs, the newest first.",
-    "watch": "Watch jobs live; send alerts and retries.",
-    "ui": "Show jobs, their lines and costs on a page in the browser.",
-    "wait": "Wait for jobs to end.",
-    "stop": "Have a job save and stop.",
-    "adopt": "Take in running jobs that the registry does not know.",
-    "rm": "Remove jobs that have ended, and their files here.",
-    "prune": "Remove the jobs that ended long ago.",
-    "push": "Bring a model folder to machines, a bucket or a folder that serve the model.",
-    "resume": "Resume from a job's newest checkpoint.",
-    "advance": "Send what is due: trials of sweeps, jobs in line.",
-    "evaluate": "Test a job's weights on a split that has chosen nothing.",
-    "best": "Show the best trial of a sweep, or write its config.",
-    "budget": "Limit the cost of all jobs together, or of a project.",
-    "diagnose": "Find the bound of a step: network, data or compute.",
-    "exec": "Run a command, or a shell, where a node's ranks run.",
-    "cost": "Show the cost of jobs, by job, month or tag.",
-    "report": "Write a report about a job: curves, costs, code, config.",
-    "compare": "Lay jobs side by side: config, results, curves.",
-    "artifacts": "Fetch a job's output files.",
-    "export": "Write a job's model as a checked folder.",
-    "serve": "Answer requests with an exported model.",
-    "doctor": "Find the problems of each backend before a submit.",
-    "notify": "Send a test message to the alert channels of a config.",
-    "hosts": "Show who uses which GPU of your own machines.",
-    "explain": "Explain a key of the config file.",
-    "schema": "Print the config file's JSON schema, for editors.",
-    "backends": "List the backends.",
-    "completion": "Print the shell's completion script, or install it.",
-}
-# The help's headings; a command without a heading comes last.
+# heading of `cloudtrain --help` -> names with their lines; the module of that name below `commands` holds `command`
 SECTIONS = {
-    "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
-    "A job's life": ("submit", "stop", "resume", "wait", "advance", "adopt", "rm", "prune"),
-    "To look": (
-        "status",
-        "list",
-        "logs",
-        "watch",
-        "ui",
-        "report",
-        "compare",
-        "artifacts",
-        "best",
-        "diagnose",
-        "exec",
-        "hosts",
-    ),
-    "After the training": ("evaluate", "export", "serve", "push"),
-    "Money": ("cost", "budget", "prices"),
+    "To begin": {
+        "init": "Write a starter project, ready to run.",
+        "doctor": "Find the problems of each backend before a submit.",
+        "validate": "Check a config file and the code folder.",
+        "plan": "Show ranks, batch split, time limit and price.",
+        "rehearse": "Run a job here as on the backend, and prove the resume.",
+    },
+    "A job's life": {
+        "submit": "Submit a job, and follow its log.",
+        "stop": "Have a job save and stop.",
+        "resume": "Resume from a job's newest checkpoint.",
+        "wait": "Wait for jobs to end.",
+        "advance": "Send what is due: trials of sweeps, jobs in line.",
+        "adopt": "Take in running jobs that the registry does not know.",
+        "rm": "Remove jobs that have ended, and their files here.",
+        "prune": "Remove the jobs that ended long ago.",
+    },
+    "To look": {
+        "status": "Show a job's state, its failure and the next steps.",
+        "list": "List jobs, the newest first.",
+        "logs": "Print a job's lines.",
+        "watch": "Watch jobs live; send alerts and retries.",
+        "ui": "Show jobs, their lines and costs on a page in the browser.",
+        "report": "Write a report about a job: curves, costs, code, config.",
+        "compare": "Lay jobs side by side: config, results, curves.",
+        "artifacts": "Fetch a job's output files.",
+        "best": "Show the best trial of a sweep, or write its config.",
+        "diagnose": "Find the bound of a step: network, data or compute.",
+        "exec": "Run a command, or a shell, where a node's ranks run.",
+        "hosts": "Show who uses which GPU of your own machines.",
+    },
+    "After the training": {
+        "evaluate": "Test a job's weights on a split that has chosen nothing.",
+        "export": "Write a job's model as a checked folder.",
+        "serve": "Answer requests with an exported model.",
+        "push": "Bring a model folder to machines, a bucket or a folder that serve the model.",
+    },
+    "Money": {
+        "cost": "Show the cost of jobs, by job, month or tag.",
+        "budget": "Limit the cost of all jobs together, or of a project.",
+        "prices": "Show the prices of machines, and update them.",
+    },
+    "More": {
+        "notify": "Send a test message to the alert channels of a config.",
+        "explain": "Explain a key of the config file.",
+        "schema": "Print the config file's JSON schema, for editors.",
+        "backends": "List the backends.",
+        "completion": "Print the shell's completion script, or install it.",
+    },
 }
+COMMANDS = {name: summary for commands in SECTIONS.values() for name, summary in commands.items()}
 INTERRUPT_AGAIN_S = 0.01  # between two looks whether the hook of a lost interrupt has ended
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 
@@ -118,11 +110,9 @@ class _Commands(click.Group):
         return [CompletionItem(word, help=summary) for word, summary in words.items() if word.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        named = {name for names in SECTIONS.values() for name in names}
-        rest = tuple(name for name in COMMANDS if name not in named)
-        for title, names in {**SECTIONS, "More": rest}.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{name:<10}", COMMANDS[name]) for name in names])
+                formatter.write_dl([(f"{name:<10}", summary) for name, summary in commands.items()])
         with formatter.section("Aliases"):
             formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop, ssh = exec")
 

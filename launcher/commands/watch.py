@@ -109,7 +109,7 @@ def _watch_sweep(
         show_sweep(registry, sweep, as_json=as_json)
         return 0
     if not (plain or as_json) and _is_live():
-        from ..live.sweep_loop import show
+        from ..live.sweep import show
 
         return show(registry, sweep, every_s)
     if not as_json:

@@ -18,7 +18,7 @@ from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.live.sweepview import SweepShot, view
+from cloudtrain.launcher.live.sweep import SweepShot, view
 from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.report.sweep_charts import best_curve
 from cloudtrain.launcher.store import sweeps
