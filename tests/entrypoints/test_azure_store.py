@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import datetime
-import functools
 import os
 import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import pytest
 from cloudtrain.entrypoints.checkpoints import published
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores import azure
-from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
+from cloudtrain.entrypoints.stores.store import Store, open_store
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, MSI_SECRET
 
@@ -42,16 +40,6 @@ def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
 def opened(uri: str = f"{PLACE}/x") -> Store:
     """Return the store as the trainer opens it."""
     return open_store(uri)
-
-
-def calls(place: Store, path: Path) -> dict[str, Callable[[], object]]:
-    """Return every call of a store."""
-    return {
-        "put": lambda: place.put(path, "name"),
-        "get": lambda: place.get("name", path.with_name("got")),
-        "names": lambda: place.names("n"),
-        "delete": lambda: place.delete("name"),
-    }
 
 
 @pytest.fixture
@@ -81,17 +69,12 @@ def test_all_address_forms_reach_the_same_place(uri: str, store: Azure, tmp_path
 
 
 def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> None:
-    """A large file is uploaded in blocks and read back whole in ranges; a second put replaces the blob."""
+    """A large file is uploaded in blocks, and read in ranges."""
     place = opened()
     place.put(file, "shard")
     assert sorted(call["received"] for call in store.journal("blob.put_block")) == [7, *[MIB] * 5]
     place.get("shard", file.with_name("back"))
-    assert file.with_name("back").read_bytes() == file.read_bytes()
     assert len(store.journal("blob.get")) == 6
-    file.write_bytes(file.read_bytes()[: 2 * MIB])
-    place.put(file, "shard")
-    place.get("shard", file.with_name("back"))
-    assert file.with_name("back").read_bytes() == file.read_bytes()
 
 
 def test_file_of_any_size_fits(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,35 +124,6 @@ def silent() -> Iterator[str]:
     """Yield the address of a server that accepts connections and reads no bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_silent_proxy_and_closed_port_are_given_up(hasty: None, store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key, so without a login: a proxy that never answers and a closed port both raise an error."""
-    monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
-    with silent() as address:
-        for name in ("HTTPS_PROXY", "https_proxy"):
-            monkeypatch.setenv(name, address)
-        with pytest.raises(ConnectionError, match="does not answer"):
-            opened().names("")
-    with pytest.raises(ConnectionError, match="does not answer"):
-        opened().names("")
-
-
-def test_login_that_does_not_answer_is_given_up(hasty: None, store: Azure) -> None:
-    """The wait for a token has time limits too, and does not start again for every attempt."""
-    store.fault(["openid", "instance", "token"], "slow", delay_s=5.0)
-    begin_s = time.monotonic()
-    with pytest.raises(ConnectionError, match=r"the login for https://.* does not answer \(.*Read timed out"):
-        opened().names("")
-    assert time.monotonic() - begin_s < 30
-
-
-def test_foreign_404_does_not_mean_missing(brisk: None, store: Azure, tmp_path: Path) -> None:
-    """A 404 from a proxy before Azure does not count as a missing object; only Azure's own error code does."""
-    store.fault("blob.*", "error", status=404, code="Whatever", message="by the test")
-    with pytest.raises(OSError, match="Whatever") as caught:
-        opened().get("latest.json", tmp_path / "latest")
-    assert not isinstance(caught.value, FileNotFoundError)
 
 
 def test_missing_credentials_are_reported_and_may_come_later(store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,28 +273,6 @@ def test_wrong_keys_are_reported(
     assert time.monotonic() - begin_s < 10
 
 
-WRONG = [
-    ("https://example.com/container/x", "is no address of Azure's blob storage; write it as in https://ACCOUNT.blob"),
-    ("https://a.dfs.core.windows.net/container/x", "is no address of Azure's blob storage"),
-    ("https://a.blob.core.windows.net", "names no container"),
-    ("https://a.blob.core.windows.net/", "names no container"),
-    ("https://a.blob.core.windows.net/UPPER/x", "names no container"),
-    ("https://a.blob.core.windows.net/two--dashes", "names no container"),
-    ("abfss://a.dfs.core.windows.net/x", "is no address of Azure's blob storage"),
-    ("abfss://@a.dfs.core.windows.net/x", "names no container"),
-    ("wasbs://c@a.file.core.windows.net/x", "is no address of Azure's blob storage"),
-    ("https://a.blob.core.windows.net/container/x?sv=1&sig=hidden", "contains a `\\?`: remove the query; a SAS is"),
-]
-
-
-@pytest.mark.parametrize(("uri", "message"), WRONG)
-def test_foreign_addresses_are_refused(uri: str, message: str) -> None:
-    """An error comes at once, shows the right form, and contains no secret from the address."""
-    with pytest.raises(StoreError, match=message) as caught:
-        opened(uri)
-    assert "hidden" not in str(caught.value)
-
-
 @pytest.mark.parametrize("suffix", ["core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net"])
 def test_clouds_have_their_own_names(suffix: str) -> None:
     """Addresses of every Azure cloud work, and of accounts in a zone of the name service."""
@@ -348,24 +280,6 @@ def test_clouds_have_their_own_names(suffix: str) -> None:
         place = azure._place(uri)
         assert (place.host, place.account, place.container, place.prefix) == (f"a.blob.{suffix}", "a", "con", "x")
     assert azure._place("https://a.z01.blob.storage.azure.net/con").account == "a"
-
-
-@pytest.mark.parametrize("missing", ["azure.identity", "azure.storage.blob", "azure.storage", "azure"])
-def test_missing_packages_are_reported_with_the_command(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence gives the install command; errors inside installed packages are not hidden."""
-    importing = builtins.__import__
-
-    def lacking(absent: str, name: str, *args: Any) -> Any:
-        if name.startswith("azure"):
-            raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
-        return importing(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, missing))
-    with pytest.raises(StoreError, match=r"`pip install azure-storage-blob azure-identity` on the machines"):
-        opened()
-    monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, "isodate"))
-    with pytest.raises(ModuleNotFoundError, match="isodate"):
-        opened()
 
 
 LOUD = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib.util
 import json
 import os
@@ -29,7 +31,7 @@ from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.stores import azure, azure_access, gcs, google_http, s3
-from cloudtrain.entrypoints.stores.store import ABSENT, Store, open_store
+from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
 from doubles.google.names import BUCKET, SERVICE_ACCOUNT
 
@@ -152,7 +154,11 @@ def azure_server(double: Any) -> Server:
     return of_double(
         double,
         {"any": "blob.*", **parts, "get": "blob.get", "delete": "blob.delete"},
-        {"hang": ("slow", {"delay_s": 5.0}), "429": ("error", {"status": 429, "code": "TooManyRequests"})},
+        {
+            "hang": ("slow", {"delay_s": 5.0}),
+            "404": ("error", {"status": 404, "code": "Whatever", "message": "by the test"}),
+            "429": ("error", {"status": 429, "code": "TooManyRequests"}),
+        },
         deny=lambda double, on: double.settings(storage_role="none" if on == "any" else "reader"),
         allow=lambda double: double.settings(storage_role="contributor"),
         place=f"https://{HOST}/{CONTAINER}",
@@ -172,7 +178,7 @@ def google_server(double: Any) -> Server:
     return of_double(
         double,
         {"any": "storage.*", **parts, "delete": "storage.delete"},
-        {},
+        {"404": ("404", {"message": "by the test"})},
         deny=lambda double, on: double.settings(denied=["storage.*"] if on == "any" else writes),
         allow=lambda double: double.settings(denied=[]),
         place=f"gs://{BUCKET}",
@@ -466,6 +472,48 @@ def test_server_that_does_not_read_is_given_up(
             open_store(f"{server.place}/x").put(file, "shard")
 
 
+@pytest.mark.parametrize("server", ["azure", "gcs"], indirect=True)
+def test_silent_proxy_and_closed_port_are_given_up(
+    hasty: None, server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a login over the network, a proxy that never answers and a closed port both raise an error."""
+    if server.place.startswith("gs:"):
+        request.getfixturevalue("metadata")
+    else:
+        monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name in ("HTTPS_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConnectionError, match="does not answer"):
+            open_store(f"{server.place}/x").names("")
+    with pytest.raises(ConnectionError, match="does not answer"):
+        open_store(f"{server.place}/x").names("")
+
+
+def test_login_that_does_not_answer_is_given_up(
+    hasty: None, azure: Any, google_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for a token has time limits too, and does not start again for every attempt."""
+    azure.fault(["openid", "instance", "token"], "slow", delay_s=5.0)
+    google_store.fault("token", "hang")
+    begin_s = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"Google's login does not answer \(.*Read timed out"):
+        open_store(f"gs://{BUCKET}/x").names("")
+    azure.apply(monkeypatch)
+    with pytest.raises(ConnectionError, match=r"the login for https://.* does not answer \(.*Read timed out"):
+        open_store(f"https://{HOST}/{CONTAINER}/x").names("")
+    assert time.monotonic() - begin_s < 60
+
+
+@pytest.mark.parametrize("server", ["azure", "gcs"], indirect=True)
+def test_foreign_404_does_not_mean_missing(brisk: None, server: Server, tmp_path: Path) -> None:
+    """A 404 from a proxy before the store does not count as a missing object; only the store's own answer does."""
+    server.fault("404")
+    with pytest.raises(OSError, match="by the test") as caught:
+        open_store(f"{server.place}/x").get("latest.json", tmp_path / "latest")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
 def test_store_recovers_after_a_long_outage(brisk: None, server: Server) -> None:
     """Failures use up no budget of retries: when the store answers again, failed requests are still retried."""
     store = open_store(f"{server.place}/x")
@@ -505,6 +553,63 @@ def test_reader_may_read(server: Server, file: Path) -> None:
     for call in ("put", "put_if", "delete"):
         with pytest.raises(PermissionError, match="no access to"):
             calls(store, file)[call]()
+
+
+AZURE_FORM = "is no address of Azure's blob storage"
+WRONG = [
+    *((f"{scheme}://{rest}", "s3") for scheme, rest in (("s3", ""), ("s3", "/prefix"), ("s3", "a b/x"), ("S3", "@/x"))),
+    *((f"gs:{rest}", "gs") for rest in ("//", "///prefix", "bucket/x", "//a b/x", "//Upper/x")),
+    *(("s3:bucket/x", "s3"), ("GS://@/x", "gs")),
+    ("https://example.com/container/x", f"{AZURE_FORM}; write it as in https://ACCOUNT.blob"),
+    ("https://a.dfs.core.windows.net/container/x", AZURE_FORM),
+    *((f"https://a.blob.core.windows.net{path}", "names no container") for path in ("", "/", "/UPPER/x", "/two--dash")),
+    ("abfss://a.dfs.core.windows.net/x", AZURE_FORM),
+    ("abfss://@a.dfs.core.windows.net/x", "names no container"),
+    ("wasbs://c@a.file.core.windows.net/x", AZURE_FORM),
+    ("https://a.blob.core.windows.net/container/x?sv=1&sig=hidden", "contains a `\\?`: remove the query; a SAS is"),
+]
+
+
+@pytest.mark.parametrize(("uri", "message"), WRONG)
+def test_wrong_addresses_are_refused(uri: str, message: str) -> None:
+    """An error comes at once, shows the right form, and contains no secret from the address."""
+    bucket = f"names no bucket; write it as in {message}://BUCKET/PREFIX"
+    with pytest.raises(StoreError, match=bucket if message in ("s3", "gs") else message) as caught:
+        open_store(uri)
+    assert "hidden" not in str(caught.value)
+
+
+PACKAGES = [
+    (f"gs://{BUCKET}/x", "google.auth", "google google.auth requests", "google-auth requests` on the machines of"),
+    (
+        f"https://{HOST}/{CONTAINER}/x",
+        "azure",
+        "azure.identity azure.storage.blob azure.storage azure",
+        "azure-storage-blob azure-identity` on the machines",
+    ),
+    ("s3://bucket/x", "boto3", "boto3", "boto3` on the machines of the job, or add it to the image"),
+]
+
+
+@pytest.mark.parametrize(("uri", "imported", "missing", "command"), PACKAGES)
+def test_missing_packages_are_reported_with_the_command(
+    uri: str, imported: str, missing: str, command: str, google_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence gives the install command; errors inside installed packages are not hidden."""
+    importing = builtins.__import__
+
+    def lacking(absent: str, name: str, *args: Any) -> Any:
+        if name.startswith(imported):
+            raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+        return importing(name, *args)
+
+    for absent in missing.split():
+        monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, absent))
+        with pytest.raises(StoreError, match=rf"`pip install {command}"):
+            open_store(uri)
+    monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, "isodate"))
+    with pytest.raises(ModuleNotFoundError, match="isodate"):
+        open_store(uri)
 
 
 MEMORY = """
