@@ -36,47 +36,50 @@ class StoredRecord(Record, checks=True):
 
 @dataclass(frozen=True)
 class Capacity:
-    """The GPUs of an instance (0: train on the CPU), and its price, None if unknown.
-
-    `price_source`: the source of the price with its date; `price_as_of`: the date, if known (ISO). `uncertainty`, from
-    1 up: the factor by which the cost may exceed the price. `is_own`: a machine of the user, without a bill unless a
-    price was set. `machine`: the platform's name of an instance. `is_spot_price`: the price is for spot machines;
-    otherwise a spot job counts with the price on demand, an upper bound. `unknown_region`: a warning about the config's
-    region, where no price list has a price; explains an unknown price.
-    """
+    """The GPUs of an instance, and its price."""
 
     gpus: int
+    """0: train on the CPU."""
     hourly_usd: float | None
+    """None if unknown."""
     price_source: str
+    """The source of the price, with its date."""
     terms: Terms = field(default_factory=Terms)
     uncertainty: float = 1.0
+    """The factor, from 1 up, by which the cost may exceed the price."""
     price_as_of: str | None = None
+    """The date of the price, if known (ISO)."""
     is_own: bool = False
+    """A machine of the user, without a bill unless a price was set."""
     machine: str = ""
+    """The platform's name of an instance."""
     is_spot_price: bool = False
+    """The price is for spot machines; otherwise a spot job counts with the price on demand, an upper bound."""
     unknown_region: Fault | None = None
+    """A warning about the config's region, where no price list has a price; explains an unknown price."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The request to send: `body` as the backend takes it; `files` as `-o DIR` writes them for the vendor's own CLI.
-
-    `text`: the body as the dry run prints it (JSON, or YAML if the vendor's CLI takes YAML). `sending`: the sending
-    plan, without a field in the vendor's request. `notes`, for people: the changes by `raw`. `carried`: the config's
-    keys that the request carries out, of the keys that some backends ignore. `archive`: where `-o DIR` puts the code,
-    for a vendor's CLI that uploads the code. `decoded`: JSON texts that the body holds in a different encoding, by the
-    name of their place.
-    """
+    """The request to send."""
 
     name: str
     body: dict[str, Any]
+    """As the backend takes it."""
     text: str
+    """The body as the dry run prints it: JSON, or YAML if the vendor's CLI takes YAML."""
     files: Mapping[str, str] = field(default_factory=dict)
+    """As `-o DIR` writes them for the vendor's own CLI."""
     sending: dict[str, Any] = field(default_factory=dict)
+    """The sending plan, without a field in the vendor's request."""
     notes: tuple[str, ...] = ()
+    """For people: the changes by `raw`."""
     carried: frozenset[str] = frozenset()
+    """The config's keys that the request carries out, of the keys that some backends ignore."""
     archive: str | None = None
+    """Where `-o DIR` puts the code, for a vendor's CLI that uploads the code."""
     decoded: Mapping[str, str] = field(default_factory=dict)
+    """JSON texts that the body holds in a different encoding, by the name of their place."""
 
     def dump(self) -> dict[str, Any]:
         """Return the data of a send, for JSON."""
@@ -112,19 +115,19 @@ class Sending:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive on disk. `bytes` is the packed size, `code_bytes` the sum of the code folder's files.
-
-    `code_sha256` is the hash of all files but the config file, which has more settings than the code that runs.
-    """
+    """An archive on disk."""
 
     sha256: str
     path: Path
     bytes: int
+    """The packed size."""
     files: int
     code_bytes: int
+    """The sum of the code folder's files."""
     largest: tuple[tuple[str, int], ...] = ()
     git: dict[str, Any] = field(default_factory=dict)
     code_sha256: str = ""
+    """The hash of all files but the config file, which has more settings than the code that runs."""
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -139,18 +142,17 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The data besides the request: the archive, the folder of local state, and the secrets' values.
-
-    Relative paths of the config count from `base`, the folder of the config file. `send` records its progress in
-    `sending`, and leaves `record` with the job, for `Lists.jobs`.
-    """
+    """The data besides the request: the archive, the folder of local state, and the secrets' values."""
 
     bundle: Bundle
     home: Path
     base: Path
+    """The folder of the config file, from which the config's relative paths count."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     sending: Sending = field(default_factory=Sending, compare=False)
+    """The progress of `send`."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What `send` leaves with the job, for `Lists.jobs`."""
 
 
 @dataclass(frozen=True)
@@ -195,16 +197,15 @@ class ServingFiles:
 
 @dataclass(frozen=True)
 class FoundAttempt:
-    """An attempt on a platform that has not ended.
-
-    `record` is the shipment's, None if no record of the job can be read. `is_own`: sent from this home folder.
-    """
+    """An attempt on a platform that has not ended."""
 
     job_id: str
     number: int
     ref: JobRef
     record: Mapping[str, Any] | None
+    """The shipment's record, None if no record of the job can be read."""
     is_own: bool = True
+    """Sent from this home folder."""
 
     @classmethod
     def of(
@@ -238,16 +239,15 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines, and the start of the next page: a cursor is JSON, so that a reader can continue later.
-
-    `is_clean`: the page has no lines, and every stream was read to its end since the last clean page. `is_complete`:
-    after the job's end, no more lines can come.
-    """
+    """Lines, and the start of the next page."""
 
     lines: list[LogLine]
     cursor: dict[str, Any]
+    """JSON, so that a reader can continue later."""
     is_clean: bool = True
+    """The page has no lines, and every stream was read to its end since the last clean page."""
     is_complete: bool = True
+    """After the job's end, no more lines can come."""
     left_out: int = 0
 
     def only(self, ranks: frozenset[int]) -> LogPage:
@@ -258,39 +258,43 @@ class LogPage:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a backend may be asked: seconds between polls for lines, and for the state.
-
-    `late_s`: the time after a job's end in which last lines may still come, if no page is complete. `can_kill`: whether
-    `stop --now` ends a job without a save. `retries`: whether the platform itself makes the retries of the config's
-    `retry`. `hold_back_s`: how long a line waits by default for earlier lines of nodes that the platform ingests later.
-    """
+    """How often a backend may be asked, and what the platform does by itself."""
 
     lines_s: float = 0.1
+    """Seconds between polls for lines."""
     state_s: float = 0.2
+    """Seconds between polls for the state."""
     late_s: float = 0.0
+    """The time after a job's end in which last lines may still come, if no page is complete."""
     can_kill: bool = True
+    """Whether `stop --now` ends a job without a save."""
     retries: bool = False
+    """Whether the platform itself makes the retries of the config's `retry`."""
     hold_back_s: float = 0.0
+    """How long a line waits by default for earlier lines of nodes that the platform ingests later."""
 
 
 @dataclass(frozen=True)
 class HostUse:
-    """A GPU of a machine, or a machine without GPUs: `free`, `held` by a job, `busy` with foreign processes.
-
-    `waits`: a job in line for the machine; `unit` is then the job's place, and `start_s` the expected start.
-    `unreachable`, `unknown` (by name) or `broken` machines are reported too, with the reason in `detail`. `since_s` in
-    unix seconds.
-    """
+    """A GPU of a machine, or a machine without GPUs."""
 
     host: str
     unit: str
+    """The GPU; of a job in line for the machine, the job's place."""
     model: str
     use: str
+    """`free`, `held` by a job, `busy` with foreign processes; `waits`: a job in line for the machine.
+
+    `unreachable`, `unknown` (by name) or `broken` machines are reported too.
+    """
     user: str | None = None
     job: str | None = None
     since_s: float | None = None
+    """In unix seconds."""
     detail: str = ""
+    """The reason, for a machine that is unreachable, unknown or broken."""
     start_s: float | None = None
+    """The expected start of a job in line."""
 
 
 @dataclass(frozen=True)
@@ -317,8 +321,8 @@ def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], o
         require_all(*(partial(ask, config) for ask in asks if config is not None))
     except ConfigError as error:
         faults = error.faults
-    found = [Check("config", "fail", fault.message, fault.hint) for fault in faults]
-    return [*found, Check("not checked without credentials", "warn", names)]
+    checks = [Check("config", "fail", fault.message, fault.hint) for fault in faults]
+    return [*checks, Check("not checked without credentials", "warn", names)]
 
 
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
