@@ -150,7 +150,7 @@ def _is_inside(name: str) -> bool:
 def _object_in(data: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in the data, or None if the data holds no JSON object."""
     try:
-        found = json.loads(data or b"")
+        content = json.loads(data or b"")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

@@ -106,14 +106,14 @@ def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttemp
     """Return the running jobs of the workspace with our tag."""
     from .block import AzureML
 
-    access, found = AzureAccess(workspace_of(AzureML() if config is None else block_of(config)), azure), []
+    access, attempts = AzureAccess(workspace_of(AzureML() if config is None else block_of(config)), azure), []
     with api.answers("list the jobs"):
         page = api.get_json(access, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
         while True:
             there = (job for job in page["value"] if job["properties"].get("status") not in status_history.OVER)
-            found += [_as_found(access, job, home) for job in there]
+            attempts += [_as_found(access, job, home) for job in there]
             if not page.get("nextLink"):
-                return [each for each in found if each is not None]
+                return [each for each in attempts if each is not None]
             page = object_in(access.call("GET", page["nextLink"]))
 
 
@@ -158,7 +158,7 @@ def state(azure: RunHistory, ref: JobRef) -> State:
                 has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
     if answer.is_over:
         _remove_secrets(access, handle.vault)
-    found = status.state_of(
+    outcome = status.state_of(
         answer,
         account,
         limit_s=handle.limit_s,
@@ -166,7 +166,7 @@ def state(azure: RunHistory, ref: JobRef) -> State:
         has_checkpoint=has_checkpoint,
         idle_s=handle.idle_s,
     )
-    return replace(found, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
+    return replace(outcome, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
 
 
 def lines(

@@ -196,11 +196,11 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
     """Return name -> URI. Without a mount the trainer copies its checkpoints to the mirror, and back."""
     output = next(iter(config.outputs.values()), None) or f"{home}/output"
     is_mirrored = config.checkpoint.uri is None and bool(_BLOB.match(config.checkpoint.mirror or ""))
-    found = {} if is_mirrored else {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints"}
-    found[OUTPUT] = output
+    uris = {} if is_mirrored else {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints"}
+    uris[OUTPUT] = output
     if config.requirements:  # shared by jobs
-        found[ENVIRONMENTS] = f"{home.rpartition('jobs/')[0]}{ENVIRONMENTS}"
-    return found
+        uris[ENVIRONMENTS] = f"{home.rpartition('jobs/')[0]}{ENVIRONMENTS}"
+    return uris
 
 
 def _require_reachable(config: JobConfig) -> None:

@@ -13,19 +13,16 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.extras import install
 
-from . import check as rules
-from . import request as requests
+from ..adapter import Adapter
 from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, visible_gpus
 from .records import LocalRef
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
@@ -33,8 +30,10 @@ PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on 
 TERMS = Terms(tail_s=20)
 
 
-class LocalBackend:
+class LocalBackend(Adapter):
     """The backend: it keeps no state, because everything is in the nodes' folders."""
+
+    FOLDER = __package__
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return this machine's GPUs, divided evenly among the instances."""
@@ -46,14 +45,6 @@ class LocalBackend:
         if price is None:
             return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
         return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
-
-    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request with the agents' messages."""
-        return requests.build(plan, config, job_id, attempt, bundle_sha256)
-
-    def check(self, request: Request) -> list[Fault]:
-        """Return the faults for which this machine would refuse the request."""
-        return list(rules.faults(request.body))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError if no interpreter with torch exists."""
@@ -170,12 +161,6 @@ class LocalBackend:
                 raise ConfigError(what, where=where, hint=hint) from error
         if now or not any(map(node_folder.agent_pid, roots)):
             node_folder.end(roots)
-
-    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Prepare a start of the agents in a folder of its own."""
-        from . import rehearsal as starts
-
-        return starts.laid_out(request, stage)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the output folder below `folder`; return the files there."""

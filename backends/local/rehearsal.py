@@ -17,7 +17,7 @@ from . import jobs
 SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
 
-def laid_out(request: Request, stage: Stage) -> Rehearsal:
+def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     """Prepare all nodes' agents for a single starter, as in a submit, where the nodes share this machine too."""
     body = request.body
     attempt, kept = stage.folder / "attempt", stage.kept

@@ -81,13 +81,13 @@ def jobs(clients: AwsClients, config: JobConfig | None, home: Path) -> list[Foun
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
     access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
-    found = []
+    attempts = []
     with api.answers("list the training jobs"):
         lists = api.client(access, "sagemaker").get_paginator("list_training_jobs")
         for status_name in ("InProgress", "Stopping"):
             for page in lists.paginate(StatusEquals=status_name):
-                found += [_as_found(access, each["TrainingJobName"], home) for each in page["TrainingJobSummaries"]]
-    return [each for each in found if each is not None]
+                attempts += [_as_found(access, each["TrainingJobName"], home) for each in page["TrainingJobSummaries"]]
+    return [each for each in attempts if each is not None]
 
 
 def _as_found(access: AwsAccess, name: str, home: Path) -> FoundAttempt | None:
@@ -190,11 +190,11 @@ def _create(access: AwsAccess, request: Request) -> None:
             code = api.code_of(error)
             if code != "ResourceInUse" and api.is_refusal(error):
                 raise
-            found = describe(access, request.name)
-            if found is not None and not _is_ours(found, request):
+            described = describe(access, request.name)
+            if described is not None and not _is_ours(described, request):
                 message = f"there is a training job {request.name} of another user or machine in this account"
                 raise UsageError(message, hint="choose another --name") from error
-            if found is None:
+            if described is None:
                 raise
 
 
@@ -209,9 +209,9 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
 def describe(access: AwsAccess, name: str) -> dict[str, Any] | None:
     """Return DescribeTrainingJob's answer, or None if no such job exists."""
     try:
-        found: dict[str, Any] = api.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
+        answer: dict[str, Any] = api.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
     except Exception as error:
         if api.code_of(error) in ("ValidationException", "ResourceNotFound") and "not found" in str(error).lower():
             return None
         raise
-    return found
+    return answer

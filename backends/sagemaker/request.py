@@ -246,20 +246,20 @@ def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str
 
 def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
     """Return `--name value` pairs as a mapping, the only form that the toolkit can pass on."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     arguments = list(config.args)
     while arguments:
         name, *rest = arguments
         plain = name.removeprefix("--")
-        is_odd = not plain or "=" in plain or plain in found or plain.startswith("sagemaker_")
+        is_odd = not plain or "=" in plain or plain in pairs or plain.startswith("sagemaker_")
         if is_odd or not name.startswith("--") or not rest or rest[0].startswith("--"):
             message = (
                 f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is not such a pair"
             )
             raise ConfigError(message, key="args", hint="write `distribution: torchrun`, which takes any")
-        found[plain] = rest[0]
+        pairs[plain] = rest[0]
         arguments = rest[1:]
-    return found
+    return pairs
 
 
 def _metrics(config: JobConfig) -> list[dict[str, str]]:

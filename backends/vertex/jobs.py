@@ -86,14 +86,14 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
     with api.polls(f"ask for {request.name}"):
         if files.of(access).owner(plan.owner_uri) not in (owner, None):  # None: the claim was deleted
             return None
-        found = _there(access, request.name, owner)
-        if not found:
+        there = _there(access, request.name, owner)
+        if not there:
             files.of(access).retract(plan.order_uri)
-            found = _there(access, request.name, owner)
-        if not found:
+            there = _there(access, request.name, owner)
+        if not there:
             _remove_secret(access, _secret(plan, owner))
             return None
-        return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True).dump()
+        return _ref(request, _settle(access, request, owner, there), owner, is_doubtful=True).dump()
 
 
 def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -108,8 +108,8 @@ def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAtte
     access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())), google)
     with api.answers("list the jobs"):
         there = _listed(access, "labels.cloudtrain_job:*")
-    found = (_as_found(access, job, home) for job in there if not status.is_over(job))
-    return [each for each in found if each is not None]
+    attempts = (_as_found(access, job, home) for job in there if not status.is_over(job))
+    return [each for each in attempts if each is not None]
 
 
 def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAttempt | None:
@@ -151,7 +151,7 @@ def state(google: LogReader, ref: JobRef) -> State:
     if status.is_over(described):
         google.over.add(handle.name)
         _remove_secret(access, handle.secret)
-    found = status.state_of(
+    outcome = status.state_of(
         described,
         account,
         limit_s=handle.limit_s,
@@ -159,7 +159,7 @@ def state(google: LogReader, ref: JobRef) -> State:
         is_spot=handle.kind in ("spot", "flex_start"),
         has_checkpoint=has_checkpoint,
     )
-    return replace(found, url=handle.url)
+    return replace(outcome, url=handle.url)
 
 
 def lines(
@@ -235,8 +235,8 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
         except UnreachableError as error:
             if sending.may_exist:
                 with api.polls(f"look whether {request.name} has started after: {error.message}"):
-                    if found := _there(access, request.name, owner):
-                        return _settle(access, request, owner, found), True
+                    if arrived := _there(access, request.name, owner):
+                        return _settle(access, request, owner, arrived), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
                 raise
         except CloudtrainError as error:
@@ -244,10 +244,10 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
                 raise
             # Refused, but an earlier try's job may have arrived, and may even be the job that uses up the quota.
             with api.polls(f"look whether {request.name} has started after: {error.message}"):
-                found = _awaited(access, request.name, owner)
-            if not found:
+                arrived = _awaited(access, request.name, owner)
+            if not arrived:
                 raise UnreachableError(f"{error.message}; whether an earlier try arrives is not known yet") from error
-            return _settle(access, request, owner, found), True
+            return _settle(access, request, owner, arrived), True
     raise AssertionError("unreachable")
 
 
@@ -272,9 +272,9 @@ def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
 def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
     """Raise UsageError if Vertex AI has the attempt's job but the registry knows no send: the registry was lost."""
     with api.answers("look whether the job is there already"):
-        found = _there(access, request.name, owner)
-    if found:
-        number = str(found[-1]["name"]).rpartition("/")[2]
+        existing = _there(access, request.name, owner)
+    if existing:
+        number = str(existing[-1]["name"]).rpartition("/")[2]
         message = f"Vertex AI has a job {request.name} of yours already, {number}, of which nothing is known here"
         raise UsageError(message, hint="choose another --name")
 
@@ -282,8 +282,8 @@ def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
 def _awaited(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]:
     """Return as `_there`; a request under way gets up to SETTLE_TRIES polls to arrive. Raises GoogleError."""
     for _ in range(SETTLE_TRIES):
-        if found := _there(access, label, owner):
-            return found
+        if there := _there(access, label, owner):
+            return there
         time.sleep(PAUSE_S)
     return []
 
@@ -293,33 +293,33 @@ def _there(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]
 
     Another home folder may have used the name with another bucket; its job is not returned.
     """
-    found = _listed(access, f'labels.cloudtrain_run="{label}"')
-    ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
+    listed = _listed(access, f'labels.cloudtrain_run="{label}"')
+    ours = [job for job in listed if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
     return sorted(ours, key=lambda job: str(job.get("createTime", "")))
 
 
 def _listed(access: VertexAccess, only: str) -> list[dict[str, Any]]:
     """Return the jobs that match the filter, over all pages. Raises GoogleError."""
     asked = {"filter": only, "pageSize": "50"}
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     while True:
         answer = api.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
-        found += answer.get("customJobs", ())
+        listed += answer.get("customJobs", ())
         if not answer.get("nextPageToken"):  # a answer may be empty without being the last answer
-            return found
+            return listed
         asked["pageToken"] = answer["nextPageToken"]
 
 
-def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
+def _settle(access: VertexAccess, request: Request, owner: str, candidates: list[dict[str, Any]]) -> str:
     """Return the resource name of the job whose mark the order has; cancel the remaining jobs. Raises GoogleError.
 
     If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
     plan = VertexSending.load(request.sending)
     order = files.of(access).read_order(plan.order_uri)
-    own = [job for job in found if order.get("fence") == _mark_of(job)]
-    taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
-    for job in found:
+    own = [job for job in candidates if order.get("fence") == _mark_of(job)]
+    taken = (own or [job for job in candidates if not status.is_over(job)] or candidates)[0]
+    for job in candidates:
         if job["name"] != taken["name"] and not status.is_over(job):
             _cancel(access, str(job["name"]))
     if not own:

@@ -9,7 +9,7 @@ without a number are identified by their keys, for as long as a copy may arrive.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from cloudtrain.launcher.backend import LogLine
@@ -49,6 +49,17 @@ class _ContainerRun:
     is_final: bool = False
     held: dict[int, tuple[LogEntry, float]] = field(default_factory=dict)
 
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> _ContainerRun:
+        """Return the count from the output of `dump`."""
+        held = {entry["number"]: (LogEntry(**entry), seen_s) for entry, seen_s in data["held"]}
+        return cls(**{**data, "gaps": [Gap(*gap) for gap in data["gaps"]], "held": held})
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        held = [[vars(entry), seen_s] for entry, seen_s in self.held.values()]
+        return {**vars(self), "gaps": [list(astuple(gap)) for gap in self.gaps], "held": held}
+
     def has_received(self, number: int) -> bool:
         if number in self.held:
             return True
@@ -72,18 +83,11 @@ class Order:
             return
         self.high_s, self._seen = data["high_s"], dict(data["seen"])
         for name, stored in data["lives"].items():
-            life = _ContainerRun(**{**stored, "gaps": [Gap(*gap) for gap in stored["gaps"]], "held": {}})
-            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in stored["held"]}
-            self._runs[name] = life
+            self._runs[name] = _ContainerRun.load(stored)
 
     def dump(self) -> dict[str, Any]:
         """Return the memory as JSON."""
-        runs = {}
-        for name, life in self._runs.items():
-            stored = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
-            stored["gaps"] = [list(gap.__dict__.values()) for gap in life.gaps]
-            stored["held"] = [[entry.__dict__, seen_s] for entry, seen_s in life.held.values()]
-            runs[name] = stored
+        runs = {name: run.dump() for name, run in self._runs.items()}
         return {"lives": runs, "seen": self._seen, "high_s": self.high_s}
 
     def take(self, entries: Iterable[LogEntry], now_s: float) -> list[LogLine]:
@@ -92,62 +96,60 @@ class Order:
         for entry in entries:
             self.high_s = max(self.high_s, entry.stamp_s)
             if entry.life is not None:
-                life = self._runs.setdefault(entry.life, _ContainerRun(entry.node, entry.stamp_s))
-                if not life.has_received(entry.number):
-                    life.held[entry.number] = (entry, now_s)
+                run = self._runs.setdefault(entry.life, _ContainerRun(entry.node, entry.stamp_s))
+                if not run.has_received(entry.number):
+                    run.held[entry.number] = (entry, now_s)
             elif entry.key not in self._seen:
                 self._seen[entry.key] = entry.stamp_s
                 if entry.own is None:
                     lines.append(_line(entry))
                 elif entry.own["e"] == "end":
-                    life = self._runs.setdefault(str(entry.own.get("life")), _ContainerRun(entry.node, entry.stamp_s))
-                    life.end_s = entry.stamp_s
-                    life.count, life.is_final = int(entry.own.get("lines", 0)), bool(entry.own.get("final", True))
-        for life in self._runs.values():
-            lines += self._release(life, now_s)
-            self.lost += _give_up(life, now_s)
+                    run = self._runs.setdefault(str(entry.own.get("life")), _ContainerRun(entry.node, entry.stamp_s))
+                    run.end_s = entry.stamp_s
+                    run.count, run.is_final = int(entry.own.get("lines", 0)), bool(entry.own.get("final", True))
+        for run in self._runs.values():
+            lines += self._release(run, now_s)
+            self.lost += _give_up(run, now_s)
         self._seen = {key: stamp_s for key, stamp_s in self._seen.items() if stamp_s > self.high_s - KEPT_S}
         return lines
 
     def gaps(self, nodes: frozenset[int]) -> list[Gap]:
         """Return the missing lines, also lines after the last received one if the container has reported its count."""
-        found = [gap for life in self._runs.values() if life.node in nodes for gap in life.gaps]
-        for life in self._runs.values():
-            if life.node in nodes and life.count is not None and life.next <= life.count:
-                found.append(Gap(life.next, life.count, life.stamp_s, life.end_s, 0.0))
+        found = [gap for run in self._runs.values() if run.node in nodes for gap in run.gaps]
+        for run in self._runs.values():
+            if run.node in nodes and run.count is not None and run.next <= run.count:
+                found.append(Gap(run.next, run.count, run.stamp_s, run.end_s, 0.0))
         return [gap if gap.before_s else replace(gap, before_s=gap.after_s - BEFORE_S) for gap in found]
 
     @property
     def is_holding(self) -> bool:
         """Whether lines wait for earlier lines."""
-        return any(life.held for life in self._runs.values())
+        return any(run.held for run in self._runs.values())
 
     def is_complete(self, nodes: frozenset[int]) -> bool:
         """Return whether the nodes have reported the end of their logs and no line is missing."""
-        ours = sorted((life for life in self._runs.values() if life.node in nodes), key=lambda life: life.first_s)
-        newest = {life.node: life for life in ours}
-        have_ended = {
-            node for node, life in newest.items() if life.is_final or (self._is_over and life.count is not None)
-        }
+        ours = sorted((run for run in self._runs.values() if run.node in nodes), key=lambda run: run.first_s)
+        newest = {run.node: run for run in ours}
+        have_ended = {node for node, run in newest.items() if run.is_final or (self._is_over and run.count is not None)}
         return have_ended >= nodes and all(map(_ContainerRun.is_whole, ours))
 
     @staticmethod
-    def _release(life: _ContainerRun, now_s: float) -> list[LogLine]:
+    def _release(run: _ContainerRun, now_s: float) -> list[LogLine]:
         found = []
-        for number in sorted(life.held):
-            entry, seen_s = life.held[number]
-            if number > life.next:
-                if now_s - min(seen_s, entry.stamp_s) < HOLD_S and len(life.held) <= MOST_HELD:
+        for number in sorted(run.held):
+            entry, seen_s = run.held[number]
+            if number > run.next:
+                if now_s - min(seen_s, entry.stamp_s) < HOLD_S and len(run.held) <= MOST_HELD:
                     break
-                life.gaps.append(Gap(life.next, number - 1, life.stamp_s, entry.stamp_s, now_s))
-            del life.held[number]
-            if number < life.next:
-                _fill(life.gaps, number)
+                run.gaps.append(Gap(run.next, number - 1, run.stamp_s, entry.stamp_s, now_s))
+            del run.held[number]
+            if number < run.next:
+                _fill(run.gaps, number)
                 found.append(_line(entry))
                 continue
-            life.next, life.stamp_s = number + 1, max(life.stamp_s, entry.stamp_s)
-            life.time_s = max(life.time_s, entry.time_s)
-            found.append(_line(entry)._replace(time_s=life.time_s))
+            run.next, run.stamp_s = number + 1, max(run.stamp_s, entry.stamp_s)
+            run.time_s = max(run.time_s, entry.time_s)
+            found.append(_line(entry)._replace(time_s=run.time_s))
         return found
 
 
@@ -160,11 +162,11 @@ def _fill(gaps: list[Gap], number: int) -> None:
             return
 
 
-def _give_up(life: _ContainerRun, now_s: float) -> int:
+def _give_up(run: _ContainerRun, now_s: float) -> int:
     """Drop gaps that are too old or too many; return the number of lost lines."""
-    kept = [gap for gap in life.gaps if now_s - gap.since_s < GIVE_UP_S][-MOST_GAPS:]
-    lost = sum(gap.last - gap.first + 1 for gap in life.gaps if gap not in kept)
-    life.gaps = kept
+    kept = [gap for gap in run.gaps if now_s - gap.since_s < GIVE_UP_S][-MOST_GAPS:]
+    lost = sum(gap.last - gap.first + 1 for gap in run.gaps if gap not in kept)
+    run.gaps = kept
     return lost
 
 

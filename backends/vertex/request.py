@@ -236,30 +236,30 @@ def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, home: str)
 
     A task's checkpoint folder is not among them: the trainer copies its checkpoints itself (checkpoint.mirror).
     """
-    found = [SyncedFolder("output", output_uri)]
+    folders = [SyncedFolder("output", output_uri)]
     if not config.task:
-        found.append(SyncedFolder("checkpoints", checkpoint_uri, back=True))
+        folders.append(SyncedFolder("checkpoints", checkpoint_uri, back=True))
     if block_of(config).tensorboard:  # TensorBoard reads the files below AIP_TENSORBOARD_LOG_DIR
-        found.append(SyncedFolder("output/tensorboard", f"{home}/logs"))
-    return tuple(found)
+        folders.append(SyncedFolder("output/tensorboard", f"{home}/logs"))
+    return tuple(folders)
 
 
 def _labels(config: JobConfig, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
     """Return the job's labels, and a sentence for each changed tag: labels allow no capitals."""
-    found, notices = {}, []
+    labels, notices = {}, []
     for key, value in config.tags.items():
         plain_key, plain = _as_label(key), _as_label(value)
         if not plain_key[:1].isalpha():
             plain_key = f"tag_{plain_key}"[:63]
         if (plain_key, plain) != (key, value):
             notices.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
-        if plain_key in found:
+        if plain_key in labels:
             notices.append(f"so the tag `{key}` replaces another tag")
-        found[plain_key] = plain
+        labels[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
     if config.project is not None:
         own["cloudtrain_project"] = config.project.name  # project names are legal labels
-    return {**found, **own}, notices
+    return {**labels, **own}, notices
 
 
 def _as_label(text: str) -> str:
@@ -376,8 +376,8 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
 
 def _unfit_image(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for a prebuilt image whose PyTorch is too old for the shared trainer."""
-    found = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
-    if found and config.task and (int(found[1]), int(found[2])) < _TRAINER_NEEDS:
+    version = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
+    if version and config.task and (int(version[1]), int(version[2])) < _TRAINER_NEEDS:
         needs = ".".join(map(str, _TRAINER_NEEDS))
-        message = f"this image has PyTorch {found[1]}.{found[2]}, and the shared trainer needs {needs}"
+        message = f"this image has PyTorch {version[1]}.{version[2]}, and the shared trainer needs {needs}"
         yield Fault(message, key="image", hint="leave `image` out, or take one of your own; a `script` may run there")
