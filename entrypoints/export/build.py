@@ -181,10 +181,10 @@ def _reference(
     if order.archive is not None:
         _write_json(work / "order.json", order.dump())
         _run("reference", [partial / folders.CODE, work], order.environment)
-        found: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
-        if "fault" not in found and (order.is_unchecked or "no_calls" not in found):
-            return found
-        fault = found.get("fault") or f"the model cannot be called, so it cannot be checked: {found['no_calls']}"
+        answer: dict[str, Any] = read_json(work / "reference.json") or {"fault": _last_line(work / "reference.log")}
+        if "fault" not in answer and (order.is_unchecked or "no_calls" not in answer):
+            return answer
+        fault = answer.get("fault") or f"the model cannot be called, so it cannot be checked: {answer['no_calls']}"
         if not order.is_unchecked or is_averaged:
             hint = "--input NAME=PATH gives the job's inputs; --unchecked exports the weights without a check"
             raise ExportError(fault, hint)
@@ -201,13 +201,13 @@ def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str])
 
     An average has one name of a shared tensor; all names get its values.
     """
-    found = {}
+    chosen = {}
     for name, tensor in stored.items():
         kind, _, own = name.partition(".")
         if kind == "model":
             average = stored.get(f"ema.{tied.get(own, own)}")
-            found[own] = tensor if average is None else replace(average, written=tensor.dtype)
-    return found
+            chosen[own] = tensor if average is None else replace(average, written=tensor.dtype)
+    return chosen
 
 
 def _config(

@@ -43,19 +43,19 @@ def main(argv: list[str]) -> int:
     folder, work = Path(argv[0]).resolve(), Path(argv[1]).resolve()
     torch.set_num_threads(1)
     reference = json.loads((work / RESULT).read_text())
-    found: dict[str, Any] = {}
+    verdicts: dict[str, Any] = {}
     recorded: Recorded = torch.load(work / CALLS, weights_only=True) if (work / CALLS).exists() else {}
     if (folder / PT2).exists():
-        found["pt2"] = _guarded(lambda: _compared(loading.pt2(folder), recorded))
+        verdicts["pt2"] = _guarded(lambda: _compared(loading.pt2(folder), recorded))
     if (folder / ONNX).exists():
-        found["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
+        verdicts["onnx"] = _guarded(lambda: _compared(loading.onnx(folder), recorded, is_loose=True))
     if OWN in (read_json(folder / CONFIG) or {}):
-        found[HUGGINGFACE] = _guarded(lambda: _compared(loading.huggingface(folder), recorded, is_loose=True))
-    found["safetensors"] = _guarded(lambda: _weights(folder, reference))
-    if found["safetensors"]["passed"] and recorded:
-        found["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))
-    (work / FOUND).write_text(json.dumps(found))
-    return int(not all(each["passed"] for each in found.values()))
+        verdicts[HUGGINGFACE] = _guarded(lambda: _compared(loading.huggingface(folder), recorded, is_loose=True))
+    verdicts["safetensors"] = _guarded(lambda: _weights(folder, reference))
+    if verdicts["safetensors"]["passed"] and recorded:
+        verdicts["safetensors"] |= _guarded(lambda: _compared(loading.task(folder), recorded))
+    (work / FOUND).write_text(json.dumps(verdicts))
+    return int(not all(each["passed"] for each in verdicts.values()))
 
 
 def compare(expected: Tensors, got: Tensors, *, is_loose: bool) -> dict[str, Any]:

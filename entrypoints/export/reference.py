@@ -45,11 +45,11 @@ def main(argv: list[str]) -> int:
     order = ExportOrder.load(json.loads((work / ORDER).read_text()))
     torch.set_num_threads(1)  # the number of threads changes the order of sums
     try:
-        found = _reference(order, code.resolve(), work.resolve())
+        result = _reference(order, code.resolve(), work.resolve())
     except Exception as error:  # also any error of the task's code
-        found = {"fault": _told(error)}
-    (work / RESULT).write_text(json.dumps(found))
-    return int("fault" in found)
+        result = {"fault": _told(error)}
+    (work / RESULT).write_text(json.dumps(result))
+    return int("fault" in result)
 
 
 def evaluated_model(task: Task, params: dict[str, Any], checkpoint: Path) -> torch.nn.Module:
@@ -103,7 +103,7 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     params = dict(order.params)
     model = evaluated_model(task, params, Path(order.checkpoint))
     state = model.state_dict()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "weights": {name: [_dtype(tensor), bytes_sha256(tensor)] for name, tensor in state.items()},
         "tied": _tied(model),
         "left_out": {},
@@ -111,22 +111,22 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     }
     try:
         samples, split = _samples(task, params)
-        found |= {"split": split, "classes": _classes(samples)}
+        result |= {"split": split, "classes": _classes(samples)}
         form, arguments, results = _calls(task, model, samples, order.seed)
     except Exception as error:  # any error of the task's code
-        found["no_calls"] = _told(error)
-        why = f"the model could not be called: {found['no_calls']}"
-        found["left_out"] = {kind: why for kind in order.forms if kind != "safetensors"}
-        return found
-    found |= {"call": form, "inputs": [slot.dump() for slot in calls.slots(arguments)]}
-    found["outputs"] = [slot.dump() for slot in calls.slots(results)]
+        result["no_calls"] = _told(error)
+        why = f"the model could not be called: {result['no_calls']}"
+        result["left_out"] = {kind: why for kind in order.forms if kind != "safetensors"}
+        return result
+    result |= {"call": form, "inputs": [slot.dump() for slot in calls.slots(arguments)]}
+    result["outputs"] = [slot.dump() for slot in calls.slots(results)]
     torch.save({"arguments": arguments, "results": results}, work / CALLS)
     for kind in order.forms[1:]:
         try:
             _trace(kind, work, model, form, arguments)
         except Exception as error:  # torch documents no type; a model that cannot be traced is no fault of the export
-            found["left_out"][kind] = _told(error)
-    return found
+            result["left_out"][kind] = _told(error)
+    return result
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -136,11 +136,11 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _tied(model: torch.nn.Module) -> dict[str, str]:
     """Return the further names of each shared tensor, with its first name."""
     first: dict[int, str] = {}
-    found = {}
+    tied = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if first.setdefault(id(tensor), name) != name:
-            found[name] = first[id(tensor)]
-    return found
+            tied[name] = first[id(tensor)]
+    return tied
 
 
 def _samples(task: Task, params: dict[str, Any]) -> tuple[Any, str]:
@@ -153,8 +153,8 @@ def _samples(task: Task, params: dict[str, Any]) -> tuple[Any, str]:
 
 def _classes(samples: Any) -> list[str] | None:
     """Return the names of the classes in order, if the dataset has them, as torchvision's have."""
-    found = getattr(samples, "classes", None)
-    return [str(each) for each in found] if isinstance(found, list | tuple) else None
+    names = getattr(samples, "classes", None)
+    return [str(each) for each in names] if isinstance(names, list | tuple) else None
 
 
 def _calls(task: Task, model: torch.nn.Module, samples: Any, seed: int) -> tuple[calls.Form, Batches, Batches]:

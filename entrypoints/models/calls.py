@@ -19,15 +19,15 @@ Form = dict[str, Any]
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A tensor of the call or the result. A side of `shape` is None if the side differs between batches.
-
-    `is_batched`: the first side is the number of samples. `dtype`: torch's name, such as float32.
-    """
+    """A tensor of the call or the result."""
 
     name: str
     dtype: str
+    """Torch's name, such as float32."""
     shape: tuple[int | None, ...]
+    """The sides; None for a side that differs between batches."""
     is_batched: bool
+    """Whether the first side is the number of samples."""
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> TensorSlot:

@@ -36,16 +36,17 @@ class ModelFolderError(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A verified folder. `digest`: the sha256 of SHA256SUMS, which identifies the model; `files`: sha256 by name.
-
-    `config` and `check` are our content of config.json, and the content of check.json.
-    """
+    """A verified folder."""
 
     path: Path
     digest: str
+    """The sha256 of SHA256SUMS, which identifies the model."""
     files: dict[str, str]
+    """The sha256 by name."""
     config: dict[str, Any]
+    """Our content of config.json."""
     check: dict[str, Any]
+    """The content of check.json."""
 
     @property
     def is_checked(self) -> bool:
@@ -62,9 +63,9 @@ def verify(path: Path, *, checked: bool = False) -> ModelFolder:
     for name in sorted(_present(path) | set(files)):
         if name not in files:
             raise ModelFolderError(f"{path} has the file {name}, which {SUMS} does not list")
-        found = file_sha256(path / name)
-        if found != files[name]:
-            raise ModelFolderError(f"{path / name} is damaged: its sha256 is {found[:12]}, not {files[name][:12]}")
+        sha256 = file_sha256(path / name)
+        if sha256 != files[name]:
+            raise ModelFolderError(f"{path / name} is damaged: its sha256 is {sha256[:12]}, not {files[name][:12]}")
     folder = ModelFolder(path, digest, files, read_config(path), _object(path / CHECK))
     if folder.config.get("format") != FORMAT:
         raise ModelFolderError(f"{path} has format {folder.config.get('format')!r}; this cloudtrain reads {FORMAT}")
@@ -138,8 +139,8 @@ def is_inside(name: str) -> bool:
 
 def _present(path: Path) -> set[str]:
     """Return the names of the files below the folder that the checksums cover."""
-    found = {entry.relative_to(path).as_posix() for entry in path.rglob("*") if not _is_folder(entry)}
-    return found - {SUMS, SIGNATURE}
+    names = {entry.relative_to(path).as_posix() for entry in path.rglob("*") if not _is_folder(entry)}
+    return names - {SUMS, SIGNATURE}
 
 
 def _is_folder(path: Path) -> bool:
@@ -160,9 +161,9 @@ def file_sha256(path: Path) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not readable: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelFolderError(f"{path} holds no object")
-    return found
+    return content

@@ -117,13 +117,13 @@ def load(tensor: StoredTensor) -> torch.Tensor:
 
     from ..checkpoints.shards import DTYPES
 
-    found, at = bytearray(tensor.nbytes), 0
+    buffer, at = bytearray(tensor.nbytes), 0
     for piece in _pieces(tensor):
-        found[at : at + len(piece)] = piece
+        buffer[at : at + len(piece)] = piece
         at += len(piece)
-    if not found:
+    if not buffer:
         return torch.empty(tensor.shape, dtype=DTYPES[tensor.target])
-    return torch.frombuffer(found, dtype=DTYPES[tensor.target]).view(tensor.shape)
+    return torch.frombuffer(buffer, dtype=DTYPES[tensor.target]).view(tensor.shape)
 
 
 def _joined(pairs: Iterable[tuple[str, StoredTensor]]) -> dict[str, StoredTensor]:

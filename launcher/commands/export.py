@@ -81,7 +81,7 @@ def command(
     if "/" in job:
         _require_job(choice, inputs, forms, vendor)
         place = (output or Path(f"{Path(job).name}-model")).absolute()
-        found = exporting.export_path(registry, Path(job), place, name=name, key=key, is_unchecked=unchecked)
+        exported = exporting.export_path(registry, Path(job), place, name=name, key=key, is_unchecked=unchecked)
     else:
         exporting.require_torch("an export")
         one = refresh(registry, registry.find(job))
@@ -100,16 +100,16 @@ def command(
             needed=wanted[1] if forms is not None and len(wanted) == 2 else None,
         )
         if vendor is None:
-            found = export(place)
+            exported = export(place)
         else:
             config = configs.stored(one.config)
-            found, notes = deployment.write(vendor, config, name or one.name, machine, place, export)
+            exported, notes = deployment.write(vendor, config, name or one.name, machine, place, export)
     if as_json:
-        print_json(found)
+        print_json(exported)
         return 0
-    for line in [*_words(found["check"]), *notes]:
+    for line in [*_words(exported["check"]), *notes]:
         say(line)
-    print_lines([found["place"]])
+    print_lines([exported["place"]])
     return 0
 
 

@@ -44,16 +44,16 @@ def command(
         raise UsageError(f"{'a place is' if goes_back else 'a folder and a place are'} expected", hint=hint)
     config = _settings(file)
     if goes_back:
-        found = pushing.back(words[0], config)
+        ends = pushing.back(words[0], config)
     else:
         model = pushing.pushed(Path(words[0]), name)
-        found = pushing.push(model, words[1], config, replaces=replaces)
+        ends = pushing.push(model, words[1], config, replaces=replaces)
     if as_json:
-        rows = [{"target": name, "version": each.version, "error": each.error or None} for name, each in found.items()]
+        rows = [{"target": name, "version": each.version, "error": each.error or None} for name, each in ends.items()]
         print_json({"targets": rows})
     else:
-        print_lines([f"{name}: {each.error or f'version {each.version} is current'}" for name, each in found.items()])
-    return 7 if any(each.error for each in found.values()) else 0
+        print_lines([f"{name}: {each.error or f'version {each.version} is current'}" for name, each in ends.items()])
+    return 7 if any(each.error for each in ends.values()) else 0
 
 
 def _settings(file: Path | None) -> JobConfig | None:

@@ -49,7 +49,7 @@ def write(
     backend.serving(ServedModel(name, _VERSION, machine), config)
     with hidden_beside(place) as hidden:
         whole = hidden / "whole"
-        found = export(whole / MODEL)
+        exported = export(whole / MODEL)
         served = backend.serving(_served(whole / MODEL, config, machine), config)
         for file, text in served.files.items():
             (whole / file).write_text(text, encoding="utf-8")
@@ -57,8 +57,8 @@ def write(
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(str(files("cloudtrain.entrypoints")), whole / "cloudtrain/entrypoints", ignore=ignored)
         os.rename(whole, place)  # noqa: PTH104  # unlike Path.replace, replaces no file
-    written = [*served.files, *(f"{MODEL}/{path}" for path in found["files"])]
-    return {**found, "place": str(place), "files": sorted(written)}, served.notes
+    written = [*served.files, *(f"{MODEL}/{path}" for path in exported["files"])]
+    return {**exported, "place": str(place), "files": sorted(written)}, served.notes
 
 
 def _backend(vendor: str) -> backends.Serves:

@@ -102,9 +102,9 @@ def export_job(
         raise ConfigError("the code as it was submitted is no longer here", where=archive, hint=hint)
     with hidden_beside(place) as hidden:
         kept = source.saved_checkpoints(registry, job, hidden, choice)
-        found = source.choose(kept, choice, is_copy=kept == hidden)
+        checkpoint = source.choose(kept, choice, is_copy=kept == hidden)
         order = ExportOrder(
-            checkpoint=str(found),
+            checkpoint=str(checkpoint),
             place=str(place),
             name=name or job.name,
             archive=str(archive),
@@ -117,7 +117,7 @@ def export_job(
             key=None if key is None else str(key.absolute()),
             is_unchecked=is_unchecked,
             needed=needed,
-            facts=_facts(registry, job, int(found.name[5:])),
+            facts=_facts(registry, job, int(checkpoint.name[5:])),
         )
         return _run(order, registry.folder)
 
@@ -170,8 +170,8 @@ def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
     base, plain = Path(job.config_file).parent, job.config.get("inputs") or {}
     paths = {name: str(uri).removeprefix("file://") for name, uri in plain.items()}
     paths = {name: str(base / path) for name, path in paths.items() if "://" not in path}
-    found = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in {**paths, **inputs}.items()}
-    return {**(job.config.get("env") or {}), **found}
+    variables = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in {**paths, **inputs}.items()}
+    return {**(job.config.get("env") or {}), **variables}
 
 
 def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
@@ -180,9 +180,9 @@ def _facts(registry: Registry, job: Job, step: int) -> dict[str, Any]:
     spent = as_usd(read_view(registry, job).money.spent_micro)
     points = [point for point in series.read(registry.database, job.id).marks if point.kind == "eval"]
     metrics = next((point.fields.get("metrics") for point in reversed(points) if point.step == step), None)
-    found = {"job": job.id, "backend": job.backend, "commit": git.get("commit"), "cost_usd": spent, "metrics": metrics}
-    found |= {"test": _test(registry, job, step), "parent": lineage(job.config, job.attempt.progress) or None}
-    return {**found, "dirty": git.get("dirty")} if git.get("commit") else found
+    facts = {"job": job.id, "backend": job.backend, "commit": git.get("commit"), "cost_usd": spent, "metrics": metrics}
+    facts |= {"test": _test(registry, job, step), "parent": lineage(job.config, job.attempt.progress) or None}
+    return {**facts, "dirty": git.get("dirty")} if git.get("commit") else facts
 
 
 def _test(registry: Registry, job: Job, step: int) -> dict[str, Any] | None:
@@ -213,10 +213,10 @@ def _run(order: ExportOrder, folder: Path) -> dict[str, Any]:
             scratch.remove_dead(Path(order.place))
             raise
     try:
-        found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
     except (ValueError, IndexError):
         lines = said.strip().splitlines() or [f"its process ended with code {child.returncode}"]
         raise CloudtrainError(f"the export did not run: {lines[-1]}") from None
-    if "fault" in found:
-        raise CloudtrainError(found["fault"], hint=found["hint"])
-    return found
+    if "fault" in answer:
+        raise CloudtrainError(answer["fault"], hint=answer["hint"])
+    return answer

@@ -99,9 +99,9 @@ def _path(place: str) -> str:
 
 def _machines() -> backends.ReceivesModels:
     name = next(each for each in backends.BUILT_IN if traits(each).own_machines)
-    found = backends.load(name)
-    assert isinstance(found, backends.ReceivesModels)
-    return found
+    backend = backends.load(name)
+    assert isinstance(backend, backends.ReceivesModels)
+    return backend
 
 
 def _told(work: Callable[[], str]) -> PushOutcome:

@@ -56,6 +56,10 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
     assert str(model.config["job"]["metrics"]["accuracy"]) in (model.path / "README.md").read_text()
     again = cli("export", "digits", cwd=project)
     assert (again.code, "exists" in again.stderr) == (2, True)
+    done = cli("export", "digits", "--for", "vertex", "--checkpoint", "step-10", "-o", tmp_path / "out", cwd=project)
+    assert (done.code, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
+    version = folders.verify(tmp_path / "out/model", checked=True).digest[:12]
+    assert f"/cloudtrain/digits:{version}" in (tmp_path / "out/upload-model.json").read_text()
     assert sorted(map(str, bundle.collect(project))) == ["cloudtrain.yaml", "sweep.yaml", "task.py"]
 
     server = subprocess.Popen(
