@@ -186,12 +186,12 @@ CASES: dict[str, dict[str, Any]] = {
         "wrong": {"parallel": {**SEQUENCE, "plan": {**PARTS, **ENDS, "layers.*.norm_1": "sequence"}}, **STILL},
     },
     "4": {
-        "plain four": {"parallel": {"tensor": 4}},
-        "plain ddp": {"parallel": TENSOR},
         "plain fsdp": {"parallel": TENSOR, "strategy": "fsdp"},
         "still sequence": {"parallel": SEQUENCE, "strategy": "fsdp", **STILL},
     },
     "4 more": {
+        "plain four": {"parallel": {"tensor": 4}},
+        "plain ddp": {"parallel": TENSOR},
         "plain recomputed": {"parallel": TENSOR, "strategy": "fsdp", "activation_checkpointing": True},
         "tied fsdp": {"parallel": TENSOR, "strategy": "fsdp", "tied": True},
         "still sequence ddp": {"parallel": SEQUENCE, **STILL},
