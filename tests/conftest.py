@@ -105,6 +105,7 @@ def pytest_configure() -> None:
     patient = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     settings.register_profile("tests", deadline=None, suppress_health_check=patient)
     settings.load_profile("tests")
+    gc.disable()  # until the end of the collection, which makes a million objects that stay
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-m`
@@ -125,8 +126,8 @@ def pytest_collection_finish() -> None:
     """
     session = importlib.import_module("botocore.session")
     session.create_loader = functools.cache(session.create_loader)  # type: ignore[attr-defined]
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True)
