@@ -24,7 +24,8 @@ from cloudtrain.launcher.text.tables import csv_text
 from doubles.plans import plan_of
 
 NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
-PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600, "worst_case_usd": 72.0}
+PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600}
+PLAN |= {"worst_case_usd": 72.0, "worst_case_micro": 72_000_000}
 CONFIG: dict[str, Any] = {"tags": {"team": "vision"}, "budget": {"limit": "150 USD"}, "project": {"name": "digits"}}
 
 Put = Callable[..., Job]
