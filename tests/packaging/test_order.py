@@ -32,3 +32,10 @@ def test_changed_files_choose_their_soak_tests() -> None:
     assert chosen(["tests/entrypoints/test_tensor.py", "backends/vertex/jobs.py"], tests) == [tests[4], *tests[1:4]]
     assert chosen(["docs/tutorials/vertex.md"], tests) == [tests[3]]
     assert chosen(["entrypoints/trainer/tensor_slices.py", "README.md"], tests) == [tests[4]]
+
+
+def test_every_recorded_test_exists() -> None:
+    """A test that is gone or has another name leaves its line in slowest.txt behind."""
+    names = [line.split()[1].split("::") for line in order.SLOWEST.read_text().splitlines()]
+    root = order.SLOWEST.parents[1]
+    assert [name for path, name in names if f"\ndef {name}(" not in (root / path).read_text()] == []
