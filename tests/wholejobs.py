@@ -11,8 +11,49 @@ from typing import Any
 import torch
 
 from cloudtrain.entrypoints import processes
+from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 ROOT = Path(__file__).resolve().parents[1]
+# The config of each backend, without the script, for two instances; `processes` is the plug-in of examples/plugin.
+SETTINGS = {
+    "local": "backend: local\nresources: {instances: 2}\n",
+    "ssh": """\
+backend: ssh
+resources: {instances: 2}
+ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
+""",
+    "slurm": """\
+backend: slurm
+resources: {instances: 2}
+limits: {max_duration: 50m}
+slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
+""",
+    "sagemaker": """\
+backend: sagemaker
+resources: {instances: 2, instance_type: ml.m5.xlarge}
+sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
+""",
+    "azureml": f"""\
+backend: azureml
+resources: {{instances: 2, instance_type: Standard_D4s_v5}}
+azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
+""",
+    "vertex": f"""\
+backend: vertex
+resources: {{instances: 2, instance_type: n1-standard-4}}
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+""",
+    "processes": "backend: processes\nresources: {instances: 2}\nprocesses: {partition: small}\n",
+}
+STAND_INS = {
+    "ssh": "ssh_pair",
+    "slurm": "slurm",
+    "sagemaker": "aws",
+    "azureml": "azure",
+    "vertex": "google",
+    "processes": "plugin_package",
+}  # fixtures whose `environ` leads the command to the stand-in
 TASK = """
 import time, torch
 def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))

@@ -1,7 +1,7 @@
 """The contract of every backend, end to end: the installed command, real processes, torchrun.
 
-To test a new backend, add its name with its config to `SETTINGS`, and the fixture of its stand-in to `STAND_INS`; no
-new test code is necessary.
+To test a new backend, add its name with its config to `SETTINGS` of tests/wholejobs.py, and the fixture of its
+stand-in to `STAND_INS`; no new test code is necessary.
 """
 
 from __future__ import annotations
@@ -12,53 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wholejobs import TASK, events
+from wholejobs import SETTINGS, STAND_INS, TASK, events
 
 from cloudtrain.launcher.backend import BUILT_IN
-from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
-from doubles.google.names import BUCKET, PROJECT, REGION
 
 pytestmark = pytest.mark.slow
 
-# The config, in addition to the script, for two instances of the backend in these tests.
-SETTINGS = {
-    "local": "backend: local\nresources: {instances: 2}\n",
-    "ssh": """\
-backend: ssh
-resources: {instances: 2}
-ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
-""",
-    "slurm": """\
-backend: slurm
-resources: {instances: 2}
-limits: {max_duration: 50m}
-slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
-""",
-    "sagemaker": """\
-backend: sagemaker
-resources: {instances: 2, instance_type: ml.m5.xlarge}
-sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
-""",
-    "azureml": f"""\
-backend: azureml
-resources: {{instances: 2, instance_type: Standard_D4s_v5}}
-azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
-""",
-    "vertex": f"""\
-backend: vertex
-resources: {{instances: 2, instance_type: n1-standard-4}}
-vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
-""",
-    "processes": "backend: processes\nresources: {instances: 2}\nprocesses: {partition: small}\n",
-}
-STAND_INS = {
-    "ssh": "ssh_pair",
-    "slurm": "slurm",
-    "sagemaker": "aws",
-    "azureml": "azure",
-    "vertex": "google",
-    "processes": "plugin_package",
-}  # fixtures whose `environ` leads the command to the stand-in
 REAL = {
     "local",
     "sagemaker",

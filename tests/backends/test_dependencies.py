@@ -11,44 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wholejobs
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning.prepare import prepare
-from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
-from doubles.google.names import BUCKET, PROJECT, REGION
 
-# The config for two instances of a backend in these tests, and the fixture of the stand-in.
-SETTINGS = {
-    "local": "backend: local\nresources: {instances: 2}\n",
-    "ssh": """\
-backend: ssh
-resources: {instances: 2}
-ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
-""",
-    "slurm": """\
-backend: slurm
-resources: {instances: 2}
-limits: {max_duration: 30m}
-slurm: {login: alice@login, ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", cpus_per_node: 1}
-""",
-    "sagemaker": """\
-backend: sagemaker
-resources: {instances: 2, instance_type: ml.m5.xlarge}
-sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
-""",
-    "azureml": f"""\
-backend: azureml
-resources: {{instances: 2, instance_type: Standard_D4s_v5}}
-azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
-""",
-    "vertex": f"""\
-backend: vertex
-resources: {{instances: 2, instance_type: n1-standard-4}}
-vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
-""",
-}
-STAND_INS = {"ssh": "ssh_pair", "slurm": "slurm", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+SETTINGS = {name: text for name, text in wholejobs.SETTINGS.items() if name != "processes"}
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
 CLOUDS = ("sagemaker", "azureml", "vertex")
 ONE_NODE = {"azureml"}  # in the test of reuse: this machine's two nodes build at once, a single node fills a store
@@ -88,8 +57,8 @@ def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str 
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the backend's name; its stand-in runs, and the command finds the stand-in."""
     name: str = request.param
-    if name in STAND_INS:
-        for key, value in request.getfixturevalue(STAND_INS[name]).environ.items():
+    if name in wholejobs.STAND_INS:
+        for key, value in request.getfixturevalue(wholejobs.STAND_INS[name]).environ.items():
             monkeypatch.setenv(key, value)
     return name
 
