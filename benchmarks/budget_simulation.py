@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from report import Report
 
 from cloudtrain.entrypoints.rank.agree import margin_s
-from cloudtrain.launcher.backend import Terms
+from cloudtrain.entrypoints.terms import CostRate, Terms, worst_case_micro
 from cloudtrain.launcher.metering import limit as caps
-from cloudtrain.launcher.metering.limit import Cap, CostRate
+from cloudtrain.launcher.metering.limit import Cap
 from cloudtrain.launcher.prices import catalog
 
 JOBS = 20_000
@@ -109,7 +109,7 @@ def job(draw: random.Random, prices: list[tuple[str, int]], sums: Sums) -> None:
     name, price = draw.choice(prices)
     terms, _ = PLATFORMS[name]
     rate = CostRate(draw.choice([1, 1, 2, 4, 8, 16, 64]), price, draw.choice([1.0, 1.05, 1.1025]))
-    least = caps.worst_case_micro(caps.least_useful_s(terms), rate, terms)
+    least = worst_case_micro(caps.least_useful_s(terms), rate, terms)
     budget = round(least * 50 ** draw.random())
     real_price = price * draw.uniform(1.0, rate.uncertainty)
     spent_worst = paid = excess = 0.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from .records import Record
+from .terms import CostRate, Terms
 
 VERSION = 1  # of all messages; a later version adds the key `version` to its messages
 
@@ -138,8 +139,8 @@ class NoticeChannel(Message):
 class NoticeSettings(Message):
     """The settings of the job's own notifications, with the budget and the price that the notifications compute with.
 
-    `alert_at`: percents of the budget. `rate_micro_h`: the price of all instances for an hour. The fields from
-    `uncertainty` to `starts` are those of notices.facts.PriceTerms. `spent_micro` was spent before this attempt.
+    `alert_at`: percents of the budget. `rate`: None if unknown. `terms`: those of a resume. `spent_micro` was spent
+    before this attempt.
     """
 
     channels: tuple[NoticeChannel, ...] = ()
@@ -147,14 +148,8 @@ class NoticeSettings(Message):
     limit_micro: int | None = None
     alert_at: tuple[int, ...] = ()
     on_limit: str | None = None
-    rate_micro_h: int | None = None
-    uncertainty: float = 1.0
-    tail_s: float = 0
-    lead_s: float = 0
-    unit_s: float = 1
-    least_bill_s: float = 0
-    least_s: float = 0
-    starts: int = 1
+    rate: CostRate | None = None
+    terms: Terms = field(default_factory=Terms)
     spent_micro: int = 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloudtrain.entrypoints.records import Record
+from cloudtrain.entrypoints.terms import CostRate, Terms
 
 
 @dataclass(frozen=True)
@@ -34,51 +35,59 @@ class Batch(Record, checks=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Record, checks=True):
-    """Money in US dollars, or in whole micro-dollars in fields with `micro`; times in seconds after the start.
-
-    `cap_s` is enforced by the backend, because of `cap_reason` (time_limit or budget). The job's own clock begins
-    later, and ends the job at `own_limit_s`; at `deadline_s` by the same clock, the job saves and leaves, unless
-    `deadline_s` is `own_limit_s`. `price_micro` is the price of an instance for an hour, `hourly_usd` the price of all
-    instances; the cost is at most `uncertainty` times as high. `worst_case_micro` is for this attempt, with all
-    `attempts` (starts by the platform), and with `tail_s` billed after each cap; `useful_s` is the shortest cap that is
-    worth its money. `budget_micro` is the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a
-    budget that does not apply, because the user's own machines have no price. `saves`: cloudtrain saves the job's state
-    at a stop; without `saves` a script only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
-    A node of a packed sweep has one rank, which starts `slots` trials of `slot_ranks` ranks each.
-    """
+    """The numbers of an attempt: money in micro-dollars (`micro`) or US dollars, times in seconds after the start."""
 
     instances: int
     nproc_per_node: int
     ranks: int
     gpus_per_instance: int = 0
-    hourly_usd: float | None = None
-    price_source: str = ""
-    cap_s: int
-    cap_reason: str = ""
-    deadline_s: int = 0
-    worst_case_usd: float | None = None
-    batch: Batch | None = None
     machine: str = ""
+    batch: Batch | None = None
+
     price_micro: int | None = None
+    """The price of an instance for an hour."""
+    hourly_usd: float | None = None
+    """The price of all instances for an hour."""
     uncertainty: float = 1.0
+    """The cost is at most so many times as high."""
+    price_source: str = ""
     price_as_of: str | None = None
+    is_spot_price: bool = False
+    terms: Terms = field(default_factory=Terms)
+
+    cap_s: int
+    """The time after which the backend ends the job."""
+    cap_reason: str = ""
+    """time_limit or budget."""
     own_limit_s: int = 0
-    tail_s: int = 0
-    useful_s: int | None = None
-    unit_s: int = 1
-    minimum_bill_s: int = 0
-    attempts: int = 1
+    """The end by the job's own clock, which begins later."""
+    deadline_s: int = 0
+    """When the job saves and leaves, by its own clock; without a save if the same as `own_limit_s`."""
+
     worst_case_micro: int | None = None
+    """Of this attempt, with all starts by the platform and the time billed after each cap."""
+    worst_case_usd: float | None = None
     budget_micro: int | None = None
+    """The job's budget, of which `spent_micro` was spent before."""
     spent_micro: int = 0
     on_limit: str | None = None
     alert_micro: tuple[int, ...] = ()
     unpriced_budget_micro: int | None = None
+    """A budget that does not apply, because the user's own machines have no price."""
+
     saves: bool = True
+    """cloudtrain saves the job's state at a stop; otherwise a script only gets SIGTERM."""
     keeps: bool = False
-    is_spot_price: bool = False
+    """The files of the config's `keep` stay."""
     slots: int = 0
+    """The trials at once on a node of a packed sweep, which has one rank."""
     slot_ranks: int = 0
+    """The ranks of a trial."""
+
+    @property
+    def rate(self) -> CostRate | None:
+        """The price of time; None if unknown."""
+        return None if self.price_micro is None else CostRate(self.instances, self.price_micro, self.uncertainty)
 
     @property
     def devices_per_node(self) -> int:

@@ -193,7 +193,7 @@ def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> 
         # NCCL's communicators break when a member leaves: after a replacement of a machine all replicas must restart.
         "restart_all": plan.instances > 1,
         # Google does not document whether the time limit spans Vertex AI's restarts: an enforced budget allows none.
-        "disable_retries": plan.attempts == 1,
+        "disable_retries": plan.terms.starts == 1,
     }
 
 

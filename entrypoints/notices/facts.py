@@ -10,28 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True)
-class PriceTerms:
-    """The price of a job's time: the list price of all instances for an hour (0: unknown), times at most `uncertainty`.
-
-    The platform bills `tail_s` beyond a limit, in units of `unit_s`, at least `least_bill_s`, and may start the job
-    `starts` times. The job's own clock begins `lead_s` later; a run shorter than `least_s` is not sent.
-    """
-
-    rate_micro_h: float = 0.0
-    uncertainty: float = 1.0
-    tail_s: float = 0.0
-    lead_s: float = 0.0
-    unit_s: float = 1.0
-    least_bill_s: float = 0.0
-    least_s: float = 0.0
-    starts: int = 1
-
-    def worst_micro(self, run_s: float) -> float:
-        """Return the highest cost of a run with this limit."""
-        billed_s = max(self.least_bill_s, math.ceil((run_s + self.tail_s) / self.unit_s) * self.unit_s)
-        return round(self.rate_micro_h * self.uncertainty * billed_s * self.starts / 3600, 3)
+from ..terms import CostRate, Terms
 
 
 @dataclass(frozen=True)
@@ -69,8 +48,9 @@ class JobFacts:
     `cap_at_s`: when the platform ends the job; `deadline_at_s`: when the job begins to leave, after a save if it
     `saves`, or without one if the limit `is_hard`; `finish_at_s`: after the last step, at the present pace;
     `hits_limit`: whether a limit, of time or money, comes before the finish. `limit_reason`: the source of the limit.
-    `spent_worst_micro`: the highest possible cost so far. `is_saved`: a checkpoint is known, perhaps without a step.
-    `most_attempts`: above `attempt`, if the end may be followed by a retry. `hang_s`: the hang timeout.
+    `spent_worst_micro`: the highest possible cost so far. `rate`: of price 0 if unknown. `terms`: those of a resume.
+    `is_saved`: a checkpoint is known, perhaps without a step. `most_attempts`: above `attempt`, if the end may be
+    followed by a retry. `hang_s`: the hang timeout.
     """
 
     job: str
@@ -85,7 +65,8 @@ class JobFacts:
     limit_micro: int | None = None
     burn_micro_h: int | None = None
     total_micro: int | None = None
-    terms: PriceTerms = PriceTerms()
+    rate: CostRate = field(default_factory=lambda: CostRate(1, 0))
+    terms: Terms = field(default_factory=Terms)
     alert_at: Sequence[int] = ()
     on_limit: str | None = None
     limit_reason: str | None = None

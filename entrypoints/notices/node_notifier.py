@@ -19,8 +19,9 @@ from typing import Any
 from .. import atomic_json, events
 from ..contract import AgentSpec, ExitReport, NoticeSettings
 from ..job_files import has_checkpoint
+from ..terms import CostRate
 from . import rules
-from .facts import JobFacts, PriceTerms, StepFacts, is_limit_first
+from .facts import JobFacts, StepFacts, is_limit_first
 from .message import DeliveryError, Notice
 from .sending import Channel, back_off_s, send, try_all
 
@@ -28,7 +29,6 @@ EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
 MEMORY = ".told.json"  # beside the checkpoints
 TAIL_BYTES = 1 << 20  # of rank 0's log, searched for the last step and save
-_TERMS = ("uncertainty", "tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
 _FROM_STEP = ("step", "max_steps", "eta_s")
 
 
@@ -120,14 +120,14 @@ class NodeNotifier:
         """Return the facts by this machine's clock; the costs of earlier attempts and machines count."""
         spec, settings, began_s, verdict = self._spec, self._settings, self._began_s, self._verdict
         job, steps, is_running = spec.job, StepFacts.load(progress), verdict is None
-        rate, spent, worst = settings.rate_micro_h, None, None
+        rate, spent, worst = settings.rate, None, None
         if rate is not None:
-            cost = rate * (now_s - began_s + spec.used_s) / 3600
-            spent, worst = round(settings.spent_micro + cost), round(settings.spent_micro + cost * settings.uncertainty)
+            cost = rate.hourly_micro * (now_s - began_s + spec.used_s) / 3600
+            spent, worst = round(settings.spent_micro + cost), round(settings.spent_micro + cost * rate.uncertainty)
         finish_at_s = total = None
         if is_running and steps.eta_s is not None:
             finish_at_s = now_s + steps.eta_s
-            total = None if spent is None else spent + round((rate or 0) * steps.eta_s / 3600)
+            total = None if spent is None or rate is None else spent + round(rate.hourly_micro * steps.eta_s / 3600)
         leaves_at_s = began_s + spec.deadline_s
         return JobFacts(
             job=job.job,
@@ -140,9 +140,10 @@ class NodeNotifier:
             spent_micro=spent,
             spent_worst_micro=worst,
             limit_micro=settings.limit_micro,
-            burn_micro_h=rate if is_running else 0,
+            burn_micro_h=0 if not is_running else None if rate is None else rate.hourly_micro,
             total_micro=total,
-            terms=PriceTerms(rate or 0.0, **{name: getattr(settings, name) for name in _TERMS}),
+            rate=rate or CostRate(1, 0),
+            terms=settings.terms,
             alert_at=settings.alert_at,
             on_limit=settings.on_limit,
             limit_reason=spec.limit_reason,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .facts import JobFacts, PriceTerms, StepFacts
+from ..terms import PARTS, CostRate, Terms, worst_case_micro
+from .facts import JobFacts, StepFacts
 
 # For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
 # checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
@@ -73,7 +74,7 @@ def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
     return ResumeAdvice(command, "" if extra is None else extra.words, limit_micro, limit_s)
 
 
-def cap_s(progress: StepFacts, terms: PriceTerms, until_s: float | None = None) -> float | None:
+def cap_s(progress: StepFacts, terms: Terms, until_s: float | None = None) -> float | None:
     """Return the time limit within which another run finishes before its deadline; None if unknown.
 
     Steps since the last checkpoint are counted again. `until_s`: a running job continues for so long, and then saves.
@@ -88,7 +89,8 @@ def cap_s(progress: StepFacts, terms: PriceTerms, until_s: float | None = None) 
 def more(
     limit_micro: int,
     spent_micro: int,
-    terms: PriceTerms,
+    rate: CostRate,
+    terms: Terms,
     progress: StepFacts,
     until_s: float | None = None,
     spent_worst_micro: int | None = None,
@@ -101,18 +103,18 @@ def more(
     needs_s, left_s = cap_s(progress, terms, until_s), _left_s(progress, until_s)
     if needs_s is None or left_s is None:
         spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-        least = math.ceil(terms.worst_micro(terms.least_s)) + spent - limit_micro
+        least = worst_case_micro(terms.least_s, rate, terms) + spent - limit_micro
         return ExtraBudget(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
     if until_s is not None:
         runs_s = min(until_s, progress.eta_s or 0.0)
         worst = spent_micro if spent_worst_micro is None else spent_worst_micro
-        spent_worst_micro = worst + round(terms.rate_micro_h * terms.uncertainty * runs_s / 3600)
-        spent_micro += round(terms.rate_micro_h * runs_s / 3600)
+        spent_worst_micro = worst + round(rate.scaled / PARTS * runs_s / 3600)
+        spent_micro += round(rate.hourly_micro * runs_s / 3600)
     spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-    lacking = math.ceil(terms.worst_micro(needs_s)) + spent - limit_micro
+    lacking = worst_case_micro(math.ceil(needs_s), rate, terms) + spent - limit_micro
     if lacking <= 0:
         return None
-    return ExtraBudget(_readable(lacking), round(terms.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
+    return ExtraBudget(_readable(lacking), round(rate.hourly_micro * left_s / 3600), limit_micro - spent_micro)
 
 
 def amount(micro: int) -> str:
@@ -141,14 +143,14 @@ def _until_s(facts: JobFacts) -> float | None:
 
 def _extra(facts: JobFacts) -> ExtraBudget | None:
     """Return the extra budget for a resume; None if no more money is needed or asked for, or if the need is unknown."""
-    limit, spent, terms = facts.limit_micro, facts.spent_micro, facts.terms
-    if limit is None or spent is None or not terms.rate_micro_h or facts.on_limit == "alert":
+    limit, spent, rate, terms = facts.limit_micro, facts.spent_micro, facts.rate, facts.terms
+    if limit is None or spent is None or not rate.price_micro or facts.on_limit == "alert":
         return None
     worst = spent if facts.spent_worst_micro is None else facts.spent_worst_micro
     is_unknown = facts.progress.eta_s is None and not facts.is_active and facts.reason != "budget"
-    if is_unknown and terms.worst_micro(terms.least_s) + worst <= limit:
+    if is_unknown and worst_case_micro(terms.least_s, rate, terms) + worst <= limit:
         return None
-    return more(limit, spent, terms, facts.progress, _until_s(facts), worst)
+    return more(limit, spent, rate, terms, facts.progress, _until_s(facts), worst)
 
 
 def _whole_s(seconds: float) -> int:

@@ -11,9 +11,10 @@ import functools
 import importlib
 import threading
 
+from cloudtrain.entrypoints.terms import Terms
+
 from ..backend_table import BUILT_IN, class_of, names, similar
 from ..errors import ConfigError, Fault
-from ..metering.limit import Terms
 from .protocol import (
     Backend,
     HasCheckpoints,

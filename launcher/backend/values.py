@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.entrypoints.records import Record
+from cloudtrain.entrypoints.terms import Terms
 
 from ..errors import CloudtrainError, ConfigError, Fault, require_all
-from ..metering.limit import Terms
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig

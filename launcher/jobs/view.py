@@ -309,20 +309,20 @@ def lacking_budgets(database: Database, view: JobView) -> list[str]:
 
     The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
     """
+    from cloudtrain.entrypoints.terms import worst_case_micro
+
     from ..metering import limit
     from ..metering.meter import spent_at_worst_micro
     from ..store import budgets, ledger
 
     plan, resume = view.job.attempt.plan, view.advice
     longest_s = (resume and resume.limit_s) or plan.cap_s
-    if resume is None or not plan.price_micro:
+    if resume is None or not (rate := plan.rate) or not rate.price_micro:
         return []
-    rate = limit.CostRate(plan.instances, plan.price_micro, plan.uncertainty)
-    terms = limit.Terms(plan.tail_s, 1, plan.unit_s, plan.attempts, plan.minimum_bill_s)
-    amount_micro = limit.worst_case_micro(int(longest_s), rate, terms)
+    amount_micro = worst_case_micro(int(longest_s), rate, plan.terms)
     if resume.limit_micro is not None:
         spent_micro = spent_at_worst_micro(view.attempts, view.now_s) or 0
-        chosen = limit.choose(resume.limit_micro, spent_micro, rate, terms, int(longest_s))
+        chosen = limit.choose(resume.limit_micro, spent_micro, rate, plan.terms, int(longest_s))
         if isinstance(chosen, limit.LimitRefusal):
             return []
         amount_micro = chosen.worst_case_micro

@@ -8,7 +8,8 @@ are counted. So the worst case of a cap never exceeds the money, and one more un
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+
+from cloudtrain.entrypoints.terms import MICRO_HOUR, CostRate, Terms, rounded_up, worst_case_micro
 
 # Useful time of a run beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two saves 15
 # s each (a gigabyte at 100 MB/s, with checksums), and ten steps one second each.
@@ -18,44 +19,6 @@ USEFUL_S = 60
 STOP_MARGIN_S = 120
 MARGIN_SHARE = 4  # no margin takes more than a quarter of a short cap,
 NOTICE_SHARE = 10  # if the platform itself asks for a save in time, no lead takes more than a tenth
-
-PARTS = 1_000_000  # an uncertainty is counted in millionths, as exactly as given
-_MICRO_HOUR = 3600 * PARTS  # a scaled rate is in millionths of a micro-dollar an hour
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The rules of a platform's time limit and of its bill, by which a sum of money becomes a limit.
-
-    `tail_s`: seconds billed after the limit at worst: the grace of a stop, an upload, idle machines until their
-    release. `lead_s`: seconds of the limit that may pass, at worst, before the job's own clock begins. `least_s`: the
-    shortest limit that the field takes (`check` reports a limit that is too long); `unit_s`: the unit of rounding of
-    limit and bill; `minimum_bill_s`: the bill of the shortest run. `starts`: how often the platform may begin the limit
-    again, 1 if the limit spans all starts. `warns`: at the limit the platform asks the job to save, and waits for the
-    save.
-    """
-
-    tail_s: int = 0
-    least_s: int = 1
-    unit_s: int = 1
-    starts: int = 1
-    minimum_bill_s: int = 0
-    lead_s: int = 0
-    warns: bool = False
-
-
-@dataclass(frozen=True)
-class CostRate:
-    """The price of time: `price_micro` for an hour of one instance, times `instances`, at most times `uncertainty`."""
-
-    instances: int
-    price_micro: int
-    uncertainty: float = 1.0
-
-    @property
-    def scaled(self) -> int:
-        """Millionths of a micro-dollar an hour, of all instances, at the worst price."""
-        return self.instances * self.price_micro * parts(self.uncertainty)
 
 
 @dataclass(frozen=True)
@@ -80,11 +43,6 @@ class LimitRefusal:
     enough_micro: int
 
 
-def parts(uncertainty: float) -> int:
-    """Return an uncertainty in whole millionths, rounded up."""
-    return ceil(round(uncertainty * PARTS, 3))
-
-
 def choose(limit_micro: int, spent_micro: int, rate: CostRate, terms: Terms, longest_s: int) -> Cap | LimitRefusal:
     """Return the longest cap that the remaining money covers, or a LimitRefusal.
 
@@ -104,15 +62,9 @@ def choose(limit_micro: int, spent_micro: int, rate: CostRate, terms: Terms, lon
     return LimitRefusal(left_micro, max(affordable_s, 0), least_s, enough_micro)
 
 
-def worst_case_micro(cap_s: int, rate: CostRate, terms: Terms) -> int:
-    """Return the cost of a run that ends at its cap, if the platform makes each restart as late as possible."""
-    billed_s = max(terms.minimum_bill_s, _rounded_up(cap_s + terms.tail_s, terms.unit_s))
-    return -(-rate.scaled * billed_s * terms.starts // _MICRO_HOUR)
-
-
 def least_useful_s(terms: Terms) -> int:
     """Return the shortest useful cap: the lead, a start, two saves and some steps between them."""
-    return _rounded_up(max(terms.least_s, terms.lead_s + _least_own_s(terms)), terms.unit_s)
+    return rounded_up(max(terms.least_s, terms.lead_s + _least_own_s(terms)), terms.unit_s)
 
 
 def own_limit_s(cap_s: int, terms: Terms) -> int:
@@ -139,12 +91,8 @@ def _least_own_s(terms: Terms) -> int:
 
 def _affordable_s(left_micro: int, rate: CostRate, terms: Terms) -> int:
     """Return the longest cap, in whole units, with a worst case within the money; below 1 if no cap is."""
-    billed_s = left_micro * _MICRO_HOUR // (rate.scaled * terms.starts)
+    billed_s = left_micro * MICRO_HOUR // (rate.scaled * terms.starts)
     if billed_s < terms.minimum_bill_s:
         return 0
     whole_s = billed_s // terms.unit_s * terms.unit_s
     return (whole_s - terms.tail_s) // terms.unit_s * terms.unit_s
-
-
-def _rounded_up(seconds: int, unit_s: int) -> int:
-    return -(-seconds // unit_s) * unit_s

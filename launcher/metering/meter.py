@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints.terms import PARTS, Terms, parts, worst_case_micro
+
 from ..job import ACTIVE
-from .limit import PARTS, CostRate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from ..job import Attempt, State
@@ -144,10 +145,9 @@ def metered_at_worst_micro(plan: Plan, attempt: int, spent_micro: int) -> int:
 
     The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
     """
-    if not plan.price_micro:
+    if not (rate := plan.rate) or not rate.price_micro:
         return spent_micro
-    rate = CostRate(plan.instances, plan.price_micro, plan.uncertainty)
-    rounding_micro = worst_case_micro(plan.unit_s + plan.minimum_bill_s, rate, Terms()) * attempt
+    rounding_micro = worst_case_micro(plan.terms.unit_s + plan.terms.minimum_bill_s, rate, Terms()) * attempt
     return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
 
 
@@ -207,12 +207,12 @@ def _told_s(state: State) -> float | None:
 def _most_s(attempt: Attempt) -> float:
     """Return the most seconds that an instance can be billed: the platform's limit plus its tail, for each start."""
     plan = attempt.plan
-    return float((plan.cap_s + plan.tail_s) * plan.attempts)
+    return float((plan.cap_s + plan.terms.tail_s) * plan.terms.starts)
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
     plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
-    billed = _billed(legs_of([attempt]), now_s, plan.unit_s, plan.minimum_bill_s, idle_s, price_micro)
+    billed = _billed(legs_of([attempt]), now_s, plan.terms.unit_s, plan.terms.minimum_bill_s, idle_s, price_micro)
     return None if None in billed else -(-sum(cost or 0 for cost in billed) * parts(plan.uncertainty) // PARTS)
 
 

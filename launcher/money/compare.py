@@ -119,9 +119,9 @@ def lines(found: Sequence[BackendOffer], columns: int | None = None) -> list[str
         *hidden(HEAD[:-1], shown),
         *([f"old prices of {old}: cloudtrain prices refresh"] if old else []),
         *(
-            f"worst case of {each.backend}: {each.plan.attempts} starts by the platform, a budget allows one"
+            f"worst case of {each.backend}: {each.plan.terms.starts} starts by the platform, a budget allows one"
             for each in found
-            if each.plan and each.plan.attempts > 1 and each.plan.worst_case_micro
+            if each.plan and each.plan.terms.starts > 1 and each.plan.worst_case_micro
         ),
         *(f"{each.backend}: {each.why}" for each in found if each.error),
         *(each.unknown_region for each in found if each.unknown_region),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
+from cloudtrain.entrypoints.terms import CostRate
 
-from ..metering.limit import PARTS, parts
 from ..metering.meter import metered_at_worst_micro
-from ..planning.job_spec import default_hang_timeout_s
+from ..planning.job_spec import default_hang_timeout_s, resume_terms
 from ..text.units import parse_duration
 from .forecast import Forecast, left_s
 
 if TYPE_CHECKING:
     from ..job import Job
-    from ..plan import Plan
 
 
 def job_facts(job: Job, forecast: Forecast) -> JobFacts:
@@ -36,7 +35,8 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         limit_micro=forecast.limit_micro,
         burn_micro_h=forecast.burn_micro_h,
         total_micro=forecast.total_micro if job.active else None,
-        terms=price_terms(plan, attempt.hourly_usd or 0.0),
+        rate=CostRate(1, round((attempt.hourly_usd or 0.0) * 1e6), plan.uncertainty),
+        terms=resume_terms(plan),
         alert_at=[int(str(each).strip().rstrip("%")) for each in asked.alert_at],  # stored as text such as `80%`
         on_limit=asked.on_limit,
         limit_reason=plan.cap_reason,
@@ -55,20 +55,6 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         saves=job.saves,
         is_saved=forecast.saved_attempt is not None or state.resumable,
         is_resumable=state.resumable and attempt.phase != "never_sent",
-    )
-
-
-def price_terms(plan: Plan, hourly_usd: float) -> PriceTerms:
-    """Return the price terms of a stored plan."""
-    return PriceTerms(
-        rate_micro_h=hourly_usd * 1e6,
-        uncertainty=parts(plan.uncertainty) / PARTS,
-        tail_s=plan.tail_s,
-        lead_s=max(0, plan.cap_s - (plan.own_limit_s or plan.cap_s)),
-        unit_s=plan.unit_s,
-        least_bill_s=plan.minimum_bill_s,
-        least_s=plan.useful_s or 0,
-        starts=plan.attempts,
     )
 
 

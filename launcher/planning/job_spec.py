@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import (
@@ -15,7 +16,9 @@ from cloudtrain.entrypoints.contract import (
     RunSpec,
     SetupSpec,
 )
+from cloudtrain.entrypoints.terms import Terms
 
+from ..metering import limit
 from . import search_spec
 
 if TYPE_CHECKING:
@@ -118,6 +121,12 @@ def default_hang_timeout_s(timeout_s: int, *, is_task: bool) -> int:
     return max(timeout_s + HANG_MARGIN_S, 0 if is_task else SCRIPT_HANG_S)
 
 
+def resume_terms(plan: Plan) -> Terms:
+    """Return the terms of a run after this plan's: the lead as in this run, and the shortest limit that is sent."""
+    lead_s = max(0, plan.cap_s - (plan.own_limit_s or plan.cap_s))
+    return replace(plan.terms, lead_s=lead_s, least_s=limit.least_useful_s(plan.terms))
+
+
 def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
     from ..channels import entries
@@ -140,14 +149,8 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
         limit_micro=plan.budget_micro,
         alert_at=tuple(config.budget.alert_at) if config.budget and plan.budget_micro is not None else (),
         on_limit=plan.on_limit,
-        rate_micro_h=None if plan.price_micro is None else plan.price_micro * plan.instances,
-        uncertainty=plan.uncertainty,
-        tail_s=plan.tail_s,
-        lead_s=plan.cap_s - plan.own_limit_s,
-        unit_s=plan.unit_s,
-        least_bill_s=plan.minimum_bill_s,
-        least_s=plan.useful_s or 0,
-        starts=plan.attempts,
+        rate=plan.rate,
+        terms=resume_terms(plan),
         spent_micro=plan.spent_micro,
     )
 

@@ -99,11 +99,11 @@ def _counted(plan: Plan) -> Iterator[str]:
     """Yield the parts of the worst case beyond price times time."""
     if plan.uncertainty > 1:
         yield f"prices up to {plan.uncertainty:g} times the list price"
-    if plan.tail_s:
-        tail = f"{plan.tail_s} s" if plan.tail_s < 60 else span(plan.tail_s)
+    if plan.terms.tail_s:
+        tail = f"{plan.terms.tail_s} s" if plan.terms.tail_s < 60 else span(plan.terms.tail_s)
         yield f"{tail} that {'are billed' if plan.price_as_of else 'count'} after the job ends"
-    if plan.attempts > 1:
-        yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one start"
+    if plan.terms.starts > 1:
+        yield f"{plan.terms.starts} starts by the platform, each with the whole time; a budget allows one start"
 
 
 def _budget(plan: Plan) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _ends_micro(plan: Plan) -> int:
 def _reserve(plan: Plan) -> str:
     """Return the purposes of the part of the budget that a job does not use."""
     saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving" if plan.saves else "leaving"]
-    tail = ["billing after the end" if plan.price_as_of else "the time after the end"] if plan.tail_s else []
+    tail = ["billing after the end" if plan.price_as_of else "the time after the end"] if plan.terms.tail_s else []
     higher = ["higher prices"] if plan.uncertainty > 1 else []
     *first, last = [*saving, *tail, *higher] or ["rounding"]
     return f"{', '.join(first)} and {last}" if first else last

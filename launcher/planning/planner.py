@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import dimensions
+from cloudtrain.entrypoints.terms import CostRate, worst_case_micro
 from cloudtrain.entrypoints.trainer import contradictions
 
 from ..errors import BudgetError, ConfigError, Fault
@@ -44,7 +45,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
     batch_ranks = (1, slot_ranks) if is_packed else (instances, nproc)
     nproc = 1 if is_packed else nproc
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
-    rate = None if price_micro is None else caps.CostRate(instances, price_micro, capacity.uncertainty)
+    rate = None if price_micro is None else CostRate(instances, price_micro, capacity.uncertainty)
     is_unpriced = capacity.is_own and not capacity.hourly_usd
     budget = None if is_unpriced else config.budget
     cap = _cap(config, budget, capacity, rate, spent_micro)
@@ -68,11 +69,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         uncertainty=capacity.uncertainty,
         price_as_of=capacity.price_as_of,
         own_limit_s=own_limit_s,
-        tail_s=terms.tail_s,
-        useful_s=caps.least_useful_s(terms),
-        unit_s=terms.unit_s,
-        minimum_bill_s=terms.minimum_bill_s,
-        attempts=terms.starts,
+        terms=terms,
         worst_case_micro=worst_micro,
         budget_micro=budget.limit if budget else None,
         spent_micro=spent_micro,
@@ -141,14 +138,14 @@ def _thresholds(budget: Budget | None) -> tuple[int, ...]:
 
 
 def _cap(
-    config: JobConfig, budget: Budget | None, capacity: Capacity, rate: caps.CostRate | None, spent_micro: int
+    config: JobConfig, budget: Budget | None, capacity: Capacity, rate: CostRate | None, spent_micro: int
 ) -> caps.Cap:
     """Return the seconds that the job may run, and whether the time limit or the budget sets them."""
     longest_s = config.limits.max_duration
     if budget is not None:
         _require_price(config, capacity)
     if rate is None or budget is None or budget.on_limit == "alert":
-        worst_micro = 0 if rate is None else caps.worst_case_micro(longest_s, rate, capacity.terms)
+        worst_micro = 0 if rate is None else worst_case_micro(longest_s, rate, capacity.terms)
         return caps.Cap(longest_s, "time_limit", worst_micro)
     found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
     if isinstance(found, caps.Cap):
@@ -157,7 +154,7 @@ def _cap(
     raise _refused(found, budget.limit, rate, capacity)
 
 
-def _require_ladder(config: JobConfig, budget: Budget, rate: caps.CostRate, capacity: Capacity) -> None:
+def _require_ladder(config: JobConfig, budget: Budget, rate: CostRate, capacity: Capacity) -> None:
     """Raise BudgetError if the budget of a sweep of jobs does not bring one trial through all rungs.
 
     Each rung is a start of its own, which holds at least the worst case of the shortest useful run.
@@ -170,7 +167,7 @@ def _require_ladder(config: JobConfig, budget: Budget, rate: caps.CostRate, capa
     from ..text.units import format_money
 
     count = len(search_spec.search_of(stored).rungs)
-    least_micro = caps.worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
+    least_micro = worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
     if budget.limit < count * least_micro:
         message = f"a trial starts {count} times, once a rung, and each start holds {format_money(up(least_micro))}"
         hint = f"a budget of {format_money(up(count * least_micro))}, fewer rungs, or `place: packed`"
@@ -195,7 +192,7 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
     raise ConfigError([*unknown, Fault(message, key="budget.limit", hint=hint)])
 
 
-def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, capacity: Capacity) -> BudgetError:
+def _refused(found: caps.LimitRefusal, limit_micro: int, rate: CostRate, capacity: Capacity) -> BudgetError:
     from cloudtrain.entrypoints.format import down, span, up
 
     from ..text.units import format_money

@@ -34,8 +34,9 @@ class SegmentPace:
 
     def allowance(self, plan: Plan, left_micro: int) -> Allowance:
         """Return the money that is left, and the highest cost of a segment at the plan's price."""
-        rate = (plan.price_micro or 0) * plan.instances * plan.uncertainty * plan.attempts / 3600
-        fixed_s = max(SLACK * self.start_s + SAVE_S + 1 + plan.tail_s + plan.unit_s, plan.minimum_bill_s)
+        terms = plan.terms
+        rate = (plan.price_micro or 0) * plan.instances * plan.uncertainty * terms.starts / 3600
+        fixed_s = max(SLACK * self.start_s + SAVE_S + 1 + terms.tail_s + terms.unit_s, terms.minimum_bill_s)
         return Allowance(left_micro, fixed_s * rate, SLACK * self.step_s * rate)
 
 

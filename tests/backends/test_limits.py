@@ -154,12 +154,12 @@ def test_budget_does_not_apply_to_own_machines_without_a_price(
 def test_vertex_retries_nothing_under_a_budget(config_of: Callable[..., JobConfig]) -> None:
     """Also with a shorter time limit: whether Vertex's timeout spans restarts is not documented."""
     guarded, _, request = rendered(config_of("vertex", "limits.max_duration=1h"))
-    assert (guarded.cap_reason, guarded.attempts) == ("time_limit", 1)
+    assert (guarded.cap_reason, guarded.terms.starts) == ("time_limit", 1)
     assert request.body["jobSpec"]["scheduling"]["disableRetries"] is True
     with pytest.raises(configs.ConfigError, match=r"changes jobSpec\.scheduling\.disableRetries"):
         rendered(config_of("vertex", "vertex.raw={jobSpec: {scheduling: {disableRetries: false}}}"))
     free, _, request = rendered(config_of("vertex", "limits.max_duration=1h", "budget=null"))
-    assert free.attempts == 4
+    assert free.terms.starts == 4
     assert "disableRetries" not in request.body["jobSpec"]["scheduling"]
 
 

@@ -21,9 +21,7 @@ ORDER = {
     "limit_micro": 1_000_000,
     "alert_at": [50, 80, 100],
     "on_limit": "checkpoint-and-stop",
-    "rate_micro_h": 3_600_000,  # a thousandth of a dollar a second
-    "uncertainty": 1.0,
-    "tail_s": 0,
+    "rate": {"instances": 1, "price_micro": 3_600_000},  # a thousandth of a dollar a second
     "spent_micro": 200_000,
 }
 ALL = ["budget", "succeeded", "failed", "stopped"]
@@ -101,7 +99,7 @@ def test_time_before_a_requeue_counts(tmp_path: Path) -> None:
 
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     """Without a price, only the deadline and the end give notices."""
-    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate_micro_h": None})
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate": None})
     found = notifier(spec, time.time() - 850)
     told = found.due({}, time.time())
     assert [each.key for each in told] == ["deadline:1"]

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice, compose, masked
 from cloudtrain.entrypoints.notices.resume_cost import amount, cap_s, more
 from cloudtrain.entrypoints.notices.sending import Channel, back_off_s, send, try_all
+from cloudtrain.entrypoints.terms import CostRate, Terms
 from doubles import receivers
 from doubles.certificates import Authority
 
@@ -219,13 +220,13 @@ def test_unknown_sum_is_shown_as_unknown() -> None:
     assert "unknown" in told.text
 
 
-TARIFF = PriceTerms(3_600_000.0, tail_s=30)
+RATE, TERMS = CostRate(1, 3_600_000), Terms(tail_s=30)
 
 
 def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
     """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth on top, a start, two minutes to save."""
     progress = StepFacts(100, 200, 80, eta_s=1000.0)
-    found = more(1_000_000, 900_000, TARIFF, progress)
+    found = more(1_000_000, 900_000, RATE, TERMS, progress)
     exact = (1200 * 11 // 10 + 30 + 120 + 30) * 1000 - 100_000
     assert found is not None
     assert exact == 1_400_000 <= found.micro == 1_400_000
@@ -235,16 +236,16 @@ def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
 
 def test_extension_begins_at_the_next_save() -> None:
     """A running job does 400 of its 1000 s: 600 s more, a tenth, a start and a save."""
-    found = more(1_000_000, 500_000, TARIFF, StepFacts(eta_s=1000.0), until_s=400)
+    found = more(1_000_000, 500_000, RATE, TERMS, StepFacts(eta_s=1000.0), until_s=400)
     assert found is not None
     assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 s are paid for
-    assert more(10_000_000, 0, TARIFF, StepFacts(eta_s=10.0), until_s=400) is None
+    assert more(10_000_000, 0, RATE, TERMS, StepFacts(eta_s=10.0), until_s=400) is None
 
 
 def test_job_with_seconds_left_needs_no_second_budget() -> None:
     """200 USD an hour, 15 s left, 1.86 of 5 USD left, and the shortest run takes a minute."""
-    costs = PriceTerms(200_000_000.0, tail_s=20, least_s=60)
-    found = more(5_000_000, 3_140_000, costs, StepFacts(340, 500, 340, eta_s=15.0))
+    rate, terms = CostRate(1, 200_000_000), Terms(tail_s=20, least_s=60)
+    found = more(5_000_000, 3_140_000, rate, terms, StepFacts(340, 500, 340, eta_s=15.0))
     assert found is not None
     assert found.micro == 2_700_000
     assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
@@ -253,10 +254,10 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
 def test_save_after_the_last_reported_step_counts() -> None:
     """At the deadline a job saves its current step, between two lines of its log."""
     unknown = StepFacts(100, 200, None, saved_after=90, eta_s=1000.0)
-    assert cap_s(unknown, TARIFF) == cap_s(replace(unknown, checkpoint_step=90), TARIFF)
+    assert cap_s(unknown, TERMS) == cap_s(replace(unknown, checkpoint_step=90), TERMS)
     late = StepFacts(100, 200, 150, eta_s=1000.0)
-    assert cap_s(late, TARIFF) == 500 * 1.1 + 30 + 120
-    assert cap_s(replace(late, checkpoint_step=200), TARIFF) == 30 + 10
+    assert cap_s(late, TERMS) == 500 * 1.1 + 30 + 120
+    assert cap_s(replace(late, checkpoint_step=200), TERMS) == 30 + 10
 
 
 @pytest.mark.parametrize(
@@ -264,17 +265,17 @@ def test_save_after_the_last_reported_step_counts() -> None:
 )
 def test_requested_sum_has_two_digits(lacking: float, asked: str) -> None:
     """Two significant digits, rounded up."""
-    costs = PriceTerms(lacking * 3600e6 / 60, least_s=60)
-    found = more(1, 1, costs, StepFacts(eta_s=0.0))
+    rate = CostRate(1, round(lacking * 3600e6 / 60))
+    found = more(1, 1, rate, Terms(least_s=60), StepFacts(eta_s=0.0))
     assert found is not None
     assert amount(found.micro) == asked
 
 
 def test_extension_of_unknown_length_costs_as_much_again() -> None:
     """A script without steps: as much as before, and at least the cost of the shortest useful run."""
-    found = more(1_000_000, 900_000, TARIFF, StepFacts())
+    found = more(1_000_000, 900_000, RATE, TERMS, StepFacts())
     assert found is not None
     assert (found.micro, found.finish_micro) == (1_000_000, None)
-    least = more(1_000_000, 900_000, replace(TARIFF, least_s=3570), StepFacts())
+    least = more(1_000_000, 900_000, RATE, replace(TERMS, least_s=3570), StepFacts())
     assert least is not None
     assert least.micro == 3_500_000

@@ -14,6 +14,7 @@ from cloudtrain.entrypoints.notices import rules
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
 from cloudtrain.entrypoints.notices.rules import unsent, wanted
+from cloudtrain.entrypoints.terms import CostRate
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.money.forecast import Forecast, forecast
@@ -370,7 +371,7 @@ def test_job_and_launcher_send_the_same_alert(tmp_path: Path) -> None:
     seen = job(State("running", started_s=NOW - 850), asked, plan=plan)
     seen.attempt.progress.clear()
     ours = [each for each in standing(seen, forecast(seen, [seen.attempt], NOW), NOW) if each.event in rules.JOB_EVENTS]
-    settings = NoticeSettings((), "local", 10_000_000, (50, 80), "checkpoint-and-stop", 36_000_000)
+    settings = NoticeSettings((), "local", 10_000_000, (50, 80), "checkpoint-and-stop", CostRate(1, 36_000_000))
     spec = AgentSpec(
         **dict.fromkeys(("address", "root", "bundle", "sha256", "python", "workdir"), ""),
         node=0,

@@ -128,7 +128,7 @@ def test_end_counts_at_the_reserved_uncertainty(registry: Registry, submit: Call
     At the list price the budget would release money that the bill may still take.
     """
     limit(registry, 20)
-    job = submit("one", more={"uncertainty": 1.1, "unit_s": 60})
+    job = submit("one", more={"uncertainty": 1.1, "terms": {"unit_s": 60}})
     registry.mark_sent(job.attempt, {"x": 1})
     now_s = float(int(time.time()))
     registry.set_state(job.attempt, State("succeeded", started_s=now_s - 1790, ended_s=now_s, idle_s=300.0), {})

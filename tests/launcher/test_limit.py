@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
+from math import ceil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cloudtrain.launcher.backend import Terms
+from cloudtrain.entrypoints.notices.facts import StepFacts
+from cloudtrain.entrypoints.notices.resume_cost import cap_s, more
+from cloudtrain.entrypoints.terms import CostRate, Terms, worst_case_micro
 from cloudtrain.launcher.metering import limit as caps
-from cloudtrain.launcher.metering.limit import Cap, CostRate, LimitRefusal
+from cloudtrain.launcher.metering.limit import Cap, LimitRefusal
 from cloudtrain.launcher.prices import catalog
 
 LOCAL = Terms(tail_s=20)
@@ -52,7 +58,7 @@ def test_cap_respects_the_budget_in_ten_thousand_cases() -> None:
             assert terms.least_s <= found.cap_s <= longest_s
             if found.reason == "budget":
                 assert found.cap_s % terms.unit_s == 0
-                assert caps.worst_case_micro(found.cap_s + terms.unit_s, rate, terms) > limit - spent
+                assert worst_case_micro(found.cap_s + terms.unit_s, rate, terms) > limit - spent
             else:
                 assert found.cap_s == longest_s
             continue
@@ -77,7 +83,7 @@ def test_cap_respects_the_budget_in_ten_thousand_cases() -> None:
 def test_cap_counts_the_platform_bill(terms: Terms, limit_usd: float, cap_s: int) -> None:
     """Two dollars at two per hour are an hour, less the tail, in whole units, once for each start."""
     assert caps.choose(round(limit_usd * 1e6), 0, CostRate(1, 2_000_000), terms, 86_400) == Cap(
-        cap_s, "budget", caps.worst_case_micro(cap_s, CostRate(1, 2_000_000), terms)
+        cap_s, "budget", worst_case_micro(cap_s, CostRate(1, 2_000_000), terms)
     )
 
 
@@ -137,4 +143,36 @@ def test_short_limit_of_the_user_leaves_a_useful_run() -> None:
 
 def test_price_counts_with_its_stated_uncertainty() -> None:
     """35 minutes of two machines at 0.8218 USD and up to 1.1025 times the price, not 1.103 times."""
-    assert caps.worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041
+    assert worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041
+
+
+@given(
+    terms=st.builds(
+        Terms,
+        tail_s=st.integers(0, 22_000),
+        least_s=st.sampled_from([1, 60]),
+        unit_s=st.sampled_from([1, 30, 60]),
+        starts=st.integers(1, 4),
+        minimum_bill_s=st.sampled_from([0, 60, 600]),
+        lead_s=st.sampled_from([0, 300]),
+    ),
+    rate=st.builds(
+        CostRate, st.integers(1, 64), st.integers(1, 10**8), st.sampled_from([1.0, 1.05, 1.1025, 1.21, 1.000_000_1])
+    ),
+    limit_micro=st.integers(1, 10**12),
+    spent_micro=st.integers(0, 10**12),
+    eta_s=st.floats(0, 1e6),
+)
+def test_alert_advises_a_budget_that_the_limit_accepts(
+    terms: Terms, rate: CostRate, limit_micro: int, spent_micro: int, eta_s: float
+) -> None:
+    """The advised sum, or the budget without an addition, buys the advised run, up to a unit of time."""
+    advised = replace(terms, least_s=caps.least_useful_s(terms))
+    steps = StepFacts(eta_s=eta_s)
+    extra, needs_s = more(limit_micro, spent_micro, rate, advised, steps), ceil(cap_s(steps, advised) or 0)
+    whole_micro = limit_micro + (0 if extra is None else extra.micro)
+    found = caps.choose(whole_micro, spent_micro, rate, terms, needs_s)
+    assert isinstance(found, Cap)
+    assert needs_s - terms.unit_s < found.cap_s <= needs_s
+    assert found.worst_case_micro <= worst_case_micro(needs_s, rate, terms) <= whole_micro - spent_micro
+    assert (extra is None) == (worst_case_micro(needs_s, rate, terms) <= limit_micro - spent_micro)

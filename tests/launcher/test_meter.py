@@ -215,10 +215,10 @@ def test_planned_price_overrides_the_price_of_the_platform() -> None:
 def test_unreachable_job_costs_up_to_its_cap() -> None:
     """The platform ends the job at the cap, even if the launcher cannot see the end."""
     state = meter.steady(State("pending"), ran(0, None, billed_s=90.0), now_s=100.0)
-    away = attempt(state=state, cap_s=600, tail_s=60)
+    away = attempt(state=state, cap_s=600, terms={"tail_s": 60})
     assert spent(away, now_s=200.0) == 2 * 190 * 10_000
     assert spent(away, now_s=9e9) == 2 * 660 * 10_000
-    assert spent(attempt(state=state, cap_s=600, attempts=4), now_s=9e9) == 2 * 2400 * 10_000
+    assert spent(attempt(state=state, cap_s=600, terms={"starts": 4}), now_s=9e9) == 2 * 2400 * 10_000
 
 
 def test_job_that_waits_for_its_nodes_is_billed_by_their_clock() -> None:

@@ -64,7 +64,7 @@ def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[...
     )
     done = cli("submit", "--dry-run", "--json", cwd=where, env={"HOOK": "https://hooks/secret-part"})
     told = done.json["request"]["spec"]["notices"]
-    assert (told["channels"][0]["secret"], told["limit_micro"], told["rate_micro_h"]) == ("HOOK", 1_000_000, 1_000_000)
+    assert (told["channels"][0]["secret"], told["limit_micro"], told["rate"]["price_micro"]) == ("HOOK", 10**6, 10**6)
     assert "secret-part" not in done.stdout + done.stderr
 
 

@@ -244,7 +244,7 @@ def test_plan_describes_the_action_at_the_limit(planned: Callable[..., Plan], on
 def test_starts_by_the_platform_are_counted(planned: Callable[..., Plan]) -> None:
     """Unless a rule spans all starts, each start may take the whole time limit."""
     plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(starts=4)))
-    assert (plan.worst_case_micro, plan.attempts) == (12_000_000, 4)
+    assert (plan.worst_case_micro, plan.terms.starts) == (12_000_000, 4)
     assert any("4 starts by the platform" in line for line in plan_text.lines(plan))
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.terms import worst_case_micro
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.view import unattended
 from cloudtrain.launcher.metering.meter import metered_at_worst_micro, spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.money.job_facts import price_terms
+from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
 
@@ -26,7 +27,7 @@ MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
 LINGERS = "import time\nclass Slow:\n    def __del__(self, sleep=time.sleep):\n        sleep(100)\nslow = Slow()\n"
 PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_000_000, "uncertainty": 1.1,
-        "unit_s": 30, "minimum_bill_s": 0, "tail_s": 20, "attempts": 1, "useful_s": 60, "cap_s": 65}  # fmt: skip
+        "terms": {"unit_s": 30, "tail_s": 20}, "cap_s": 65}  # fmt: skip
 
 
 @pytest.fixture
@@ -225,5 +226,6 @@ def test_worst_bill_follows_from_the_plan_alone(make_job: Callable[..., Job]) ->
     assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000
     assert metered_at_worst_micro(plan_of(), 1, 7) == 7
     needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
-    found = price_terms(plan_of(**{**PLAN, "cap_s": 600}), 7200.0)
-    assert found.worst_micro(60) == needed - spent
+    plan = plan_of(**{**PLAN, "cap_s": 600})
+    assert plan.rate is not None
+    assert worst_case_micro(60, plan.rate, resume_terms(plan)) == needed - spent
