@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .optimizers import BY_LAYER, OPTIMIZERS, heeded_by
@@ -45,171 +45,139 @@ Wanted = tuple[Any, ...] | AtLeast | None  # some values; large numbers; any val
 
 
 @dataclass(frozen=True)
-class Row:
-    """`key` with a value of `values` excludes `other` with a value of `refused`, or needs one of `needed`.
-
-    Keys are dotted, below `training`. A missing key counts with its default.
-    """
+class Other:
+    """The values of a second key that a row excludes, or needs. A missing key counts with its default."""
 
     key: str
     values: Wanted
-    other: str
+    is_needed: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """`key` with a value of `values` excludes or needs `other`. Keys are dotted, below `training`."""
+
+    key: str
+    values: Wanted
+    other: Other
     cure: str
-    refused: Wanted = ()
-    needed: Wanted = ()
     because: str = ""
     under: tuple[str, str] | None = None
     """A third key with its value: the row holds only then."""
 
 
 _SHARDED = tuple(name for name, facts in FACTS.items() if not facts.is_whole)
-_DENSE = tuple(name for name, facts in FACTS.items() if facts.averages_gradients)
-_AVERAGED = tuple(name for name, facts in FACTS.items() if facts.averages_weights)
-_SERVED = tuple(name for name, facts in FACTS.items() if facts.has_servers)
 _MANY = AtLeast(2)
-_SPLITS = ("parallel.tensor", "parallel.pipeline")
 
-_Half = tuple[str, Wanted, str, str]  # a key with its values, the cure, and the reason if it needs words
+_WITH_DDP = Other("strategy", tuple(name for name, facts in FACTS.items() if facts.averages_gradients), True)
+_WITH_SHARDS = Other("strategy", _SHARDED, True)
+_WITH_HSDP = Other("strategy", ("hsdp",), True)
+_LOCAL = Other("strategy", tuple(name for name, facts in FACTS.items() if facts.averages_weights))
+_ASYNC = Other("strategy", tuple(name for name, facts in FACTS.items() if facts.has_servers))
+_WITH_SPARSE = Other("compression", SPARSE, True)
+_SPLITS = (Other("parallel.tensor", _MANY), Other("parallel.pipeline", _MANY))
+_WITH_TENSOR, _WITH_PIPELINE = (replace(split, is_needed=True) for split in _SPLITS)
+_UNWAITING = Other("parallel.schedule", ("async",))
+_STRICT = ("reproducible", "strict")
 
-
-def _needs(other: str, needed: Wanted, *rows: _Half) -> list[Row]:
-    return [Row(key, values, other, cure, needed=needed, because=because) for key, values, cure, because in rows]
-
-
-def _excludes(other: str, refused: Wanted, *rows: _Half, under: tuple[str, str] | None = None) -> list[Row]:
-    return [
-        Row(key, values, other, cure, refused=refused, because=because, under=under)
-        for key, values, cure, because in rows
-    ]
-
-
-_LATEST = "low precision computes with copies of the weights"
-_STRICT = "strict gives the same bits on any number of ranks, and the averages of `local` do not"
-_SPREADS = "each rank has a copy of the model, and `parallel` spreads a copy"
-_SENDS = "the ranks of the other strategies send shards or weights"
-_ON_SHARDS = "its norms depend on the shards, and `reproducible: strict` needs norms that do not"
-_TICKETS = "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks"
-_BELOW_1 = "write a density below 1, for example 0.01, or `compression: topk`"
+_STRICT_BITS = "strict gives the same bits on any number of ranks, and the averages of `local` do not"
+_ONE_COPY = "each rank has a copy of the model, and `parallel` spreads a copy"
+_NO_GRADIENTS = "the ranks of the other strategies send shards or weights"
+_NORMS = "its norms depend on the shards, and `reproducible: strict` needs norms that do not"
+_SIGNS = "threshold sends signs and means, so density 1 is not dense"
+_BY_TICKETS = "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks"
+_LESS_DENSE = "write a density below 1, for example 0.01, or `compression: topk`"
+_TICKET = "a worker loads the samples of its own ticket"
+_IN_ORDER = "with tickets no rank gets ahead"
+_OR_WAITING = "leave it out, or write `schedule: 1f1b`"
 
 ROWS = (
-    *_needs("strategy", _DENSE, ("compression", _COMPRESSED, "leave it out, or write `precision: bf16`", _SENDS)),
-    *_needs(
-        "strategy",
-        _SHARDED,
-        ("cpu_offload", (True,), "write `strategy: fsdp`", "without shards there is nothing to offload"),
-        ("shard", ("gradients", "parameters"), "write `strategy: fsdp`", ""),
-        ("wrap_min_params", GIVEN, "leave it out, or write `strategy: fsdp`", ""),
-    ),
-    *_needs("strategy", _DENSE, ("shard", ("optimizer",), "write `strategy: ddp`", "")),
-    *_needs("strategy", ("hsdp",), ("shard_size", GIVEN, "leave it out, or write `strategy: hsdp`", "")),
-    *_needs("strategy", _AVERAGED, ("local", GIVEN, "leave it out, or write `strategy: local`", "")),
-    *_needs("strategy", _SERVED, ("server", GIVEN, "leave it out, or write `strategy: async`", "")),
-    *_excludes(
-        "strategy",
-        _AVERAGED,
-        ("reproducible", ("strict",), "write `standard`, or `strategy: ddp`", _STRICT),
-        *((split, _MANY, "write `strategy: ddp`, or leave `parallel` out", _SPREADS) for split in _SPLITS),
-    ),
-    *_excludes(
-        "strategy",
-        _SERVED,
-        ("precision", ("fp16",), "write `precision: bf16`", ""),
-        ("optimizer.name", BY_LAYER, "write `adamw` or `sgd`", "servers hold parts of layers"),
-        ("reproducible", ("strict",), _TICKETS, ""),
-        ("num_workers", AtLeast(1), "leave it out", "a worker loads the samples of its own ticket"),
-        *((split, _MANY, "leave it out", "") for split in _SPLITS),
-    ),
-    *_excludes(
-        "server.order", ("tickets",), ("server.max_lead", GIVEN, "leave it out", "with tickets no rank gets ahead")
-    ),
-    *_needs(
-        "compression",
-        SPARSE,
-        ("compression_density", GIVEN, "leave it out, or write `compression: threshold`", ""),
-        ("compression_warmup_steps", GIVEN, "leave it out, or write `compression: threshold`", ""),
-    ),
-    *_excludes(
-        "compression",
-        ("threshold",),
-        ("compression_density", (1,), _BELOW_1, "threshold sends signs and means, so density 1 is not dense"),
-    ),
-    *_excludes("compression", SPARSE, ("shard", ("optimizer",), "leave one of them out", "")),
-    *_needs("parallel.tensor", _MANY, ("parallel.sequence", (True,), "write `tensor: 2` or more", "")),
-    *_needs(
-        "parallel.pipeline",
-        _MANY,
-        *(
-            (f"parallel.{key}", GIVEN, "write `pipeline: 2` or more, or leave it out", "")
-            for key in ("schedule", "cut", "chunks", "weights")
-        ),
+    Row("compression", _COMPRESSED, _WITH_DDP, "leave it out, or write `precision: bf16`", _NO_GRADIENTS),
+    Row("cpu_offload", (True,), _WITH_SHARDS, "write `strategy: fsdp`", "without shards there is nothing to offload"),
+    Row("shard", ("optimizer",), _WITH_DDP, "write `strategy: ddp`"),
+    Row("shard", ("gradients", "parameters"), _WITH_SHARDS, "write `strategy: fsdp`"),
+    Row("shard_size", GIVEN, _WITH_HSDP, "leave it out, or write `strategy: hsdp`"),
+    Row("wrap_min_params", GIVEN, _WITH_SHARDS, "leave it out, or write `strategy: fsdp`"),
+    Row("local", GIVEN, replace(_LOCAL, is_needed=True), "leave it out, or write `strategy: local`"),
+    Row("server", GIVEN, replace(_ASYNC, is_needed=True), "leave it out, or write `strategy: async`"),
+    Row("reproducible", ("strict",), _LOCAL, "write `standard`, or `strategy: ddp`", _STRICT_BITS),
+    Row("parallel.tensor", _MANY, _LOCAL, "write `strategy: ddp`, or leave `parallel` out", _ONE_COPY),
+    Row("parallel.pipeline", _MANY, _LOCAL, "write `strategy: ddp`, or leave `parallel` out", _ONE_COPY),
+    Row("parallel.tensor", _MANY, _ASYNC, "leave it out"),
+    Row("parallel.pipeline", _MANY, _ASYNC, "leave it out"),
+    Row("precision", ("fp16",), _ASYNC, "write `precision: bf16`"),
+    Row("optimizer.name", BY_LAYER, _ASYNC, "write `adamw` or `sgd`", "servers hold parts of layers"),
+    Row("reproducible", ("strict",), _ASYNC, _BY_TICKETS),
+    Row("num_workers", AtLeast(1), _ASYNC, "leave it out", _TICKET),
+    Row("server.max_lead", GIVEN, Other("server.order", ("tickets",)), "leave it out", _IN_ORDER),
+    Row("compression_density", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
+    Row("compression_warmup_steps", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
+    Row("compression_density", (1,), Other("compression", ("threshold",)), _LESS_DENSE, _SIGNS),
+    Row("shard", ("optimizer",), Other("compression", SPARSE), "leave one of them out"),
+    Row("parallel.sequence", (True,), _WITH_TENSOR, "write `tensor: 2` or more"),
+    *(
+        Row(f"parallel.{key}", GIVEN, _WITH_PIPELINE, "write `pipeline: 2` or more, or leave it out")
+        for key in ("schedule", "cut", "chunks", "weights")
     ),
     *(
-        row
+        Row(key, values, split, cure)
         for split in _SPLITS
-        for row in _excludes(
-            split,
-            _MANY,
-            ("reproducible", ("strict",), "write `reproducible: standard`", ""),
-            ("compile", (True,), "leave one of them out", ""),
-            ("compression", _COMPRESSED, "leave `compression` out", ""),
-            ("precision", ("fp16",), "write `precision: bf16`", ""),
-            ("cpu_offload", (True,), "leave one of them out", ""),
-            ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`", ""),
+        for key, values, cure in (
+            ("reproducible", ("strict",), "write `reproducible: standard`"),
+            ("compile", (True,), "leave one of them out"),
+            ("compression", _COMPRESSED, "leave `compression` out"),
+            ("precision", ("fp16",), "write `precision: bf16`"),
+            ("cpu_offload", (True,), "leave one of them out"),
+            ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
         )
     ),
-    *_needs(
-        "parallel.schedule",
-        ("interleaved",),
-        ("parallel.chunks", _MANY, "write `schedule: interleaved`, or leave `chunks` out", ""),
-    ),
-    *_needs(
+    Row(
         "parallel.chunks",
         _MANY,
-        ("parallel.schedule", ("interleaved",), "write `chunks: 2` or more, or leave `schedule` out", ""),
+        Other("parallel.schedule", ("interleaved",), True),
+        "write `schedule: interleaved`, or leave `chunks` out",
     ),
-    *_needs(
-        "parallel.schedule", ("async",), ("parallel.weights", GIVEN, "leave it out, or write `schedule: async`", "")
-    ),
-    *_excludes(
+    Row(
         "parallel.schedule",
-        ("async",),
-        ("strategy", _SHARDED, "write `strategy: ddp`, or `schedule: 1f1b`", ""),
-        ("parallel.tensor", _MANY, "leave it out, or write `schedule: 1f1b`", ""),
-        ("clip_norm", GIVEN, "leave it out, or write `schedule: 1f1b`", "the norm needs all stages at once"),
-        ("on_nan", ("skip",), "write `on_nan: stop`, or `schedule: 1f1b`", ""),
-        ("activation_checkpointing", (True,), "leave it out, or write `schedule: 1f1b`", ""),
-        ("activation_offload", (True,), "leave it out, or write `schedule: 1f1b`", ""),
+        ("interleaved",),
+        Other("parallel.chunks", _MANY, True),
+        "write `chunks: 2` or more, or leave `schedule` out",
     ),
-    *_excludes(
-        "parallel.weights",
-        ("latest",),
-        ("precision", ("bf16", "fp16"), "write `weights: stash`, or `schedule: 1f1b`", _LATEST),
+    Row("parallel.weights", GIVEN, replace(_UNWAITING, is_needed=True), "leave it out, or write `schedule: async`"),
+    Row("strategy", _SHARDED, _UNWAITING, "write `strategy: ddp`, or `schedule: 1f1b`"),
+    Row("parallel.tensor", _MANY, _UNWAITING, _OR_WAITING),
+    Row("clip_norm", GIVEN, _UNWAITING, _OR_WAITING, "the norm needs all stages at once"),
+    Row("on_nan", ("skip",), _UNWAITING, "write `on_nan: stop`, or `schedule: 1f1b`"),
+    Row("activation_checkpointing", (True,), _UNWAITING, _OR_WAITING),
+    Row("activation_offload", (True,), _UNWAITING, _OR_WAITING),
+    Row(
+        "precision",
+        ("bf16", "fp16"),
+        Other("parallel.weights", ("latest",)),
+        "write `weights: stash`, or `schedule: 1f1b`",
+        "low precision computes with copies of the weights",
     ),
-    *_excludes(
-        "reproducible",
-        ("strict",),
-        ("compression", _COMPRESSED, "leave one of them out", "strict sums exactly, and `compression` rounds"),
+    Row(
+        "compression",
+        _COMPRESSED,
+        Other("reproducible", ("strict",)),
+        "leave one of them out",
+        "strict sums exactly, and `compression` rounds",
     ),
-    *_excludes(
-        "strategy",
-        _SHARDED,
-        ("optimizer.name", BY_LAYER, "write `strategy: ddp`, or `adamw`", _ON_SHARDS),
-        under=("reproducible", "strict"),
+    Row(
+        "optimizer.name",
+        BY_LAYER,
+        Other("strategy", _SHARDED),
+        "write `strategy: ddp`, or `adamw`",
+        _NORMS,
+        _STRICT,
     ),
-    *_excludes(
-        "shard",
-        ("optimizer",),
-        ("optimizer.name", BY_LAYER, "leave `shard` out, or `adamw`", _ON_SHARDS),
-        under=("reproducible", "strict"),
-    ),
+    Row("optimizer.name", BY_LAYER, Other("shard", ("optimizer",)), "leave `shard` out, or `adamw`", _NORMS, _STRICT),
     *(  # the optimizer would ignore the setting
-        row
-        for key, optimizers in heeded_by().items()
-        for row in _needs(
-            "optimizer.name",
-            optimizers,
-            (f"optimizer.{key}", GIVEN, "leave it out, or choose another optimizer", ""),
+        Row(
+            f"optimizer.{key}", GIVEN, Other("optimizer.name", names, True), "leave it out, or choose another optimizer"
         )
+        for key, names in heeded_by().items()
     ),
 )
 
@@ -217,12 +185,13 @@ ROWS = (
 def of(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions among the given keys. A value of the wrong type contradicts nothing."""
     for row in ROWS:
-        own, other = _at(given, row.key), _at(given, row.other)
-        other = _default(row.other) if other is None else other
+        key = row.other.key
+        own, other = _at(given, row.key), _at(given, key)
+        other = _default(key) if other is None else other
         if not _is(own, row.values) or (row.under and _at(given, row.under[0]) != row.under[1]):
             continue
-        if _is(other, row.refused) or (row.needed and not _is(other, row.needed) and _is_known(row.other, other)):
-            keys = (row.key, row.other, *([row.under[0]] if row.under else []))
+        if _is(other, row.other.values) != row.other.is_needed and (not row.other.is_needed or _is_known(key, other)):
+            keys = (row.key, key, *([row.under[0]] if row.under else []))
             yield Contradiction(_in_words(row, own, other), row.cure, tuple(f"training.{key}" for key in keys))
     for rule in (_averages, _power_of_two, _warmup, _pauses):
         yield from rule(given)
@@ -302,7 +271,7 @@ def _is_known(key: str, value: Any) -> bool:
 
 def _averages(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions of averages that are rare (strategies/local.py)."""
-    if _at(given, "strategy") not in _AVERAGED:
+    if not _is(_at(given, "strategy"), _LOCAL.values):
         return
     key = "training.local.period"
     period, group = _period(given), _number(given, "local.group_period")
@@ -344,7 +313,7 @@ def _warmup(given: Given) -> Iterator[Contradiction]:
 def _pauses(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions of pauses at steps from which a resume is not exact."""
     is_piped = _number(given, "parallel.pipeline") > 1 and _at(given, "parallel.schedule") == "async"
-    averages_late = _at(given, "strategy") in _AVERAGED and _period(given) > 1
+    averages_late = _is(_at(given, "strategy"), _LOCAL.values) and _period(given) > 1
     if _at(given, "pause_epochs") and (is_piped or averages_late):
         message = "rungs in epochs end between two saves of this strategy"
         of_strategy = ("training.pause_epochs", "training.strategy", "training.parallel.schedule")
@@ -370,15 +339,14 @@ def _every_steps(given: Given) -> int:
 
 
 def _in_words(row: Row, own: Any, other: Any) -> str:
-    shown = f"`{row.key}`" if row.values is GIVEN else f"`{row.key}: {_text(own)}`"
-    if row.needed:
-        least = isinstance(row.needed, AtLeast)
-        values = [f"{row.needed.least} or more"] if isinstance(row.needed, AtLeast) else [str(v) for v in row.needed]
-        fits = f"`{row.other}` {values[0]}" if least else f"`{row.other}: {values[0]}`"
-        fits += "".join(f" or `{value}`" for value in values[1:])
+    shown, key, values = f"`{row.key}: {_text(own)}`", row.other.key, row.other.values
+    shown = f"`{row.key}`" if row.values is GIVEN else shown
+    words = f"{shown} does not go with `{key}: {_text(other)}`"
+    if isinstance(values, AtLeast) and row.other.is_needed:
+        words = f"{shown} goes with `{key}` {values.least} or more, not with `{_text(other)}`"
+    elif isinstance(values, tuple) and row.other.is_needed:
+        fits = " or ".join(f"`{value}`" for value in (f"{key}: {values[0]}", *values[1:]))
         words = f"{shown} goes with {fits}, not with `{_text(other)}`"
-    else:
-        words = f"{shown} does not go with `{row.other}: {_text(other)}`"
     return f"{words}: {row.because}" if row.because else words
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
-from cloudtrain.entrypoints.trainer.contradictions import GIVEN, ROWS, AtLeast, Row
+from cloudtrain.entrypoints.trainer.contradictions import ROWS, AtLeast, Row
 from cloudtrain.entrypoints.trainer.optimizers import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings, read_spec
 from cloudtrain.entrypoints.trainer.strategies import refusals
@@ -58,18 +58,16 @@ def put(training: dict[str, Any], key: str, value: Any) -> None:
 def broken(row: Row) -> dict[str, Any]:
     """Return settings that break the row."""
     training: dict[str, Any] = {}
-    refused = row.refused.least if isinstance(row.refused, AtLeast) else next(iter(row.refused or ()), None)
-    if row.needed:  # the default, or a name that does not fit
-        names = {"strategy": FACTS, "optimizer.name": OPTIMIZERS}.get(row.other, {})
-        refused = next(
-            (name for name in names if name not in (row.needed if isinstance(row.needed, tuple) else ())), None
-        )
+    other, values = row.other, row.other.values
+    refused = values.least if isinstance(values, AtLeast) else next(iter(values or ()), None)
+    if other.is_needed:  # the default, or a name that does not fit
+        names = {"strategy": FACTS, "optimizer.name": OPTIMIZERS}.get(other.key, {})
+        refused = next((name for name in names if isinstance(values, tuple) and name not in values), None)
     if refused is not None:
-        put(training, row.other, refused)
+        put(training, other.key, refused)
     if row.under:
         put(training, *row.under)
-    values = row.values
-    own = EXAMPLES[row.key] if values is GIVEN else values.least if isinstance(values, AtLeast) else values[0]
+    own = row.values.least if isinstance(row.values, AtLeast) else (row.values or (EXAMPLES[row.key],))[0]
     put(training, row.key, own)
     return training
 
@@ -100,7 +98,7 @@ def in_the_schema(folder: Path, training: dict[str, Any], **sections: Any) -> di
     return {}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.key}-{row.other}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.key}-{row.other.key}")
 def test_row_refuses_on_both_sides(row: Row, tmp_path: Path) -> None:
     """The launcher and a rank refuse the same settings in the same words; a fault points at the keys of the file."""
     training = broken(row)
@@ -108,7 +106,7 @@ def test_row_refuses_on_both_sides(row: Row, tmp_path: Path) -> None:
     assert set(on_rank) == set(in_schema)
     (words,) = [words for words in in_schema if words.endswith(f"; {row.cure}") and words.startswith(f"`{row.key}")]
     assert row.because in words
-    names = {key.split(".")[-1] for key in (row.key, row.other, *(row.under or ())[:1])}
+    names = {key.split(".")[-1] for key in (row.key, row.other.key, *(row.under or ())[:1])}
     assert set(in_schema[words]) == {name for name in names if f'"{name}"' in json.dumps(training)}
 
 
