@@ -77,8 +77,8 @@ class RankContext:
     @property
     def holders(self) -> range:
         """The ranks of this rank's stage: together they hold the stage's parameters."""
-        each = self.ranks // self.pipeline
-        return range(self.rank // each * each, (self.rank // each + 1) * each)
+        width = self.ranks // self.pipeline
+        return range(self.rank // width * width, (self.rank // width + 1) * width)
 
     @property
     def counts(self) -> bool:
@@ -281,12 +281,12 @@ def _scaler(wanted: TrainingSettings, place: RankContext, strategy: Strategy) ->
 def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     """Return the training data and their fingerprint. Collective. Raises TaskError."""
     data.seed_all(data.mix(spec.training.seed, data.INIT, 0))
-    found = task.make_dataset(spec.params, "train")
-    if found is None:
+    dataset = task.make_dataset(spec.params, "train")
+    if dataset is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
-    fingerprint = data.fingerprint(found, spec.training.seed)
-    _check_alike(len(found), fingerprint)
-    return found, fingerprint
+    fingerprint = data.fingerprint(dataset, spec.training.seed)
+    _check_alike(len(dataset), fingerprint)
+    return dataset, fingerprint
 
 
 def _module(spec: Spec, task: Task) -> torch.nn.Module:
@@ -327,11 +327,11 @@ def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) ->
 
 def _check_alike(length: int, fingerprint: str) -> None:
     """Raise TaskError, on all ranks, if their datasets differ: the ranks might train different numbers of steps."""
-    found = exchange.gather([length, fingerprint])
-    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+    seen = exchange.gather([length, fingerprint])
+    other = next((rank for rank, one in enumerate(seen) if one != seen[0]), None)
     if other is not None:
         raise TaskError(
-            f"the ranks read different training data: rank 0 has {found[0][0]} items, rank {other} {found[other][0]}, "
+            f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
             "or their first or last item differs; is a local copy stale?"
         )
 
@@ -389,17 +389,17 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankConte
     the name and returns the training split again, counts as having no split. Raises TaskError.
     """
     asked = task.evaluate is not None or spec.training.eval_every is not None
-    found = _own_eval_split(spec, task, train_fingerprint, asked, place)
-    having = torch.tensor(int(found is not None))
+    dataset = _own_eval_split(spec, task, train_fingerprint, asked, place)
+    having = torch.tensor(int(dataset is not None))
     dist.all_reduce(having)
     if 0 < int(having) < place.ranks:
         raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
-    return found
+    return dataset
 
 
 def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: RankContext) -> Any | None:
     try:
-        found = task.make_dataset(spec.params, "eval")
+        dataset = task.make_dataset(spec.params, "eval")
     except Exception as error:
         if asked:
             raise
@@ -407,10 +407,10 @@ def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool,
         if place.is_head:
             print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
         return None
-    if found is None and asked:
+    if dataset is None and asked:
         raise TaskError(
             "evaluation is asked for, by `evaluate` or eval_every, but dataset(params, 'eval') returned None"
         )
-    if found is not None and not asked and data.fingerprint(found, spec.training.seed) == train_fingerprint:
+    if dataset is not None and not asked and data.fingerprint(dataset, spec.training.seed) == train_fingerprint:
         return None
-    return found
+    return dataset

@@ -52,20 +52,20 @@ def resume(job: TrainingJob) -> TrainState:
     """Load the checkpoint that the settings select, if present; report changes; return the job's progress."""
     begin_s = time.perf_counter()
     chosen, damaged = _agree(job)
-    found, reader = chosen or (None, None)
+    checkpoint, reader = chosen or (None, None)
     progress = TrainState()
     notes: list[str] = []
-    if found is not None and reader is not None:
-        notes = _load(job, found, reader)
-        progress.step = progress.resumed_from = found.step
-        progress.path = found.path
+    if checkpoint is not None and reader is not None:
+        notes = _load(job, checkpoint, reader)
+        progress.step = progress.resumed_from = checkpoint.step
+        progress.path = checkpoint.path
         for name in saving.CARRIED:
-            if name in found.trainer:
-                setattr(progress, name, found.trainer[name])
-        if found.path.parent == job.folder:
-            progress.saved_step = progress.begun_step = found.step
+            if name in checkpoint.trainer:
+                setattr(progress, name, checkpoint.trainer[name])
+        if checkpoint.path.parent == job.folder:
+            progress.saved_step = progress.begun_step = checkpoint.step
             _mark_best_again(job, progress)
-            _note_missing(job, found)
+            _note_missing(job, checkpoint)
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
@@ -74,7 +74,7 @@ def resume(job: TrainingJob) -> TrainState:
     is_paused = training.pause_epochs is not None
     progress.pause_at = _end_of(job, progress, training.pause_epochs) if is_paused else training.pause_at
     if job.place.is_head:
-        _report(job, found, damaged, notes, time.perf_counter() - begin_s)
+        _report(job, checkpoint, damaged, notes, time.perf_counter() - begin_s)
     return progress
 
 
@@ -112,7 +112,7 @@ def _job_of(path: Path) -> str | None:
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in words the differences between a checkpoint's job and the present job."""
-    found = [
+    texts = [
         text.format(then=then[key], now=now[key])
         for key, text in _COMPARED.items()
         if key in then and then[key] != now[key]
@@ -123,10 +123,10 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         differs = "the losses differ, because ranks train apart"
         if all(facts.has_servers for facts in apart):
             differs = "the losses differ, because the rate's share and the staleness follow the ranks"
-        found = [text.replace("losses agree to rounding, not to the bit", differs) for text in found]
+        texts = [text.replace("losses agree to rounding, not to the bit", differs) for text in texts]
     if then.get("reproducible") == now.get("reproducible") == "strict":  # strict allows any number of ranks
-        return [text for text in found if not text.startswith("the ranks were")]
-    return found
+        return [text for text in texts if not text.startswith("the ranks were")]
+    return texts
 
 
 def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
@@ -139,7 +139,7 @@ def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
                 folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
 
 
-def _note_missing(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
+def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None:
     """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
     if job.uploader is None or job.mirror is None:
         return
@@ -147,9 +147,9 @@ def _note_missing(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     if job.place.is_head:
         with contextlib.suppress(OSError):
             newest = published.latest(job.mirror)
-            lacks = newest != found.step
+            lacks = newest != checkpoint.step
     if exchange.share(lacks):
-        job.uploader.note_missing(found.path, list(found.files) if job.place.is_head else [])
+        job.uploader.note_missing(checkpoint.path, list(checkpoint.files) if job.place.is_head else [])
 
 
 def _at(path: Path) -> list[Path]:
@@ -158,7 +158,7 @@ def _at(path: Path) -> list[Path]:
     path = path.absolute()
     if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
         return [path]
-    return [found for _, found in folders.list_steps(path)]
+    return [step for _, step in folders.list_steps(path)]
 
 
 def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
@@ -180,13 +180,13 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
         raise TaskError(fault)
     damaged: list[tuple[Path, str]] = []
     for path in map(Path, paths):
-        found = _intact(job, path)
-        if not isinstance(found, str):
-            _set_aside(job, [each for each, _ in damaged])
+        opened = _intact(job, path)
+        if not isinstance(opened, str):
+            _set_aside(job, [listed for listed, _ in damaged])
             if job.place.is_head:
-                _set_aside_later(job.folder, found[0].step)
-            return found, damaged
-        damaged.append((path, found))
+                _set_aside_later(job.folder, opened[0].step)
+            return opened, damaged
+        damaged.append((path, opened))
     if damaged and job.mirror is not None and (fetched := _from_mirror(job)) is not None:
         _set_aside(job, [path for path, _ in damaged if path.name != fetched[0].path.name])  # its name is in use again
         return fetched, damaged
@@ -195,9 +195,9 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
     if damaged and job.spec.checkpoint.all_damaged != "start-over":
         # The checkpoints keep their names: otherwise the next start would not know of any loss.
-        each = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged[:MOST_NAMED])
+        listed = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged[:MOST_NAMED])
         raise folders.AllDamagedError(
-            f"all checkpoints in {job.folder} are damaged ({each}); nothing starts from step 0 without your consent: "
+            f"all checkpoints in {job.folder} are damaged ({listed}); nothing starts from step 0 without your consent: "
             "`cloudtrain resume` asks, or set checkpoint.all_damaged to start-over"
         )
     _set_aside(job, [path for path, _ in damaged])
@@ -209,18 +209,18 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     wrong = loader.check(path)
     if wrong is not None:
         return wrong
-    found = _opened(job, path)
-    if lacking := [name for name in ("job", "optimizer", "world_size") if name not in found.trainer]:
+    checkpoint = _opened(job, path)
+    if lacking := [name for name in ("job", "optimizer", "world_size") if name not in checkpoint.trainer]:
         return f"{folders.TRAINER} has no {lacking[0]}"
-    _require_own(job, found)
+    _require_own(job, checkpoint)
     try:
-        reader = loader.open_reader(found, whole=facts_of(job.spec.training).is_whole)
+        reader = loader.open_reader(checkpoint, whole=facts_of(job.spec.training).is_whole)
     except folders.CheckpointError as error:
         return str(error)
     plain = reader.plain if isinstance(reader.plain, dict) else {}
     if wrong := next((name for name, kind in _PLAIN.items() if not isinstance(plain.get(name), kind)), None):
         return f"{folders.PLAIN} has no {wrong}"
-    return found, reader
+    return checkpoint, reader
 
 
 def _from_mirror(job: TrainingJob) -> _Intact | None:
@@ -235,8 +235,8 @@ def _from_mirror(job: TrainingJob) -> _Intact | None:
     fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
     if fault:  # a start from step 0 would replace an intact remote checkpoint with earlier steps
         raise folders.Unreadable(fault)
-    found = _intact(job, Path(fetched)) if fetched else None
-    return None if isinstance(found, str) else found
+    opened = _intact(job, Path(fetched)) if fetched else None
+    return None if isinstance(opened, str) else opened
 
 
 def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
@@ -250,19 +250,19 @@ def _opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
     """Return the checkpoint as rank 0 sees it, on all ranks."""
     agreed: Any = None
     if job.place.is_head:
-        found = folders.open_found(path)
-        agreed = [found.step, found.trainer, found.files]
+        checkpoint = folders.open_found(path)
+        agreed = [checkpoint.step, checkpoint.trainer, checkpoint.files]
     step, trainer, files = exchange.share(agreed)
     return folders.FoundCheckpoint(path, step, trainer, files)
 
 
-def _require_own(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
+def _require_own(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None:
     """Raise TaskError, on all ranks, if the checkpoint is from a different job and the user gave no consent."""
-    other = found.trainer["job"]
+    other = checkpoint.trainer["job"]
     if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
         raise TaskError(
-            f"the checkpoints in {found.path.parent} are of the job {other}, this one is {job.spec.job}; set "
-            f"checkpoint.resume to {found.path} to resume from there, or give this job a separate folder"
+            f"the checkpoints in {checkpoint.path.parent} are of the job {other}, this one is {job.spec.job}; set "
+            f"checkpoint.resume to {checkpoint.path} to resume from there, or give this job a separate folder"
         )
 
 
@@ -303,7 +303,7 @@ def _set_aside_later(folder: Path, step: int) -> None:
             folders.set_aside(path, "old")
 
 
-def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> list[str]:
+def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> list[str]:
     """Fill the live state from the checkpoint; return notes for the report.
 
     Raises TaskError, on all ranks, for a different model's checkpoint.
@@ -328,16 +328,16 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
             averages = job.ema.tensors()  # an average that was not saved starts at these weights
             sources = {name: f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}" for name in averages}
             reader.fill_all({sources[name]: value for name, value in averages.items()})
-        if found.trainer["optimizer"] == job.identity["optimizer"]:
+        if checkpoint.trainer["optimizer"] == job.identity["optimizer"]:
             load_optimizer(job, reader)
     if reader.plain["scaler"] and job.scaler.is_enabled():
         job.scaler.load_state_dict(reader.plain["scaler"])
     shared = [name for name in reader.shapes if name.startswith("strategy.")]
-    job.strategy.load_shared_state({n.partition(".")[2]: reader.read(n) for n in shared}, found.step)
+    job.strategy.load_shared_state({n.partition(".")[2]: reader.read(n) for n in shared}, checkpoint.step)
     own = f"rank.{job.place.rank}."
     mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
     there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
-    is_same = found.trainer["world_size"] == job.place.ranks
+    is_same = checkpoint.trainer["world_size"] == job.place.ranks
     is_whole = reader.is_seen_by_all and len(there) == job.place.ranks  # all ranks' states, or no rank's state
     if is_same and is_whole:
         job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
@@ -435,26 +435,30 @@ def _first(names: list[str], count: int = 4) -> str:
 
 def _report(
     job: TrainingJob,
-    found: folders.FoundCheckpoint | None,
+    checkpoint: folders.FoundCheckpoint | None,
     damaged: list[tuple[Path, str]],
     notes: list[str],
     load_s: float,
 ) -> None:
-    step = found.step if found else 0
+    step = checkpoint.step if checkpoint else 0
     for path, fault in damaged:
-        instead = f"using the checkpoint of step {step}" if found else "no checkpoint is left"
+        instead = f"using the checkpoint of step {step}" if checkpoint else "no checkpoint is left"
         text = f"checkpoint {path.name} is damaged ({fault}); {instead}, and {path.name} is set aside"
         emit("checkpoint", text, step=step, damaged=str(path), reason=fault)
-    if found is None and _restarts() == 0 and job.spec.attempt == 1:
+    if checkpoint is None and _restarts() == 0 and job.spec.attempt == 1:
         return
-    changed = differences(found.trainer, job.identity) if found else []
+    changed = differences(checkpoint.trainer, job.identity) if checkpoint else []
     changed += notes
     if job.task.optimizer is not None:
         but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
         changed = [text.replace("the new ones hold", but) for text in changed]
-    origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
+    origin = (
+        f"resuming from step {step} ({checkpoint.path})"
+        if checkpoint
+        else "there is no checkpoint: starting from step 0"
+    )
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
-    path_ = str(found.path) if found else None
+    path_ = str(checkpoint.path) if checkpoint else None
     emit("restart", text, step=step, path=path_, restarts=_restarts(), changed=changed, load_s=load_s)
 
 

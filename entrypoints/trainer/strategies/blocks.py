@@ -29,15 +29,15 @@ def find(settings: TrainingSettings, module: nn.Module, blocks: Blocks | None) -
         return sized_blocks(module, settings.wrap_min_params)
     if blocks is None:
         return default_blocks(module)
-    found = list(blocks(module))
+    named = list(blocks(module))
     depth = {part: name.count(".") for name, part in module.named_modules()}
-    for block in found:
+    for block in named:
         if not isinstance(block, nn.Module) or block not in depth:
             raise TaskError(f"blocks(model) returned {block!r:.80}; it must return submodules of the model")
         if isinstance(block, _WITHOUT_FORWARD):
             kind = type(block).__name__
             raise TaskError(f"blocks(model) returned a {kind}, which has no forward pass; return what is in it")
-    return sorted((block for block in found if block is not module), key=lambda block: -depth[block])
+    return sorted((block for block in named if block is not module), key=lambda block: -depth[block])
 
 
 def default_blocks(model: nn.Module, *, whole: bool = False) -> list[nn.Module]:
@@ -46,44 +46,44 @@ def default_blocks(model: nn.Module, *, whole: bool = False) -> list[nn.Module]:
     A transformer's layers nearly always have this form. Parameters outside the blocks belong to the root. `whole`: also
     the children without parameters, such as activation functions, of a Sequential.
     """
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for child in model.children():
         holder = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # a holder has no forward pass: never a block
         if isinstance(model, (nn.ModuleList, nn.Sequential)) and not holder:
             is_needed = whole and isinstance(model, nn.Sequential)
-            found += [child] if is_needed or any(True for _ in child.parameters()) else []
+            layers += [child] if is_needed or any(True for _ in child.parameters()) else []
         else:
-            found += default_blocks(child, whole=whole)
-    return found
+            layers += default_blocks(child, whole=whole)
+    return layers
 
 
 def sized_blocks(model: nn.Module, min_params: int) -> list[nn.Module]:
     """Return every submodule with at least `min_params` parameters outside its inner blocks; inner first."""
-    found: list[nn.Module] = []
+    sized: list[nn.Module] = []
     for child in model.children():
         if not isinstance(child, nn.MultiheadAttention):  # the attention reads weights without calling its parts
-            found += sized_blocks(child, min_params)
-        taken = {id(p) for block in found for p in block.parameters()}
+            sized += sized_blocks(child, min_params)
+        taken = {id(p) for block in sized for p in block.parameters()}
         rest = sum(p.numel() for p in child.parameters() if id(p) not in taken)
         if rest >= min_params and not isinstance(child, _WITHOUT_FORWARD):
-            found.append(child)
-    return found
+            sized.append(child)
+    return sized
 
 
-def prepare(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], whole: bool) -> None:
+def prepare(settings: TrainingSettings, module: nn.Module, blocks: list[nn.Module], whole: bool) -> None:
     """Compile the blocks, and recompute the blocks in the backward pass, if the settings ask for it.
 
     `whole`: compile the module as a unit. Names in the state dict do not change: a block's forward is replaced, not the
     block. Raises TaskError if no block can be recomputed.
     """
-    if settings.activation_checkpointing and not found:
+    if settings.activation_checkpointing and not blocks:
         raise TaskError(
             "activation_checkpointing found no block to compute again: the model has no ModuleList or Sequential; "
             "write blocks(model) in the task, which returns the layers, or set wrap_min_params"
         )
     # The recomputed function must be compiled inside: the compiler does not follow buffers that are restored.
-    in_parts = settings.compile and bool(found) and (settings.activation_checkpointing or not whole)
-    for block in found:
+    in_parts = settings.compile and bool(blocks) and (settings.activation_checkpointing or not whole)
+    for block in blocks:
         forward: Callable[..., Any] = torch.compile(block.forward) if in_parts else block.forward
         if settings.activation_checkpointing:
             forward = _again(block, forward)

@@ -96,9 +96,9 @@ def _neighbours(wanted: LocalSettings) -> dist.ProcessGroup | None:
     """Return the group of this instance's ranks, if they average more often. Collective."""
     if wanted.group_period is None:
         return None
-    own, ranks, each = None, dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    for first in range(0, ranks, each):
-        members = list(range(first, min(first + each, ranks)))
+    own, ranks, width = None, dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    for first in range(0, ranks, width):
+        members = list(range(first, min(first + width, ranks)))
         group = dist.new_group(members)
         own = group if dist.get_rank() in members else own
     return own
@@ -209,10 +209,10 @@ class Rounds:
 
     def shared_state(self) -> State:
         """Return the outer optimizer's state; right after an average the weights are the anchor, which is left out."""
-        found = {f"momentum.{name}": value for name, value in zip(self._named, self._momentum, strict=False)}
+        state = {f"momentum.{name}": value for name, value in zip(self._named, self._momentum, strict=False)}
         if self.is_apart:
-            found |= {f"anchor.{name}": value for name, value in zip(self._named, self._anchor, strict=False)}
-        return found
+            state |= {f"anchor.{name}": value for name, value in zip(self._named, self._anchor, strict=False)}
+        return state
 
     @torch.no_grad()
     def load_shared_state(self, state: State, step: int) -> None:
@@ -309,18 +309,18 @@ class Rounds:
 
     def _own(self, *, weights: bool, state: bool) -> State:
         """Return this rank's live tensors by their names in a save; `weights` with buffers."""
-        found: State = {}
+        own: State = {}
         if weights:
             saved = self._module.state_dict(keep_vars=True)
-            found |= {f"local.weight.{name}": p for name, p in self._named.items()}
-            found |= {f"local.buffer.{name}": b for name, b in self._module.named_buffers() if name in saved}
+            own |= {f"local.weight.{name}": p for name, p in self._named.items()}
+            own |= {f"local.buffer.{name}": b for name, b in self._module.named_buffers() if name in saved}
         if state:
-            found |= {f"local.state.{name}": value for name, value in self._state().items()}
-        return found
+            own |= {f"local.state.{name}": value for name, value in self._state().items()}
+        return own
 
     def _scale(self) -> State:
         """Return the scaler's state, which differs by rank as soon as ranks train alone; {} without a scaler."""
         if self._scaler is None or not self._scaler.is_enabled() or self._step <= self._wanted.sync_steps:
             return {}
-        found = self._scaler.state_dict()
-        return {_SCALER: torch.tensor([found["scale"], found["_growth_tracker"]], dtype=torch.float64)}
+        scaler = self._scaler.state_dict()
+        return {_SCALER: torch.tensor([scaler["scale"], scaler["_growth_tracker"]], dtype=torch.float64)}

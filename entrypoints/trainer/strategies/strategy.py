@@ -158,17 +158,17 @@ class Setup:
 
 def buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return the tensors in groups of one type and device, each sent at once: about _BUCKET_BYTES of this rank's."""
-    found: list[list[Tensor]] = []
+    filled: list[list[Tensor]] = []
     sizes: dict[Any, int] = {}  # of the open bucket of each type
     opened: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)
         if sizes.get(kind, _BUCKET_BYTES) >= _BUCKET_BYTES:
             opened[kind], sizes[kind] = [], 0
-            found.append(opened[kind])
+            filled.append(opened[kind])
         opened[kind].append(parameter)
         sizes[kind] += local_part(parameter).nbytes
-    return found
+    return filled
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
@@ -223,12 +223,12 @@ def finite(module: nn.Module) -> bool:
 
 def finite_gradients(parameters: Sequence[nn.Parameter], agree: bool) -> bool:
     """Return whether no gradient has nan or infinity; `agree`: on all ranks, because ranks hold different shards."""
-    found = [local_part(p.grad) for p in parameters if p.grad is not None]
-    found = [part for part in found if part.numel()]  # a shard may be empty, without a largest element
+    parts = [local_part(p.grad) for p in parameters if p.grad is not None]
+    parts = [part for part in parts if part.numel()]  # a shard may be empty, without a largest element
     # The largest magnitude is finite exactly if all elements are: a sum of squares may overflow earlier.
     flag = torch.zeros((), dtype=torch.int32, device=parameters[0].device)
-    if found:
-        flag += ~torch.isfinite(nn.utils.get_total_norm(found, float("inf")))
+    if parts:
+        flag += ~torch.isfinite(nn.utils.get_total_norm(parts, float("inf")))
     if agree:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
     return not bool(flag.item())

@@ -66,15 +66,15 @@ def wrap(
     setup = replace(setup, mesh=mesh)
     share_weights(module.parameters(), device)
     is_cut = settings.parallel.pipeline > 1
-    found = default_blocks(module, whole=is_cut) if blocks is None else list(blocks(module))
+    units = default_blocks(module, whole=is_cut) if blocks is None else list(blocks(module))
     if not is_cut:
-        _split_layers(settings, module, device, found, tensor_plan, mesh)
-        return make(replace(setup, blocks=lambda _: found))
+        _split_layers(settings, module, device, units, tensor_plan, mesh)
+        return make(replace(setup, blocks=lambda _: units))
     assert probe is not None
     links = (connect or Links.create)(settings.parallel.pipeline, device)
-    stage = _cut_out(settings, module, found, probe, device, split.accumulation, links)
+    stage = _cut_out(settings, module, units, probe, device, split.accumulation, links)
     if settings.parallel.tensor > 1:
-        _split_layers(settings, module, device, found, tensor_plan, mesh)
+        _split_layers(settings, module, device, units, tensor_plan, mesh)
     stage.attach()
     return stage.spread(make(replace(setup, blocks=lambda _: stage.blocks)))
 
@@ -92,31 +92,31 @@ def _cut_out(
     parallel, is_head = settings.parallel, dist.get_rank() == 0
     names = {part: name for name, part in module.named_modules()}
     with autocaster(settings.precision, torch.device("cpu"))():
-        found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
+        traced = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
     times: list[float] = []
     if parallel.cut == "timed":
         recomputes = settings.activation_checkpointing
         if is_head:
             with autocaster(settings.precision, device)():
-                times = cut.block_times(module, found.blocks, probe, device, recomputes=recomputes)
+                times = cut.block_times(module, traced.blocks, probe, device, recomputes=recomputes)
         times = share(times)
-    starts = cut.cut(parallel, len(found.blocks), times)
-    spans = [slice(*span) for span in itertools.pairwise([*starts, len(found.blocks)])]
+    starts = cut.cut(parallel, len(traced.blocks), times)
+    spans = [slice(*span) for span in itertools.pairwise([*starts, len(traced.blocks)])]
     of_stages = [spans[stage :: parallel.pipeline] for stage in range(parallel.pipeline)]
     stages_s = [sum(sum(times[span]) for span in own) for own in of_stages] if times else []
     equal = [1.0] * parallel.pipeline
     expected = schedules.idle_share(parallel.schedule, stages_s or equal, parallel.chunks, micro_batches)
     if is_head:
-        pieces = [[[names[block] for block in found.blocks[span]] for span in own] for own in of_stages]
+        pieces = [[[names[block] for block in traced.blocks[span]] for span in own] for own in of_stages]
         print(_in_words(parallel, pieces, stages_s, micro_batches, expected), flush=True)
-    shared = cut.keep_stage(module, found, starts, parallel.pipeline, links.number, device)
+    shared = cut.keep_stage(module, traced, starts, parallel.pipeline, links.number, device)
     is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
-    if is_frozen or (links.number == 0 and not found.outputs[starts[1] - 1].needs_gradient):
+    if is_frozen or (links.number == 0 and not traced.outputs[starts[1] - 1].needs_gradient):
         raise TaskError(
             f"parallel.pipeline: stage {1 + links.number} of {parallel.pipeline} computes nothing that needs "
             "gradients; set another parallel.cut or fewer stages"
         )
-    return PipelineStage(module, tuple(starts), found, shared, links, parallel, device, expected)
+    return PipelineStage(module, tuple(starts), traced, shared, links, parallel, device, expected)
 
 
 def _in_words(
