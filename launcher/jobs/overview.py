@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.rank import tracebacks
 from ..backend_table import traits
 from ..job import Attempt
 from ..metering import meter
-from ..store import exchange_figures, gpu_figures, loss_bins
+from ..store import exchange_figures, loss_bins
 from ..store.progress import data_share, lineage, unkept
 from ..store.progress import shown as progress_words
 from ..store.registry import submitter_lives
@@ -124,7 +124,7 @@ def _progress(view: JobView) -> Rows:
         ("speed", _speed(progress) if view.job.active else ""),
         ("exchange", exchange_figures.words(progress)),
         ("staleness", exchange_figures.histogram(progress, charts.signs_of().levels)),
-        ("GPUs", gpu_figures.words(progress)),
+        ("GPUs", view.gpus),
         ("", view.gpu_warning and f"warning: {view.gpu_warning}"),
         ("loss", trend),
         ("metrics", view.metrics),

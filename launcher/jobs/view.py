@@ -128,6 +128,11 @@ class JobView:
         return f"the {which} comes before the finish"
 
     @property
+    def gpus(self) -> str:
+        """The newest figures of all GPUs; empty without figures."""
+        return gpu_figures.words(self.progress)
+
+    @property
     def gpu_warning(self) -> str:
         """Which GPUs of an active job idle, and a remedy; empty without an idle GPU."""
         return gpu_figures.warning(self.progress) if self.job.active else ""
@@ -197,8 +202,6 @@ class JobView:
             "mfu": progress.get("mfu"),
             "data_share": data_share(progress),
             "gpus": gpu_figures.as_list(progress),
-            "gpu_words": gpu_figures.words(progress),
-            "gpu_warning": self.gpu_warning,
             "eta_s": self.left_s,
             "checkpoint_step": money.checkpoint_step,
             "checkpoint_at_s": money.saved_s,

@@ -15,7 +15,7 @@ from cloudtrain.entrypoints.format import dollars, span
 from ..backend import LogLine
 from ..errors import in_words
 from ..jobs.view import JobView, failure_lines, outcome, with_reason
-from ..store import exchange_figures, gpu_figures
+from ..store import exchange_figures
 from ..text import charts
 from ..text.charts import Signs
 from ..text.money import clock
@@ -126,7 +126,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (7, lambda: texts("metrics", view.metrics)),
         (8, lambda: _split(curves, width, signs)),
         (9, lambda: _exchange(view, width, signs)),
-        (6, lambda: [*texts("GPUs", gpu_figures.words(view.progress)), *_warning(view.gpu_warning, width, signs)]),
+        (6, lambda: [*texts("GPUs", view.gpus), *_warning(view.gpu_warning, width, signs)]),
         (10, lambda: _memory(curves, width, signs)),
         (3, lambda: _spend(view, width, signs)),
         (7, lambda: _limit(view, width, signs)),

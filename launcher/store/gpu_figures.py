@@ -41,9 +41,12 @@ def fold(known: Gpus, entries: Any, time_s: float) -> dict[str, dict[str, Any]]:
 
 
 def as_list(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for JSON each rank's newest figures: percent, MiB and watts, None if unknown."""
+    """Return for JSON each rank's newest figures: percent, MiB and watts, None if unknown; `idle_s` of idle time."""
     gpus: Gpus = progress.get("gpus") or {}
-    return [{"rank": int(rank), **{name: gpus[rank].get(name) for name in _MOST}} for rank in sorted(gpus, key=int)]
+    return [
+        {"rank": int(rank), **{name: gpus[rank].get(name) for name in _MOST}, "idle_s": _idle_s(gpus[rank])}
+        for rank in sorted(gpus, key=int)
+    ]
 
 
 def mean(progress: Mapping[str, Any]) -> float | None:
@@ -72,13 +75,17 @@ def words(progress: Mapping[str, Any]) -> str:
 def warning(progress: Mapping[str, Any]) -> str:
     """Return which GPUs have idled for minutes, and a remedy; empty without an idle GPU."""
     gpus: Gpus = progress.get("gpus") or {}
-    idle = {int(rank): each["told_s"] - each["idle_since_s"] for rank, each in gpus.items() if "idle_since_s" in each}
-    idle = {rank: took_s for rank, took_s in idle.items() if took_s >= IDLE_S}
+    idle = {int(rank): idle_s for rank, figures in gpus.items() if (idle_s := _idle_s(figures)) >= IDLE_S}
     if not idle:
         return ""
     named = ", ".join(map(str, sorted(idle)[:8])) + (f" and {len(idle) - 8} more" if len(idle) > 8 else "")
     who = f"the GPU of rank {named} is" if len(idle) == 1 else f"the GPUs of ranks {named} are"
     return f"{who} below {IDLE_PERCENT:.0f} % for {span(min(idle.values()))}: look at data loading, or use fewer GPUs"
+
+
+def _idle_s(figures: Mapping[str, Any]) -> float:
+    """Return for how long a GPU has been below IDLE_PERCENT."""
+    return float(figures["told_s"] - figures["idle_since_s"]) if "idle_since_s" in figures else 0.0
 
 
 def _figure(value: Any, most: float) -> float | None:

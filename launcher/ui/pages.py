@@ -65,6 +65,8 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "took_s": view.took_s,
         "limit_words": view.limit_first,
         "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
+        "gpus": view.gpus,
+        "gpu_warning": view.gpu_warning,
         "next_steps": view.next_steps,
         "attempts": [_attempt(*each, now_s) for each in zip(shown["attempts"][::-1], attempts[::-1], strict=True)],
         "trace": _trace(state.error),
