@@ -75,7 +75,7 @@ def command(
         states=frozenset(ACTIVE if active else states),
         backends=frozenset(backends),
         project=project,
-        tags=tuple(_tag(each) for each in tags),
+        tags=tuple(map(_tag, tags)),
         since_s=None if since is None else time.time() - duration_s("--since", since),
         limit=limit or (None if everything or as_json else SHOWN),
         hides_unsent=not (everything or as_json),
@@ -90,71 +90,71 @@ def command(
         faults.update(answers.faults)
         return answers.jobs
 
-    found = listing.chosen(registry, choice, ask, described=as_json)
+    shown = listing.chosen(registry, choice, ask, described=as_json)
     searches = summary.chosen(registry.database, choice, active=active)
-    if choice.backends and not (found.lines or searches):
+    if choice.backends and not (shown.lines or searches):
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(found, searches, faults)
-    elif found.lines or searches:
-        _print(registry, found, searches, choice.limit)
+        _print_json(shown, searches, faults)
+    elif shown.lines or searches:
+        _print(registry, shown, searches, choice.limit)
     else:
         say(_none(registry, choice, active=active))
     for job_id, fault in faults.items():
         say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(found: Listing, searches: list[Summary], faults: dict[str, CloudtrainError]) -> None:
+def _print_json(listed: Listing, searches: list[Summary], faults: dict[str, CloudtrainError]) -> None:
     """Print one JSON object; each job's JSON is text already, of ended jobs as stored."""
     from ..sweeps import summary
     from ..text.money import as_usd
 
-    rates = [view.money.burn_micro_h for view in found.active]
-    running = sum(view.state.state != "pending" for view in found.active)
+    rates = [view.money.burn_micro_h for view in listed.active]
+    running = sum(view.state.state != "pending" for view in listed.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
-    sweeps = [summary.as_json(each) for each in searches]
+    sweeps = [summary.as_json(search) for search in searches]
     more = json_line({"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent})
-    write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
+    write(f'{{"jobs": [{", ".join([line.described for line in listed.lines])}], {more[1:]}\n')
 
 
-def _print(registry: Registry, found: Listing, searches: list[Summary], limit: int | None) -> None:
+def _print(registry: Registry, listed: Listing, searches: list[Summary], limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
     dated: list[Dated] = [
-        (each.created_s, (each.job_id, each.backend, each.ranks, each.outcome, each.progress, each.money))
-        for each in found.lines
+        (line.created_s, (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money))
+        for line in listed.lines
     ]
-    for each in searches:
-        sweep = each.sweep
-        cells = (sweep.id, sweep.config["backend"], "-", f"sweep {sweep.state}", each.progress, each.money)
+    for search in searches:
+        sweep = search.sweep
+        cells = (sweep.id, sweep.config["backend"], "-", f"sweep {sweep.state}", search.progress, search.money)
         place = next((i for i, (created_s, _) in enumerate(dated) if created_s < sweep.created_s), len(dated))
         dated.insert(place, (sweep.created_s, cells))
-    dated = _below_parents(registry, found, dated)
+    dated = _below_parents(registry, listed, dated)
     rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
     print_lines(lines)
     for note in hidden(HEAD, lines):
         say(note)
-    if found.active:
-        _print_notes(found.active)
+    if listed.active:
+        _print_notes(listed.active)
 
 
-def _below_parents(registry: Registry, found: Listing, dated: list[Dated]) -> list[Dated]:
+def _below_parents(registry: Registry, listing: Listing, dated: list[Dated]) -> list[Dated]:
     """Return the lines with each evaluation below its parent, indented, if the parent is listed."""
-    seqs = [each.seq for each in found.lines if "-evaluate-" in each.job_id]
+    seqs = [line.seq for line in listing.lines if "-evaluate-" in line.job_id]
     if not seqs:
         return dated
     from ..jobs.evaluations import parents
 
     of = parents(registry.numbered(seqs))
     listed = {cells[0] for _, cells in dated}
-    children = [each for each in dated if of.get(each[1][0]) in listed]
+    children = [line for line in dated if of.get(line[1][0]) in listed]
     lines = []
-    for each in dated:
-        if each not in children:
-            own = [child for child in children if of[child[1][0]] == each[1][0]]
-            lines += [each, *((created_s, (f"  {cells[0]}", *cells[1:])) for created_s, cells in own)]
+    for line in dated:
+        if line not in children:
+            own = [child for child in children if of[child[1][0]] == line[1][0]]
+            lines += [line, *((created_s, (f"  {cells[0]}", *cells[1:])) for created_s, cells in own)]
     return lines
 
 

@@ -59,27 +59,24 @@ class Seen:
 
 @dataclass(frozen=True)
 class Answers:
-    """The jobs in the order of the request; `faults` holds, by job id, why a job is returned as last seen.
-
-    The fault of a job that took too long is an UnreachableError.
-    """
+    """The result of asking about several jobs."""
 
     jobs: list[Job]
+    """In the order of the request."""
     faults: dict[str, CloudtrainError]
+    """By job id, why a job is returned as last seen; of a job that took too long an UnreachableError."""
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """How often a job is polled.
+    """How often a job is polled."""
 
-    `least_s`: minimum seconds between two polls. `every_s` returns the seconds that the user has asked for, 0 for the
-    pace of the backend. `rest`: least pause after a poll, times the processor time of the poll; 12 is 8 % of a core,
-    for any number of jobs.
-    """
-
-    least_s: float = 1.0  # figures change no faster
+    least_s: float = 1.0
+    """Minimum seconds between two polls; figures change no faster."""
     every_s: Callable[[], float] = lambda: 0.0
+    """Returns the seconds that the user has asked for, 0 for the pace of the backend."""
     rest: float = 12.0
+    """Least pause after a poll, times the processor time of the poll; 12 is 8 % of a core, for any number of jobs."""
 
     def pause_s(self, pace_s: float, jobs: int, silences: int) -> float:
         """Return the seconds between two polls of a job, with `jobs` jobs on its backend.

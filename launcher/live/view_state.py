@@ -16,25 +16,32 @@ _LONGEST = 40  # characters typed for ranks
 
 @dataclass(frozen=True)
 class ViewState:
-    """`opened` is the job in view, None for the table; `chosen` is the selected row of the table.
-
-    `is_single`: a single job is watched, without a table. `held` is the log when paused, `back` the number of its lines
-    below the view. `wraps`: long log lines take several rows; `helps`: the keys are shown. `typing` is the text typed
-    for `ranks`; `asks` the job in the question of whether to stop.
-    """
+    """What the user has chosen on the screen."""
 
     chosen: str = ""
+    """The selected row of the table."""
     opened: str | None = None
+    """The job in view; None for the table."""
     is_single: bool = False
+    """A single job is watched, without a table."""
     is_large: bool = False
+    """The log has most of the screen."""
     ranks: str = ""
+    """The ranks of the log, as typed; empty for all."""
     typing: str | None = None
+    """The text typed for `ranks` so far."""
     asks: str | None = None
+    """The job in the question of whether to stop."""
     held: tuple[LogLine, ...] | None = None
+    """The log when paused."""
     back: int = 0
+    """The number of the held lines below the view."""
     wraps: bool = False
+    """Long log lines take several rows."""
     helps: bool = False
+    """The keys are shown."""
     word: str = ""
+    """An answer to the last key."""
 
 
 @dataclass(frozen=True)

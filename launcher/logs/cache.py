@@ -36,19 +36,20 @@ USED_S = 3600.0  # resolution of the last-read time
 
 @dataclass(frozen=True)
 class CachePosition:
-    """The committed part of a log: `size` bytes of the file, `count` lines, and the backend's cursor after them.
-
-    `held` are lines before the cursor that waited for earlier lines and are not in the file. `round` counts complete
-    re-reads of the log, and is part of the file names.
-    """
+    """The committed part of a log."""
 
     cursor: dict[str, Any] | None = None
+    """The backend's cursor after the lines."""
     held: tuple[LogLine, ...] = ()
+    """Lines before the cursor that waited for earlier lines and are not in the file."""
     size: int = 0
+    """Bytes of the file."""
     count: int = 0
+    """Lines in the file."""
     is_complete: bool = False
     used_s: float = 0.0
     round: int = 0
+    """Counts complete re-reads of the log, and is part of the file names."""
 
 
 def folder_of(database: Database, job_id: str, attempt: int) -> Path:

@@ -27,7 +27,7 @@ _CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class View:
-    """The user's options. `prefix`: the rank before each line. `hold_back_s`: None for the backend's default."""
+    """The user's options."""
 
     ranks: frozenset[int] | None = None
     node: int | None = None
@@ -37,8 +37,10 @@ class View:
     raw: bool = False
     as_json: bool = False
     prefix: bool = True
+    """The rank before each line."""
     attempt: int = field(default=1)
     hold_back_s: float | None = None
+    """None for the backend's default."""
 
     def wants(self, line: LogLine) -> bool:
         """Return whether the line is shown."""

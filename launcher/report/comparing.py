@@ -38,18 +38,17 @@ class Reached:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Jobs and their data, in the order in which the user named them.
-
-    `drawn` are the `datas`, reduced to as many points as a page can show. `target` is the loss for `reached`: the
-    lowest that all jobs reached, or the loss that the user asked for.
-    """
+    """Jobs and their data, in the order in which the user named them."""
 
     jobs: tuple[Job, ...]
     datas: tuple[dict[str, Any], ...]
     drawn: tuple[dict[str, Any], ...]
+    """The `datas`, reduced to as many points as a page can show."""
     results: tuple[dict[str, Any], ...]
     config: dict[str, list[Any]]
+    """The keys that differ, with the value of each job."""
     target: float | None
+    """The loss for `reached`: the lowest that all jobs reached, or the loss that the user asked for."""
     reached: tuple[Reached | None, ...]
 
 
@@ -157,44 +156,45 @@ def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[flo
     return None if turn is None else (gaps[turn][0], lower)
 
 
-def rows(found: Comparison) -> list[tuple[str, list[str]]]:
+def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Return the results of each job: a name, and the figures of the jobs as text."""
-    names = [*_RESULTS, *dict.fromkeys(name for each in found.results for name in each if name not in _RESULTS)]
-    table = [("state", [outcome(job) for job in found.jobs])]
+    names = [*_RESULTS, *dict.fromkeys(name for shown in comparison.results for name in shown if name not in _RESULTS)]
+    table = [("state", [outcome(job) for job in comparison.jobs])]
     for name in names:
-        values = [each.get(name) for each in found.results]
+        values = [result.get(name) for result in comparison.results]
         if any(value is not None for value in values):
             of_metric = name.replace(".loss", ".evaluated loss").replace("metrics.", "").replace(".", " ")
             words = _RESULTS.get(name) or of_metric
             table.append((words, ["-" if value is None else _text(name, value) for value in values]))
     for words, field, name in _REACHED:
-        values = [None if each is None else getattr(each, field) for each in found.reached]
+        values = [None if each is None else getattr(each, field) for each in comparison.reached]
         if any(value is not None for value in values):
-            at = f"{words} smoothed loss {facts.figure(found.target)}{', USD' if field == 'usd' else ''}"
+            at = f"{words} smoothed loss {facts.figure(comparison.target)}{', USD' if field == 'usd' else ''}"
             words_of = ["-" if value is None else _text(name, value) for value in values]
-            table.append((at, [text if each else "never" for text, each in zip(words_of, found.reached, strict=True)]))
+            reached = zip(words_of, comparison.reached, strict=True)
+            table.append((at, [text if point else "never" for text, point in reached]))
     return table
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison with stable names, with the jobs in the user's order."""
     return {
         "jobs": [
             {"job": data["job"], "results": result, "reached": None if each is None else vars(each)}
-            for data, result, each in zip(found.datas, found.results, found.reached, strict=True)
+            for data, result, each in zip(comparison.datas, comparison.results, comparison.reached, strict=True)
         ],
-        "config": found.config,
-        "target_loss": found.target,
-        "crossing": _crossing_json(found),
+        "config": comparison.config,
+        "target_loss": comparison.target,
+        "crossing": _crossing_json(comparison),
     }
 
 
-def crossing_words(found: Comparison) -> str:
+def crossing_words(comparison: Comparison) -> str:
     """Return text: the place from which a job has the lower loss; "" without such a place."""
-    place = _crossing_json(found)
+    place = _crossing_json(comparison)
     if place is None:
         return ""
-    names = [job.id for job in found.jobs]
+    names = [job.id for job in comparison.jobs]
     after = names.index(place["lower_after"])
     where = dollars(place["at"] * 1e6) if place["axis"] == "usd" else f"step {round(place['at']):,}"
     return f"from {where} on the loss of {names[after]} is lower, before that of {names[1 - after]}"
@@ -217,12 +217,12 @@ _RESULTS = {
 _REACHED = (("step at", "step", "steps"), ("time to", "seconds", "running_s"), ("cost to", "usd", "spend_usd"))
 
 
-def _crossing_json(found: Comparison) -> dict[str, Any] | None:
-    if len(found.jobs) != 2:
+def _crossing_json(comparison: Comparison) -> dict[str, Any] | None:
+    if len(comparison.jobs) != 2:
         return None
-    axis = "usd" if all(data["spend"] and data["spend"][-1][1] for data in found.datas) else "step"
-    place = crossing(found.datas[0], found.datas[1], axis)
-    return None if place is None else {"axis": axis, "at": place[0], "lower_after": found.jobs[place[1]].id}
+    axis = "usd" if all(data["spend"] and data["spend"][-1][1] for data in comparison.datas) else "step"
+    place = crossing(comparison.datas[0], comparison.datas[1], axis)
+    return None if place is None else {"axis": axis, "at": place[0], "lower_after": comparison.jobs[place[1]].id}
 
 
 def _text(name: str, value: Any) -> str:

@@ -25,18 +25,17 @@ _MOST_CHOICES = 12  # names beside an axis
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """A trial at its last result; `value` and `step` are None for a trial without a result.
-
-    `micro` is the trial's cost in micro-dollars, None if a price is unknown.
-    """
+    """A trial at its last result."""
 
     trial: int
     job: str
     values: dict[str, Any]
     value: float | None
+    """The metric; None without a result, like `step`."""
     step: int | None
     state: str
     micro: int | None
+    """The trial's cost in micro-dollars; None if a price is unknown."""
 
 
 @dataclass(frozen=True)
