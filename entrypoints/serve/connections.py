@@ -107,6 +107,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection; if the server is full, another connection or this one ends."""
         super().connection_made(transport)
+        # Head and body are two packets. Without this, asyncio waits 40 ms for the acknowledgement of the first: it sets
+        # the option only for sockets that name their protocol.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.limits.connections:
             if not self.waiting:
                 self.refuse(503, "too many connections")

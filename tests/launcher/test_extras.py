@@ -48,7 +48,7 @@ LOGIN = ("client_id", "client_secret", "refresh_token")
         ("google", "vertex", ["prices", "refresh", "--backend", "vertex", "-f", "cloudtrain.yaml"]),
         ("torch", "local", ["doctor", "local"]),
         ("torch", "local", ["rehearse"]),
-        ("starlette", "ui", ["ui", "--no-open"]),
+        ("starlette", "server", ["ui", "--no-open"]),
         ("apprise", "apprise", ["notify"]),
     ],
 )
