@@ -34,7 +34,7 @@ def whole(cli: Any, azure_account: Azure, folder: Path, shared: Path) -> wholejo
     return wholejobs.run_whole(cli, folder, shared)
 
 
-@pytest.mark.soak  # the tutorial's test trains a whole task on Azure ML
+@pytest.mark.soak  # the test below trains a whole task on Azure ML
 def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
     where = ("subscription", SUBSCRIPTION), ("resource_group", GROUP), ("workspace", WORKSPACE)

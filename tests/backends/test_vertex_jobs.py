@@ -34,7 +34,7 @@ def whole(cli: Any, google_project: Google, folder: Path, shared: Path) -> whole
     return wholejobs.run_whole(cli, folder, shared)
 
 
-@pytest.mark.soak  # the tutorial's test trains a whole task on Vertex AI
+@pytest.mark.soak  # the test below trains a whole task on Vertex AI
 def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, tmp_path: Path) -> None:
     """The README's example on two replicas: 97 % of unseen samples, and the weights are fetched."""
     where = ("project", PROJECT), ("location", REGION), ("staging_bucket", BUCKET)

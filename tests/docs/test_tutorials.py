@@ -29,7 +29,7 @@ STAND_INS = {
 
 
 # CI runs these pages where a page, a backend or a command has changed (tools/soak_of_changes.py).
-LONGEST = {"azureml", "sagemaker", "serving", "sweep"}
+LONGEST = {"azureml", "sweep", "vertex"}
 
 
 @pytest.fixture(
