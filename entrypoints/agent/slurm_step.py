@@ -92,8 +92,8 @@ def main(argv: list[str]) -> int:
     agent.run(stops=stops)
     assert agent.ended is not None
     code = _end(agent.ended, spec, step, Path(path))
-    if not agent.ended.fenced and spec.head is not None and agent.line.head_address != spec.head[0]:
-        _end_without_script(spec, step, agent.line.head_address)
+    if not agent.ended.fenced and spec.head is not None and agent.membership.head_address != spec.head[0]:
+        _end_without_script(spec, step, agent.membership.head_address)
     return code
 
 

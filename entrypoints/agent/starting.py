@@ -164,7 +164,7 @@ def _run_in_turn(
             won.taken.release()
         if agent.ended is None or agent.ended.reason != REQUEUE:
             return
-        pipe, earlier = None, Earlier(agent.started_s, agent.line.now_s(), time.time())
+        pipe, earlier = None, Earlier(agent.started_s, agent.membership.now_s(), time.time())
         spec = _continued(spec, earlier.used_s)
 
 

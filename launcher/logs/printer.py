@@ -36,7 +36,7 @@ class Printer:
         if self.view.raw and not self.view.as_json:
             self._print_raw(lines)
             return
-        if self._bars or "\r" in "\n".join([line[0] for line in lines]):
+        if self._bars or "\r" in "\n".join([line.text for line in lines]):
             lines = self.ended(lines)
         texts = self.view.shown(self.view.chosen(lines))
         if texts:
@@ -70,16 +70,16 @@ class Printer:
         """Return the lines without running bars; the newest state of a bar is stored until the bar ends."""
         found = []
         for line in lines:
-            stream = line[1], line[2]
-            if line[0].endswith("\r"):
+            stream = line.node, line.rank
+            if line.text.endswith("\r"):
                 self._bars[stream] = line
                 continue
             before = self._bars.pop(stream, None)
-            if before is not None and not line[0]:  # only the end of the bar's line
+            if before is not None and not line.text:  # only the end of the bar's line
                 line = _ended(before)._replace(time_s=line.time_s)
                 if not line.text:
                     continue
-            elif "\r" in line[0]:
+            elif "\r" in line.text:
                 line = _ended(line)
                 if not line.text:
                     continue
@@ -89,7 +89,7 @@ class Printer:
     def _print_raw(self, lines: list[LogLine]) -> None:
         chosen = self.view.chosen(lines)
         if chosen:
-            ends = ["" if line[0].endswith("\r") else "\n" for line in chosen]
+            ends = ["" if line.text.endswith("\r") else "\n" for line in chosen]
             write("".join([text + end for text, end in zip(self.view.shown(chosen), ends, strict=True)]))
 
     def _redraw(self) -> None:

@@ -51,7 +51,7 @@ class Replay:
                 if not patient:
                     raise
                 continue
-            lines = [line for line in lines if line[0][-1:] != "\r" and (wants is None or wants(line))]
+            lines = [line for line in lines if line.text[-1:] != "\r" and (wants is None or wants(line))]
             found.append(lines[-count:])
             count -= len(found[-1])
         return [line for lines in reversed(found) for line in lines]
@@ -91,7 +91,7 @@ class Replay:
             return []
         if self._ranks is None:
             return block.lines()
-        return [line for line in block.lines() if line[2] in self._ranks]
+        return [line for line in block.lines() if line.rank in self._ranks]
 
 
 def is_of_blocks(pattern: re.Pattern[str]) -> bool:

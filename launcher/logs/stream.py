@@ -272,7 +272,7 @@ class LogStream:
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
         if self._ranks is None or self._place.cursor is None:
             return lines
-        return [line for line in lines if line[2] in self._ranks]
+        return [line for line in lines if line.rank in self._ranks]
 
     def _keep(self, lines: list[LogLine], *, is_complete: bool) -> None:
         if self._keeper is None:
@@ -365,7 +365,7 @@ class LogStream:
             return lines
         found = []
         for line in lines:
-            stream = line[1], line[2]
+            stream = line.node, line.rank
             if self._passed[stream] > 0:
                 self._passed[stream] -= 1
                 continue
@@ -376,16 +376,16 @@ class LogStream:
 
 def _counted(lines: list[LogLine], wants: Callable[[LogLine], bool] | None) -> list[LogLine]:
     if wants is None:
-        return [line for line in lines if line[0][-1:] != "\r"]
-    return [line for line in lines if line[0][-1:] != "\r" and wants(line)]
+        return [line for line in lines if line.text[-1:] != "\r"]
+    return [line for line in lines if line.text[-1:] != "\r" and wants(line)]
 
 
 def _single(lines: list[LogLine]) -> list[LogLine]:
     """Return the lines, splitting texts that a platform delivered with newlines."""
-    texts = [line[0] for line in lines]
+    texts = [line.text for line in lines]
     if "\n" not in "".join(texts):
         return lines
-    return [line._replace(text=text) for line in lines for text in line[0].split("\n")]
+    return [line._replace(text=text) for line in lines for text in line.text.split("\n")]
 
 
 def _rewrite(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:

@@ -53,21 +53,21 @@ class View:
     def chosen(self, lines: list[LogLine]) -> list[LogLine]:
         """Return the lines to show; `grep` is matched against the visible text of a line."""
         if self.node is not None:
-            lines = [line for line in lines if line[1] == self.node]
+            lines = [line for line in lines if line.node == self.node]
         if self.since_s is not None:
-            lines = [line for line in lines if line[3] >= self.since_s]
+            lines = [line for line in lines if line.time_s >= self.since_s]
         if self.grep is None:
             return lines
         search = self.grep.search
-        if self.raw or self.as_json or visible.are_plain([line[0] for line in lines]):
-            return [line for line in lines if search(line[0])]
-        return [line for line in lines if search(visible.shown(line[0], colour=False))]
+        if self.raw or self.as_json or visible.are_plain([line.text for line in lines]):
+            return [line for line in lines if search(line.text)]
+        return [line for line in lines if search(visible.shown(line.text, colour=False))]
 
     def shown(self, lines: Sequence[LogLine]) -> list[str]:
         """Return the lines as printed."""
         if self.as_json:
             return [self._json(line) for line in lines]
-        texts = [line[0] for line in lines]
+        texts = [line.text for line in lines]
         if self.raw:
             texts = [visible.tame(text) for text in texts] if sys.stdout.isatty() else texts
         elif not visible.are_plain(texts):
@@ -78,7 +78,7 @@ class View:
             texts = [before[line[1:3]] + text for line, text in zip(lines, texts, strict=True)]
         if self.timestamps:
             clock = _Clock()
-            texts = [f"{clock.at(line[3])} {text}" for line, text in zip(lines, texts, strict=True)]
+            texts = [f"{clock.at(line.time_s)} {text}" for line, text in zip(lines, texts, strict=True)]
         return texts
 
     @cached_property

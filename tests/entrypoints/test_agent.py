@@ -34,8 +34,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
             (root / "log").mkdir(parents=True)
             server = transport.listen(HOST)
             found = Agent(_spec(root, **more), server, umask=0o022)
-            made.callback(lambda: found.held_port is not None and found.held_port.close())
-            made.callback(found.line.close)
+            made.callback(lambda: found.ranks._port is not None and found.ranks._port.close())
+            made.callback(found.membership.close)
             return found
 
         yield agent
@@ -62,18 +62,18 @@ def _spec(root: Path, **more: Any) -> AgentSpec:
 def test_deadline_of_the_ranks_is_the_remaining_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wall clock set after the agent's start moves no deadline of a later start of the ranks."""
     agent, wall_s = make(), time.time()
-    agent.line.zero_s -= 100
+    agent.membership.zero_s -= 100
     monkeypatch.setattr(time, "time", lambda: wall_s + DAY_S)
-    told = agent._environment(Desired("run", 2, nodes=(0,)), agent.root / "result")
+    told = agent._environment(Desired("run", 2, nodes=(0,)))
     assert float(told["CLOUDTRAIN_DEADLINE"]) == pytest.approx(wall_s + DAY_S + 500, abs=60)
 
 
 def test_rendezvous_ports_of_two_jobs_differ(make: Make, tmp_path: Path) -> None:
     """Two jobs with the same name in two home folders share a range of three ports, before and after a restart."""
     first, second = (make(home, ports=(23_451, 23_453)) for home in ("one", "two"))
-    ports = [first._fresh_port(), second._fresh_port()]
+    ports = [first.ranks.fresh_port(), second.ranks.fresh_port()]
     assert len(set(ports)) == 2
-    ports[0] = first._fresh_port()
+    ports[0] = first.ranks.fresh_port()
     assert len(set(ports)) == 2
     with pytest.raises(OSError, match="no free port between"):
         transport.reserved(_spec(tmp_path, ports=(ports[1], ports[1])))
@@ -83,7 +83,7 @@ def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> 
     """The agent keeps the port while torchrun uses it, so no other job finds the port."""
     from torch.distributed import TCPStore
 
-    port = make()._fresh_port()
+    port = make().ranks.fresh_port()
     store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
     store.set("key", "value")
     assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
@@ -95,17 +95,18 @@ def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> 
 def finishing(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Return the agent of a script after the success of its rank; boot still runs, and ignores SIGTERM."""
     agent = make()
-    agent.is_task = False
-    monkeypatch.setattr(agent, "_kill_tree", list)  # the descendants of this process are not the agent's alone
-    agent.line._coordinator.desired = Desired("run", 1, nodes=(0,))
+    agent.files.is_task = False
+    monkeypatch.setattr(agent.ranks, "kill_tree", list)  # the descendants of this process are not the agent's alone
+    agent.membership._coordinator.desired = Desired("run", 1, nodes=(0,))
     agent._set(phase="running", generation=1)
-    agent._result().mkdir(parents=True)
-    (agent._result() / "left-0").write_text("0")
+    agent.ranks.generation, agent.desired = 1, agent.membership._coordinator.desired
+    agent.ranks.result.mkdir(parents=True)
+    (agent.ranks.result / "left-0").write_text("0")
     command = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as boot:
         assert boot.stdout is not None
         boot.stdout.readline()
-        agent.boot = boot
+        agent.ranks.boot = boot
         yield agent
         boot.kill()
 
@@ -120,7 +121,7 @@ def _ended(agent: Agent) -> tuple[str, str | None]:
 
 def test_deadline_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
     """The limit ends the node at once, and the exit report has the ranks' success."""
-    finishing.line.zero_s -= 1000
+    finishing.membership.zero_s -= 1000
     assert _ended(finishing) == ("succeeded", None)
 
 
@@ -136,28 +137,28 @@ def test_sigterm_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
     finishing._on_sigterm(signal.SIGTERM, None)
     assert not finishing._turn()
     assert finishing.report.stop == "preempted"
-    finishing.line.zero_s -= 1000
+    finishing.membership.zero_s -= 1000
     assert _ended(finishing) == ("succeeded", None)
 
 
 def test_rank_that_ends_after_the_stop_request_is_stopped(finishing: Agent) -> None:
     """After a stop request, exit code 0 of a script may mean a save before the end of the work."""
-    left = finishing._result() / "left-0"
+    left = finishing.ranks.result / "left-0"
     left.unlink()
     finishing._on_sigterm(signal.SIGTERM, None)
     assert not finishing._turn()
     left.write_text("0")
-    finishing.line.zero_s -= 1000
+    finishing.membership.zero_s -= 1000
     assert _ended(finishing) == ("stopped", "preempted")
 
 
 def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agent) -> None:
     """Python removes signal handlers shortly before the process ends, after boot has written its result."""
-    assert finishing.boot is not None
-    atomic_json.write_json(finishing._result() / "result.json", {"code": 0, "failures": []})
-    finishing.boot.kill()
-    finishing.boot.wait()
-    finishing.boot.returncode = -signal.SIGTERM
+    assert finishing.ranks.boot is not None
+    atomic_json.write_json(finishing.ranks.result / "result.json", {"code": 0, "failures": []})
+    finishing.ranks.boot.kill()
+    finishing.ranks.boot.wait()
+    finishing.ranks.boot.returncode = -signal.SIGTERM
     finishing.asked_to_stop = True
     finishing._collect()
     assert (finishing.report.phase, finishing.report.code) == ("exited", 0)
@@ -167,7 +168,7 @@ def test_boot_that_ends_between_two_looks_keeps_its_code(make: Make, monkeypatch
     """A boot that ends after the agent has reaped its children is no boot that a signal has killed."""
     agent, wait = make(), os.waitpid
     with subprocess.Popen(["true"]) as boot:
-        agent.boot = boot
+        agent.ranks.boot = boot
 
         def ends_after_the_look(pid: int, options: int) -> tuple[int, int]:
             if pid != -1:
@@ -176,4 +177,4 @@ def test_boot_that_ends_between_two_looks_keeps_its_code(make: Make, monkeypatch
             return 0, 0
 
         monkeypatch.setattr(os, "waitpid", ends_after_the_look)
-        assert agent._boot_code() == 0
+        assert agent.ranks.boot_code() == 0

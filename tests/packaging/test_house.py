@@ -266,6 +266,40 @@ def _module(file: Path) -> str:
     return ".".join(("cloudtrain", *file.with_suffix("").parts)).removesuffix(".__init__")
 
 
+MOST_ATTRIBUTES = 15  # that a constructor sets; more is several classes in one
+LARGE = {  # the number today, not to grow
+    "LogStream": 22,  # two readers, of the cache and of the backend, and their order
+    "Membership": 22,  # leader and follower in turn, and the times of both
+    "WeightShard": 26,  # the optimizer's state of a shard, and its journal
+    "Steps": 24,  # every form in which a script's output reports steps
+    "ThroughputMeter": 20,  # sums of one window
+    "FileKeeper": 19,
+    "ShardServer": 19,
+    "EntryFeed": 18,
+    "LogCacheWriter": 17,
+    "Agreement": 17,
+    "Rounds": 17,
+    "Links": 16,
+    "Saver": 16,
+    "Site": 16,
+}
+
+
+def test_no_class_sets_many_attributes() -> None:
+    """A constructor with thirty attributes hides which of them change together."""
+    found = {}
+    for path in (path for folder in ("launcher", "backends", "entrypoints") for path in (ROOT / folder).rglob("*.py")):
+        for kind in (node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)):
+            makers = [each for each in kind.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+            stores = (node for maker in makers for node in ast.walk(maker) if isinstance(node, ast.Attribute))
+            names = {
+                node.attr for node in stores if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+            }
+            if len(names) > MOST_ATTRIBUTES:
+                found[kind.name] = len(names)
+    assert found == LARGE
+
+
 def test_planning_imports_no_store() -> None:
     """The same config gives the same plan and request, whatever this machine's home has stored."""
     stores = ("cloudtrain.launcher.store", "cloudtrain.launcher.advice")
