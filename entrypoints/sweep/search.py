@@ -20,7 +20,7 @@ from typing import Any
 
 from .space import Dimension, dimensions, drawn, grid, perturbed, unit
 
-ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
+PAUSING = ("asha", "halving", "pbt")  # the algorithms whose trials pause at rungs; grid and random run each to its end
 BATCH = "training.global_batch_size"  # if this key varies, rungs are counted in samples, which all trials share
 HOPELESS = 3  # failures without any result before them: the task itself is at fault
 MOST_TRIES = 3  # of a segment that a fault has ended

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
+from cloudtrain.entrypoints.sweep.search import PAUSING
 from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
 
 from ..errors import Fault
@@ -22,7 +23,6 @@ _NAME_FORMS = {  # section: the pattern of a name, the noun, and the hint
     "env": ("[A-Za-z_][A-Za-z0-9_]*", "variable", "a variable's name has letters, digits and `_`"),
     "args": (r"[^\s=]+", "option", "an option's name has no blank and no `=`"),
 }
-_PAUSING = ("asha", "halving", "pbt")
 _BATCH = "training.global_batch_size"
 _FIXED = (
     "training.optimizer.name",
@@ -93,7 +93,7 @@ def _size(root: YamlNode, written: dict[str, Any], space: tuple[Dimension, ...])
 
 
 def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
-    if written.get("algorithm", "asha") not in _PAUSING:
+    if written.get("algorithm", "asha") not in PAUSING:
         return
     place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
     key, hint, is_task = "sweep.algorithm", "`algorithm: random` trains each trial to the end", _is_task(root)
@@ -145,7 +145,7 @@ def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if is_pbt:
         yield from _copies(root, written)
     patience = find(root, ("training", "monitor", "patience"))
-    if patience is not None and patience.data() is not None and written.get("algorithm", "asha") in _PAUSING:
+    if patience is not None and patience.data() is not None and written.get("algorithm", "asha") in PAUSING:
         message = "a search with pauses ends bad trials by itself, and `patience` would end them between two rungs"
         yield Fault(message, "training.monitor.patience", patience.place, "leave `patience` out")
 
@@ -182,4 +182,4 @@ def _steps(root: YamlNode, written: dict[str, Any]) -> int | None:
 
 
 def _names_of_pausing() -> str:
-    return ", ".join(_PAUSING[:-1]) + f" and {_PAUSING[-1]}"
+    return ", ".join(PAUSING[:-1]) + f" and {PAUSING[-1]}"

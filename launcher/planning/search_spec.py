@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.entrypoints.sweep.search import BATCH, Search, rungs, steps_of
+from cloudtrain.entrypoints.sweep.search import BATCH, PAUSING, Search, rungs, steps_of
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
 TRIALS = 27  # a default: three rungs of a factor of 3
@@ -33,7 +33,7 @@ def is_packed(config: Mapping[str, Any]) -> bool:
 
 def pauses(config: Mapping[str, Any]) -> bool:
     """Return whether the algorithm pauses trials."""
-    return config["sweep"]["algorithm"] in ("asha", "halving", "pbt")
+    return config["sweep"]["algorithm"] in PAUSING
 
 
 def search_of(config: Mapping[str, Any]) -> Search:
