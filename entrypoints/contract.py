@@ -47,21 +47,17 @@ class Message(Record):
 
 @dataclass(frozen=True)
 class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone"):
-    """The program of a job. `kind`: task, script, module, or sweep: trials of a task; `target`: the file or the module.
+    """The program of a job."""
 
-    For scripts and modules: `resume_args` follow `args` if the job resumes from a checkpoint. `keep`: paths in the
-    code folder that cloudtrain copies to the checkpoint folder. `progress`: how to read steps from the output.
-    `on_stop`: `save` asks a Trainer to save. `allow_alone`: the ranks need not join one process group.
-    """
-
-    kind: str = "task"
-    target: str = "task.py"
+    kind: str = "task"  # task, script, module, or sweep: trials of a task
+    target: str = "task.py"  # the file or the module
     args: tuple[str, ...] = ()
-    resume_args: tuple[str, ...] = ()
+    resume_args: tuple[str, ...] = ()  # of scripts and modules: follow `args` if the job resumes from a checkpoint
+    # Of scripts and modules: paths in the code folder that cloudtrain copies to the checkpoint folder
     keep: tuple[str, ...] = ()
-    progress: Mapping[str, Any] | None = None
-    on_stop: str | None = None
-    allow_alone: bool = False
+    progress: Mapping[str, Any] | None = None  # how to read steps from the output of a script
+    on_stop: str | None = None  # `save` asks a Trainer to save
+    allow_alone: bool = False  # the ranks need not join one process group
 
     @property
     def is_own(self) -> bool:
@@ -86,15 +82,12 @@ class CheckpointSettings(Message, optional="all_damaged"):
 
 @dataclass(frozen=True)
 class InitSettings(Message, names={"what": "load"}):
-    """Section `init_from`: the weights of the first step; their place is the input `init_from`.
-
-    `checkpoint` chooses among several: best, last or step-N; None: the best, else the last. `what`: weights, or
-    weights+optimizer. `rename`, `skip` and `strict` are those of checkpoints/matching.py.
-    """
+    """Section `init_from`: the weights of the first step; their place is the input `init_from`."""
 
     job: str | None = None
-    checkpoint: str | None = None
-    what: str = "weights"
+    checkpoint: str | None = None  # of several: best, last or step-N; None: the best, else the last
+    what: str = "weights"  # weights, or weights+optimizer
+    # This, `skip` and `strict` are those of checkpoints/matching.py
     rename: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     strict: bool = True
@@ -102,17 +95,13 @@ class InitSettings(Message, names={"what": "load"}):
 
 @dataclass(frozen=True)
 class EvaluateSettings(Message):
-    """Section `evaluate`: the test after the last step, or with `only` in place of training.
-
-    `checkpoint`: best or last; None: the best if recorded. `batch_size`: samples of a forward pass. `predictions`: the
-    number of samples whose predictions are written to a file.
-    """
+    """Section `evaluate`: the test after the last step, or with `only` in place of training."""
 
     split: str = "test"
-    checkpoint: str | None = None
-    batch_size: int | None = None
+    checkpoint: str | None = None  # best or last; None: the best if recorded
+    batch_size: int | None = None  # samples of a forward pass
     only: bool = False
-    predictions: int = 0
+    predictions: int = 0  # the number of samples whose predictions are written to a file
 
 
 @dataclass(frozen=True)
@@ -157,30 +146,27 @@ class NoticeSettings(Message):
 class JobSpec(Message, optional="init_from evaluate params training setup notices sweep"):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
-    `node_counts`: the numbers of nodes with which the job may continue, at least `min_nodes`. `timeout_s`: of a
-    collective call; `hang_timeout_s`: without a step, a rank counts as hung. `params` and `training` are sections of
-    the config, for tasks only (trainer/settings.py reads `training`). `sweep`: the search of a packed sweep
-    (sweep/segments.py). No secrets.
+    No secrets.
     """
 
     job: str = "job"
     attempt: int = 1
     nodes: int = 1
     min_nodes: int | None = None
-    node_counts: tuple[int, ...] | None = None
+    node_counts: tuple[int, ...] | None = None  # with which the job may continue, at least `min_nodes`
     nproc_per_node: int = 1
     max_restarts: int = 0
-    timeout_s: float = 600
-    hang_timeout_s: float | None = None
+    timeout_s: float = 600  # of a collective call
+    hang_timeout_s: float | None = None  # without a step, after which a rank counts as hung
     run: RunSpec = RunSpec()
     checkpoint: CheckpointSettings = CheckpointSettings()
     init_from: InitSettings | None = None
     evaluate: EvaluateSettings | None = None
-    params: Mapping[str, Any] | None = None
-    training: Mapping[str, Any] | None = None
+    params: Mapping[str, Any] | None = None  # a section of the config, for tasks only
+    training: Mapping[str, Any] | None = None  # the same; trainer/settings.py reads the section
     setup: SetupSpec | None = None
     notices: NoticeSettings | None = None
-    sweep: Mapping[str, Any] | None = None
+    sweep: Mapping[str, Any] | None = None  # the search of a packed sweep (sweep/segments.py)
 
     @property
     def devices_per_node(self) -> int:
@@ -199,14 +185,11 @@ class ParameterSecrets(Message):
 
 @dataclass(frozen=True)
 class KeyVaultSecrets(Message, optional="vault", names={"identity": "as"}):
-    """Secrets in one entry of an Azure key vault. `vault` is the entry's address, known after the send.
-
-    `identity`: `managed` or `user`, the identity that reads the entry.
-    """
+    """Secrets in one entry of an Azure key vault."""
 
     names: tuple[str, ...] = ()
-    identity: str = "managed"
-    vault: str | None = None
+    identity: str = "managed"  # `managed` or `user`: reads the entry
+    vault: str | None = None  # the address of the entry, known after the send
 
 
 @dataclass(frozen=True)
@@ -223,21 +206,16 @@ SecretSource = ParameterSecrets | SecretManagerSecrets | KeyVaultSecrets  # know
 
 @dataclass(frozen=True)
 class Places(Message, optional="copied_to environments"):
-    """Paths in a container, relative to the platform's folder, or absolute.
+    """Paths in a container, relative to the platform's folder, or absolute."""
 
-    `own`: the agent's folder; `failure`: the file for the exit report that the platform reads. `inputs`: paths by
-    name. `copied_to`: the store to which the platform copies the checkpoint folder. `environments`: a shared folder
-    of installed environments.
-    """
-
-    own: str
+    own: str  # the agent's folder
     bundle: str
     checkpoints: str
     output: str
-    failure: str | None = None
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    copied_to: str | None = None
-    environments: str | None = None
+    failure: str | None = None  # the file for the exit report that the platform reads
+    inputs: Mapping[str, str] = field(default_factory=dict)  # by name
+    copied_to: str | None = None  # the store to which the platform copies the checkpoint folder
+    environments: str | None = None  # a shared folder of installed environments
 
 
 @dataclass(frozen=True)
@@ -276,35 +254,31 @@ class ContainerOrder(
 ):
     """The order of a cloud container: the job spec, whose keys lie beside the order's own, and the container's duties.
 
-    `max_duration_s` and `deadline_s` count from the container's start; `lead_s`: the start-up allowance that was taken
-    off both. `log`: the form of the relayed lines. `gathers`: a script's start gathers files from all nodes. Only the
-    send knows `fence`, the mark of one submission, `token`, the agents' shared secret, and `sent_s`. `ended_uri`: the
-    place of the exit report; `kept_in`: a store for the note on used time; `environments_in`: a store of installed
-    environments.
+    Times count from the container's start.
     """
 
     job: JobSpec
-    gathers: bool = False
+    gathers: bool = False  # a script's start gathers files from all nodes
     environment: Mapping[str, str]
     secrets: SecretSource | None = None
     deadline_s: float
     max_duration_s: float
-    lead_s: float | None = None
+    lead_s: float | None = None  # the start-up allowance that was taken off `deadline_s` and `max_duration_s`
     limit_reason: str
     grace_s: float
     join_timeout_s: float
-    log: Literal["plain", "stamped", "json"] | None = None
+    log: Literal["plain", "stamped", "json"] | None = None  # the form of the relayed lines
     exit_codes: ExitCodes | None = None
     fetched: Mapping[str, FetchedInput] | None = None
-    environments_in: str | None = None
+    environments_in: str | None = None  # a store of installed environments
     places: Places
     bundle_sha256: str
     carried: tuple[SyncedFolder, ...] = ()
-    ended_uri: str | None = None
-    kept_in: str | None = None
-    fence: str | None = None
-    token: str | None = field(default=None, repr=False)
-    sent_s: float | None = None
+    ended_uri: str | None = None  # the place of the exit report
+    kept_in: str | None = None  # a store for the note on used time
+    fence: str | None = None  # the mark of one submission, known to the send alone
+    token: str | None = field(default=None, repr=False)  # the shared secret of the agents, known to the send alone
+    sent_s: float | None = None  # known to the send alone
 
     @classmethod
     def load(cls, data: Any) -> ContainerOrder:
@@ -319,22 +293,12 @@ class ContainerOrder(
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec(Message, names={"job": "spec"}):
-    """The message for one node's agent.
-
-    `head`: address and port of the leader; `token`: the agents' shared secret. `bundle` and `sha256`: the code
-    archive. `root`: the agent's folder. Times count from the agent's start; `used_s` was used on earlier machines.
-    `colocated`: agents on this machine; `ports`: the lowest and the highest port. `succeeds`: another agent may take
-    over the leadership. `copies`: the file that notes files fetched from other nodes, None without copies;
-    `replicates`: this node keeps copies of the leader's checkpoints. `head_listens`: node 0's agent runs already.
-    `container`: the fields of dockerrun.Container; `mounts`: pairs of a path and whether the mount is read-only;
-    `gpus`: the GPUs for the container. `store`: a store of installed environments; `environment_lock`: the lock of
-    the job's environment. `requeues`: the platform starts the job again after a pre-emption.
-    """
+    """The message for one node's agent. Times count from the agent's start."""
 
     node: int
     address: str
-    root: str
-    bundle: str
+    root: str  # the agent's folder
+    bundle: str  # the code archive
     sha256: str
     python: str
     job: JobSpec
@@ -345,92 +309,78 @@ class AgentSpec(Message, names={"job": "spec"}):
     workdir: str
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    token: str = field(default="", repr=False)
-    head: tuple[str, int] | None = None
-    head_listens: bool = False
+    token: str = field(default="", repr=False)  # the agents' shared secret
+    head: tuple[str, int] | None = None  # address and port of the leader
+    head_listens: bool = False  # node 0's agent runs already
     join_timeout_s: float | None = None
     silence_s: float | None = None
-    ports: tuple[int, int] | None = None
-    succeeds: bool = False
-    copies: str | None = None
-    replicates: bool = True
-    colocated: int = 1
-    used_s: float = 0.0
-    container: Mapping[str, Any] | None = None
-    mounts: tuple[tuple[str, bool], ...] = ()
-    gpus: tuple[str, ...] = ()
-    environment_lock: str | None = None
-    store: str | None = None
-    requeues: bool = False
+    ports: tuple[int, int] | None = None  # the lowest and the highest port
+    succeeds: bool = False  # another agent may take over the leadership
+    copies: str | None = None  # the file that notes files fetched from other nodes, None without copies
+    replicates: bool = True  # this node keeps copies of the leader's checkpoints
+    colocated: int = 1  # agents on this machine
+    used_s: float = 0.0  # on earlier machines
+    container: Mapping[str, Any] | None = None  # the fields of dockerrun.Container
+    mounts: tuple[tuple[str, bool], ...] = ()  # paths, and whether the mount is read-only
+    gpus: tuple[str, ...] = ()  # for the container
+    environment_lock: str | None = None  # of the job's environment
+    store: str | None = None  # of installed environments
+    requeues: bool = False  # the platform starts the job again after a pre-emption
 
 
 @dataclass(frozen=True)
 class AgentState(Message, optional="queue"):
-    """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process.
-
-    `phase`: queued preparing idle running exited ended; `generation` counts the starts of the ranks, from 0. `detail`
-    tells users what the agent waits for. `held_s`: how long the node has been used by the monotonic clock, which stood
-    at `zero_s` at the agent's start; `gone_s`: the seconds of the dropped nodes by number. `queue`: while the job waits
-    in line, `place`, `of`, `reason`, and the expected `start_s`.
-    """
+    """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process."""
 
     pid: int
     stamp: str | None = None
     machine: str | None = None
-    phase: str = "idle"
-    generation: int = 0
-    detail: str | None = None
+    phase: str = "idle"  # queued preparing idle running exited ended
+    generation: int = 0  # counts the starts of the ranks, from 0
+    detail: str | None = None  # tells users what the agent waits for
     started_s: float = 0.0
-    held_s: float | None = None
-    zero_s: float | None = None
-    gone_s: Mapping[str, float] = field(default_factory=dict)
+    held_s: float | None = None  # how long the node has been used, by the monotonic clock
+    zero_s: float | None = None  # the monotonic clock at the agent's start
+    gone_s: Mapping[str, float] = field(default_factory=dict)  # the seconds of the dropped nodes by number
+    # While the job waits in line: `place`, `of`, `reason`, and the expected `start_s`
     queue: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class ExitReport(Message, optional="fenced"):
-    """The end of the job as a node's agent reports it, the content of exit.json.
-
-    `state`: succeeded, failed or stopped; `reason`: as in launcher.job.State. `error`: the first failure, as event
-    lines and `status --json` show it. `restarted_after`: the failures before the restarts. `resumable`: the node has
-    a checkpoint. `fenced`: the node lost contact and knows only its own end. `unkillable`: pids; `unkept`: names of
-    files of a script that cloudtrain did not keep.
-    """
+    """The end of the job as a node's agent reports it, the content of exit.json."""
 
     state: ExitState
-    reason: str | None = None
-    error: dict[str, Any] | None = None
+    reason: str | None = None  # as in launcher.job.State
+    error: dict[str, Any] | None = None  # the first failure, as event lines and `status --json` show it
     restarts: int = 0
-    restarted_after: tuple[Any, ...] = ()
-    fenced: bool = False
-    resumable: bool = False
+    restarted_after: tuple[Any, ...] = ()  # the failures before the restarts
+    fenced: bool = False  # the node lost contact and knows only its own end
+    resumable: bool = False  # the node has a checkpoint
     started_s: float | None = None
     ended_s: float = 0.0
     held_s: float | None = None
     gone_s: Mapping[str, float] = field(default_factory=dict)
-    unkillable: tuple[int, ...] = ()
-    unkept: tuple[str, ...] = ()
+    unkillable: tuple[int, ...] = ()  # pids
+    unkept: tuple[str, ...] = ()  # names of files of a script that cloudtrain did not keep
 
 
 @dataclass(frozen=True)
 class NodeStatus(Message):
     """A node as agent/node_folder.py finds it: the agent's files, and the facts that the files alone do not show.
 
-    `state` and `exit` are None if the file is missing. `alive`: the agent runs. `asked`: the reason of the stop
-    request. `elsewhere`: the agent runs on a different machine, which this machine replaces or shares a disk with; then
-    the further fields have their defaults. `ended_ago_s`: since the exit. Only without an exit: `held_s`, how
-    long the node has been used; and if the agent is gone: `saved`, whether a checkpoint exists; `last_s`, when the job
-    last wrote a log line; `rebooted`, whether the machine has restarted since. `now_s`: the host's clock at the answer.
+    Of an agent `elsewhere` the further fields have their defaults. Only without an exit: `held_s`, and if the agent is
+    gone, `saved`, `last_s` and `rebooted`.
     """
 
-    state: AgentState | None = None
-    exit: ExitReport | None = None
-    alive: bool = False
-    asked: str | None = None
-    elsewhere: bool = False
-    ended_ago_s: float = 0.0
-    held_s: float | None = None
-    saved: bool = False
-    last_s: float = 0.0
-    rebooted: bool = False
-    now_s: float | None = None
+    state: AgentState | None = None  # None if the file is missing
+    exit: ExitReport | None = None  # None if the file is missing
+    alive: bool = False  # the agent runs
+    asked: str | None = None  # the reason of the stop request
+    elsewhere: bool = False  # on a different machine, which this machine replaces or shares a disk with
+    ended_ago_s: float = 0.0  # since the exit
+    held_s: float | None = None  # how long the node has been used
+    saved: bool = False  # a checkpoint exists
+    last_s: float = 0.0  # when the job last wrote a log line
+    rebooted: bool = False  # the machine has restarted since
+    now_s: float | None = None  # the host's clock at the answer

@@ -15,39 +15,32 @@ from ..backend import Bundle, Request
 
 @dataclass(frozen=True)
 class RehearsalOptions:
-    """The options. `inputs` have a local path; `tolerance` is the allowed relative difference of losses."""
+    """The options of a rehearsal."""
 
     steps: int = 5
     preempt_at: int | None = None
     kills: bool = False
     timeout_s: float = 300.0
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    tolerance: float = 0.0
+    inputs: Mapping[str, Path] = field(default_factory=dict)  # local paths by name
+    tolerance: float = 0.0  # the allowed relative difference of losses
     keeps: bool = False
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The input of a start of a rehearsed job on this machine.
-
-    `folder`: an empty folder for the nodes' disks, new for each start; `kept`: the folder that outlives a start, like
-    the platform's storage; `number` counts the starts from 1. `addresses`: a loopback address per node. `inputs`:
-    local places of the inputs, if given. `gpus`: CUDA numbers for each node. `service`: the result of `Stored`, or "".
-    `has_own_places`: a node sees its folders at the platform's paths; if not, paths in the command and the variables
-    are rewritten. `base`: the config file's folder. `variables`: the last entries of every node's environment.
-    """
+    """The input of a start of a rehearsed job on this machine."""
 
     bundle: Bundle
-    folder: Path
-    kept: Path
-    number: int
-    addresses: tuple[str, ...]
-    inputs: Mapping[str, Path]
-    gpus: tuple[tuple[str, ...], ...]
-    service: str
-    has_own_places: bool
-    base: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
+    folder: Path  # empty, for the nodes' disks; new for each start
+    kept: Path  # the folder that outlives a start, like the platform's storage
+    number: int  # of the start, from 1
+    addresses: tuple[str, ...]  # a loopback address per node
+    inputs: Mapping[str, Path]  # local places, if given
+    gpus: tuple[tuple[str, ...], ...]  # CUDA numbers for each node
+    service: str  # the result of `Stored`, or ""
+    has_own_places: bool  # a node sees the platform's paths; else paths in command and variables are rewritten
+    base: Path  # the config file's folder
+    variables: Mapping[str, str] = field(default_factory=dict)  # the last entries of every node's environment
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def with_own_mirror(self, job: JobSpec) -> tuple[JobSpec, dict[str, Path]]:
@@ -61,43 +54,35 @@ class Stage:
 
 @dataclass(frozen=True)
 class NodeRun:
-    """A machine of a rehearsed start: the platform's command, and the environment of the command.
-
-    `places` maps absolute paths on the machine to local folders or files; a later path may lie inside an earlier path.
-    `agents`: the local folders of the machine's agents. `copied`: pairs of a folder on the machine's disk and the copy
-    that the platform keeps: copied in before the start, copied out after the end. `stdin`: the command's input, or a
-    function from the first machine's answer to the input; `detaches`: the command returns while the agents continue,
-    and the agents get stop requests in their folders.
-    """
+    """A machine of a rehearsed start: the platform's command, and the environment of the command."""
 
     hostname: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    agents: tuple[Path, ...]
+    agents: tuple[Path, ...]  # the local folders of the machine's agents
+    # Absolute paths on the machine to local ones; a later may lie inside an earlier
     places: Mapping[str, Path] = field(default_factory=dict)
     cwd: str = "/"
     names: Mapping[str, str] = field(default_factory=dict)
+    # Folders on the machine's disk, each with the platform's copy: copied in before the start, out after the end
     copied: tuple[tuple[Path, Path], ...] = ()
+    # The input, or a function from the first machine's answer to the input
     stdin: str | Callable[[str], str] | None = None
-    detaches: bool = False
+    detaches: bool = False  # the command returns while the agents continue, and get stop requests in their folders
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A start of a job that this machine can rehearse.
-
-    `notice`: the signal or file by which the platform interrupts a job; `grace_s`: the seconds until the kill. `codes`:
-    the exit codes of a finished node and of an interrupted node, if the platform uses exit codes. `checkpoints`: the
-    local place of the saved files after the end. `replaced`: the local substitutes for the platform's services.
-    `sends_again`: an interrupted job continues as a new attempt of cloudtrain, not as a further start by the platform.
-    """
+    """A start of a job that this machine can rehearse."""
 
     nodes: tuple[NodeRun, ...]
-    notice: str
-    grace_s: float
-    checkpoints: Path
+    notice: str  # the signal or file by which the platform interrupts a job
+    grace_s: float  # until the kill
+    checkpoints: Path  # the local place of the saved files after the end
+    # Of a finished and of an interrupted node, if the platform uses exit codes
     codes: Mapping[str, int] = field(default_factory=dict)
-    replaced: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()  # the local substitutes for the platform's services
+    # An interrupted job continues as a new attempt of cloudtrain, not as a further start by the platform
     sends_again: bool = False
 
 
