@@ -31,18 +31,15 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True)
 class Node:
-    """A node among `count`: `rank` is the node's index, `head` the name or address of node 0, `evidence` the source.
-
-    `port` is the port of the head's rendezvous; `address` is the node's own, on the network that reaches the head.
-    """
+    """A node among the nodes of a job."""
 
     platform: str
-    rank: int
+    rank: int  # the node's index
     count: int
-    head: str
-    port: int
-    address: str
-    evidence: str
+    head: str  # the name or address of node 0
+    port: int  # of the head's rendezvous
+    address: str  # of the node itself, on the network that reaches the head
+    evidence: str  # the source of these facts
 
 
 def identify(environ: Mapping[str, str]) -> Node:

@@ -11,48 +11,34 @@ from ..contract import Message
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec(Message):
-    """The environment of a job on a host; most fields apply to some kinds only.
+    """The environment of a job on a host; most fields apply to some kinds only."""
 
-    `kind`: none venv conda docker podman. `python`: the interpreter to run, to build the venv with, or in the image.
-    `requirements` is the text of a requirements file, whose folder is `requirements_folder` below `code` (the unpacked
-    code); `requirements_file`: the file in that folder with exactly this text. `conda`: a name or a prefix; `image`: by
-    digest; `gpus`: UUIDs, for a container's trial; `limit_s`: for a build or a pull, None for the default.
-
-    For a venv: pip leaves the interpreter's torch as installed (`holds_torch`); of the interpreter's packages the venv
-    sees all (`system_site_packages`), or only torch and torch's requirements (`is_apart`); pip's output goes to the
-    standard output (`shows`); `store` has copies of environments, and gets a copy of a new environment (`keeps`).
-    """
-
-    kind: str = "venv"
+    kind: str = "venv"  # none venv conda docker podman
     workdir: str = ""
-    python: str = "python3"
-    requirements: str | None = None
-    requirements_folder: str = "."
-    requirements_file: str | None = None
-    system_site_packages: bool = False
-    conda: str | None = None
-    image: str | None = None
-    gpus: tuple[str, ...] = ()
-    code: str | None = None
-    limit_s: float | None = None
-    holds_torch: bool = False
-    is_apart: bool = False
-    shows: bool = False
-    store: str | None = None
-    keeps: bool = False
+    python: str = "python3"  # to run, to build the venv with, or in the image
+    requirements: str | None = None  # the text of a requirements file
+    requirements_folder: str = "."  # the file's folder below `code`
+    requirements_file: str | None = None  # the file in that folder with exactly this text
+    system_site_packages: bool = False  # a venv sees all packages of the interpreter
+    conda: str | None = None  # a name or a prefix
+    image: str | None = None  # by digest
+    gpus: tuple[str, ...] = ()  # UUIDs, for a container's trial
+    code: str | None = None  # the unpacked code
+    limit_s: float | None = None  # for a build or a pull, None for the default
+    holds_torch: bool = False  # pip leaves the interpreter's torch in a venv as installed
+    is_apart: bool = False  # of the interpreter's packages, a venv sees only torch and torch's requirements
+    shows: bool = False  # pip's output goes to the standard output
+    store: str | None = None  # has copies of environments
+    keeps: bool = False  # the store gets a copy of a new environment
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedEnvironment(Message):
-    """How the agent starts Python in a job's environment.
+    """How the agent starts Python in a job's environment."""
 
-    `python` is an absolute path, in the container if there is a `container` (fields of dockerrun.Container).
-    `environment` holds variables; a process that uses the venv holds its `lock` (venvs.hold). `seconds`: of the build.
-    """
-
-    python: str
+    python: str  # an absolute path, in the container if there is a `container`
     detail: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    container: Mapping[str, Any] | None = None
-    lock: str | None = None
-    seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables
+    container: Mapping[str, Any] | None = None  # the fields of dockerrun.Container
+    lock: str | None = None  # held by each process that uses the venv (venvs.hold)
+    seconds: float = 0.0  # of the build

@@ -26,30 +26,25 @@ _MANIFEST_BYTES = 64 << 20  # of a manifest with 100,000 shards and more
 
 @dataclass(frozen=True)
 class File(Record, checks=True):
-    """A file of an entry. `path` is relative to the entry, and empty if the entry itself is the file."""
+    """A file of an entry."""
 
-    path: str
+    path: str  # relative to the entry, and empty if the entry itself is the file
     size: int
     written_ns: int
 
 
 @dataclass(frozen=True)
 class StoredEntry(Record, checks=True):
-    """An entry: `bytes` in `files` files, and `written_ns`, the newest modification time (unix time).
-
-    `fingerprint`: the hash of the manifest for a checkpoint of the trainer, else the hash of all sizes and times.
-    `step`: the number of a step-N folder. `is_ours`: a manifest exists, so the entry was complete when its name was
-    given.
-    """
+    """An entry: a file, or a folder."""
 
     name: str
-    fingerprint: str
-    bytes: int
+    fingerprint: str  # the hash of the trainer's manifest, else of all sizes and times
+    bytes: int  # of all files
     files: int
-    written_ns: int
-    step: int | None
+    written_ns: int  # the newest modification time (unix time)
+    step: int | None  # of a step-N folder
     is_folder: bool
-    is_ours: bool
+    is_ours: bool  # has a manifest: the entry was complete when its name was given
 
 
 def is_name(name: str) -> bool:

@@ -38,24 +38,19 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class SandboxOrder:
-    """The order for one sandbox, as JSON on standard input.
+    """The order for one sandbox, as JSON on standard input."""
 
-    `parent`: the caller's pid; `mode`: root, user or none. `binds`: pairs of a path and the path where the sandbox sees
-    it; `rebuilt`: folders that get a layer for new entries; `new_root`: a folder for a rebuilt root. `detaches`: the
-    command ends before its descendants.
-    """
-
-    parent: int
-    mode: str
+    parent: int  # the caller's pid
+    mode: str  # root, user or none
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
     hostname: str
-    binds: Sequence[tuple[str, str]] = ()
-    rebuilt: Sequence[str] = ()
-    new_root: str = ""
+    binds: Sequence[tuple[str, str]] = ()  # paths, each with the path where the sandbox sees it
+    rebuilt: Sequence[str] = ()  # folders that get a layer for new entries
+    new_root: str = ""  # a folder for a rebuilt root
     stdin: str | None = None
-    detaches: bool = False
+    detaches: bool = False  # the command ends before its descendants
 
 
 def main() -> int:

@@ -19,16 +19,13 @@ DEVICES = Path("/dev")
 
 @dataclass(frozen=True)
 class Scale:
-    """The rehearsed nodes and ranks per node; `settings` apply them to the config; `words` list the differences.
-
-    `gpus` are each node's, by CUDA's numbers; empty if training runs on the CPU.
-    """
+    """The rehearsed nodes and ranks per node."""
 
     nodes: int
     nproc: int
-    gpus: tuple[tuple[str, ...], ...]
-    settings: tuple[str, ...]
-    words: tuple[str, ...]
+    gpus: tuple[tuple[str, ...], ...]  # of each node, by CUDA's numbers; empty if training runs on the CPU
+    settings: tuple[str, ...]  # apply the scale to the config
+    words: tuple[str, ...]  # list the differences
 
     @property
     def ranks(self) -> int:

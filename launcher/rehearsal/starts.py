@@ -33,21 +33,16 @@ TAIL_LINES = 12
 
 @dataclass
 class StartResult:
-    """The result of a start. `codes`: exit codes of the sandboxes, by node; `exits`: the exit reports of the agents.
-
-    `left_s`: from the interruption to the end of the last node, None without an interruption. `is_late`: the time limit
-    passed before the job had ended or reached its step. `seconds` count from the start; `quiet_s` from the first rank's
-    start to the interruption, if no step was reported by then.
-    """
+    """The result of a start."""
 
     account: Account
-    codes: list[int] = field(default_factory=list)
-    exits: list[ExitReport] = field(default_factory=list)
-    seconds: float = 0.0
-    left_s: float | None = None
-    quiet_s: float | None = None
+    codes: list[int] = field(default_factory=list)  # exit codes of the sandboxes, by node
+    exits: list[ExitReport] = field(default_factory=list)  # of the agents
+    seconds: float = 0.0  # since the start
+    left_s: float | None = None  # from the interruption to the end of the last node, None without an interruption
+    quiet_s: float | None = None  # from the first rank's start to the interruption, if no step was reported by then
     is_killed: bool = False
-    is_late: bool = False
+    is_late: bool = False  # the time limit passed before the job had ended or reached its step
     tail: list[str] = field(default_factory=list)
 
     @property

@@ -21,27 +21,22 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """A backend's verdict. `is_asked_to_prove`: with an interruption; `failure`: the first failing rank's error.
-
-    `interrupted_step`: the last step reported before the interruption. `saved_step`, `resumed_step`: the checkpoints
-    that a task saved and resumed from; `next_step`: the first step that a script, which names no checkpoint, reported
-    after the interruption. The nodes took `left_s` seconds of `grace_s` to leave.
-    """
+    """A backend's verdict."""
 
     backend: str
     bundle_sha256: str = ""
-    is_asked_to_prove: bool = False
+    is_asked_to_prove: bool = False  # with an interruption
     findings: list[Finding] = field(default_factory=list)
     scaled: tuple[str, ...] = ()  # differences from the plan
     not_checked: list[str] = field(default_factory=list)
-    interrupted_step: int | None = None
-    saved_step: int | None = None
-    resumed_step: int | None = None
-    next_step: int | None = None
-    left_s: float | None = None
-    grace_s: float | None = None
+    interrupted_step: int | None = None  # the last step reported before the interruption
+    saved_step: int | None = None  # of the checkpoint that a task saved
+    resumed_step: int | None = None  # of the checkpoint that a task resumed from
+    next_step: int | None = None  # the first after the interruption of a script, which names no checkpoint
+    left_s: float | None = None  # that the nodes took to leave
+    grace_s: float | None = None  # that the nodes had to leave
     words: str = ""  # of the proof
-    failure: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None  # the first failing rank's error
     tail: list[str] = field(default_factory=list)
     hint: str = ""
     folder: str | None = None

@@ -40,20 +40,16 @@ _SAID_ELSEWHERE = frozenset({"e", "step", "max_steps"})
 
 @dataclass(frozen=True)
 class Point:
-    """An event of rank 0. `kind`: start step eval checkpoint preempt paused restart error done; `time_s`: unix time.
-
-    `fields` of a step are numbers, or text for `nan` and `inf`, which JSON cannot hold; an eval's are `metrics`. `seq`
-    counts the attempt's events, with gaps after thinning. `weight`: the number of events that the point represents.
-    Above 1 the figures are means. At 0 the point is an extreme, which a further point's weight includes.
-    """
+    """An event of rank 0."""
 
     attempt: int
-    kind: str
-    time_s: float
+    kind: str  # start step eval checkpoint preempt paused restart error done
+    time_s: float  # unix time
     step: int | None
+    # Of a step numbers, or text for `nan` and `inf`, which JSON cannot hold; an eval's are `metrics`
     fields: dict[str, Any]
-    seq: int = 0
-    weight: int = 1
+    seq: int = 0  # counts the attempt's events, with gaps after thinning
+    weight: int = 1  # events that the point stands for: above 1 a mean; 0 an extreme, which another point counts
 
 
 @dataclass(frozen=True)

@@ -60,41 +60,32 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class TrialReport:
-    """A packed sweep's report about a segment of a trial; `value` is the metric, None before or without a result.
-
-    `seconds`: the time in a slot since the segment's last start, 0 at the start. `time_s`: of the report, unix seconds.
-    `step`: the trial's own step, at the end of a segment with a result.
-    """
+    """A packed sweep's report about a segment of a trial."""
 
     trial: int
     rung: int
     state: SegmentState
-    value: float | None = None
-    seconds: float = 0.0
-    time_s: float = 0.0
-    step: int | None = None
+    value: float | None = None  # the metric, None before or without a result
+    seconds: float = 0.0  # in a slot since the segment's last start, 0 at the start
+    time_s: float = 0.0  # of the report, unix seconds
+    step: int | None = None  # the trial's own, at the end of a segment with a result
 
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment of a trial. `attempt` of `job_id` trains it; `until_step` is None for a training to its end.
-
-    `value` is the metric at the end, None without a result; `tries` counts the attempts that ended too early. Of a
-    packed sweep, `seconds` is the segment's time in a slot, `ended_s` the time of its end, in unix seconds, and
-    `until_step` the trial's own step at its end, None before.
-    """
+    """A segment of a trial. Of a packed sweep `until_step` is the trial's own step at its end, None before."""
 
     sweep: str
     trial: int
     rung: int
     job_id: str
-    attempt: int
-    until_step: int | None
+    attempt: int  # of `job_id`, trains the segment
+    until_step: int | None  # None for a training to its end
     state: SegmentState = "due"
-    value: float | None = None
-    tries: int = 0
-    seconds: float | None = None
-    ended_s: float | None = None
+    value: float | None = None  # the metric at the end, None without a result
+    tries: int = 0  # attempts that ended too early
+    seconds: float | None = None  # in a slot of a packed sweep
+    ended_s: float | None = None  # of a packed sweep, unix seconds
 
 
 def add(database: Database, sweep: SweepRecord) -> None:
