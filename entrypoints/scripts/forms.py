@@ -42,20 +42,17 @@ _SHORT = {"learning_rate": "lr", "max_steps": "total", "total_steps": "total", "
 
 @dataclass(frozen=True)
 class LineFigures:
-    """The figures of a line. `of_epoch`: step and total count within the epoch; `name`: the name of a bar.
-
-    `scores` are an evaluation's; a line with scores alone has no step.
-    """
+    """The figures of a line."""
 
     weight: int
     step: int | None = None
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
-    of_epoch: bool = False
-    name: str | None = None
+    of_epoch: bool = False  # step and total count within the epoch
+    name: str | None = None  # of a bar
     fields: dict[str, float] = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)  # of an evaluation; a line with scores alone has no step
 
 
 def may_have_step(line: str) -> bool:

@@ -19,18 +19,14 @@ NAME = "sweep.jsonl"
 
 @dataclass
 class SweepState:
-    """The results by (trial, rung), the begun segments without a result, and the measured figures.
+    """What a packed sweep knows of its segments."""
 
-    `starts_s` and `paces_s`: seconds from a segment's launch to its first step, and seconds a step, of each result.
-    `homes`: the node with a trial's checkpoint. `sources`: the trials that others were copied from.
-    """
-
-    results: dict[tuple[int, int], float | None] = field(default_factory=dict)
-    open: dict[tuple[int, int], Segment] = field(default_factory=dict)
-    starts_s: list[float] = field(default_factory=list)
-    paces_s: list[float] = field(default_factory=list)
-    homes: dict[int, int] = field(default_factory=dict)
-    sources: set[int] = field(default_factory=set)
+    results: dict[tuple[int, int], float | None] = field(default_factory=dict)  # by (trial, rung)
+    open: dict[tuple[int, int], Segment] = field(default_factory=dict)  # begun, without a result
+    starts_s: list[float] = field(default_factory=list)  # of each result, from the launch to the first step
+    paces_s: list[float] = field(default_factory=list)  # of each result, seconds a step
+    homes: dict[int, int] = field(default_factory=dict)  # the node with a trial's checkpoint
+    sources: set[int] = field(default_factory=set)  # the trials that others were copied from
 
     def apply(self, line: dict[str, Any]) -> None:
         """Apply a line: the start of a segment, or its end with a result."""

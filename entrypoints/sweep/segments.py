@@ -44,23 +44,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class SegmentEnd:
-    """The end of a segment. `state`: paused, done, failed, or saved: interrupted, and begun again later.
-
-    `is_fault`: killed, or silent, without an error of the training. `start_s`: from the launch to the first step;
-    `step_s`: seconds a unit of the rungs (step, sample or epoch); both None if no step was trained. `seconds`: in the
-    slot.
-    """
+    """The end of a segment."""
 
     trial: int
     rung: int
-    state: str
+    state: str  # paused, done, failed, or saved: interrupted, and begun again later
     step: int
     value: float | None = None
     message: str = ""
-    start_s: float | None = None
-    step_s: float | None = None
-    seconds: float = 0.0
-    is_fault: bool = False
+    start_s: float | None = None  # from the launch to the first step, None without a step
+    step_s: float | None = None  # a unit of the rungs (step, sample or epoch), None without a step
+    seconds: float = 0.0  # in the slot
+    is_fault: bool = False  # killed, or silent, without an error of the training
 
 
 def slots_of(sweep: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Slot]:
