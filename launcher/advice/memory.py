@@ -45,43 +45,43 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
     not suffice for all layouts.
     """
     capacity = gpu_bytes(prepared)
-    found: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
-    found["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
+    estimate: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
+    estimate["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
     if prepared.config.task and find_spec("torch") is not None:
         ask = asked(prepared)
         key = key_of(prepared, ask, capacity)
         known = kept(key)
         if known is None and not measures:
             return None
-        lines, found["is_cut"] = (
+        lines, estimate["is_cut"] = (
             (known, False) if known else run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
         )
-        found["layouts"] = [each for each in lines if "bytes" in each]
-        found["why"] = next((each["why"] for each in lines if each["why"]), None)
-        if found["why"] is None and not found["is_cut"] and known is None:
+        estimate["layouts"] = [line for line in lines if "bytes" in line]
+        estimate["why"] = next((line["why"] for line in lines if line["why"]), None)
+        if estimate["why"] is None and not estimate["is_cut"] and known is None:
             keep(key, lines)
     elif (parameters := _parameters(prepared.config.name)) is not None:
-        found["layouts"] = [{"changes": {}, "bytes": BYTES_A_PARAMETER * parameters, "parameters": parameters}]
-        found["why"] = "by the parameters of the last run, whole on each rank"
-    return found if found["layouts"] or found["why"] else None
+        estimate["layouts"] = [{"changes": {}, "bytes": BYTES_A_PARAMETER * parameters, "parameters": parameters}]
+        estimate["why"] = "by the parameters of the last run, whole on each rank"
+    return estimate if estimate["layouts"] or estimate["why"] else None
 
 
-def line(found: dict[str, Any]) -> str:
+def line(estimate: dict[str, Any]) -> str:
     """Return the estimate for people, `memory: fits, about 31.0 of 80.0 GiB per GPU`."""
-    if not found["layouts"]:
-        return f"memory: not estimated: {found['why']}"
-    own, *others = found["layouts"]
-    capacity, place = found["gpu_bytes"], "GPU" if found["gpu_bytes"] else "rank"
+    if not estimate["layouts"]:
+        return f"memory: not estimated: {estimate['why']}"
+    own, *others = estimate["layouts"]
+    capacity, place = estimate["gpu_bytes"], "GPU" if estimate["gpu_bytes"] else "rank"
     amount = f"{size(own['bytes'])}{f' of {size(capacity)}' if capacity else ''} per {place}"
     amount += f" (stage {own['stage']})" if own.get("stage") else ""
     assumed = "; the optimizer's state counts as 8 bytes a parameter" if own.get("is_assumed") else ""
     if capacity and own["bytes"] > capacity:
-        return f"memory: does not fit, about {amount}{assumed}{_remedy(found)}"
-    if found["why"]:
-        return f"memory: at least {amount}, without activations: {found['why']}{assumed}"
+        return f"memory: does not fit, about {amount}{assumed}{_remedy(estimate)}"
+    if estimate["why"]:
+        return f"memory: at least {amount}, without activations: {estimate['why']}{assumed}"
     if capacity and own["bytes"] > FITS * capacity:
-        return f"memory: may not fit, about {amount}, and CUDA and NCCL need some more{assumed}{_remedy(found)}"
-    unneeded = "".join(f"; without {_left_out(each, found)}" for each in others)
+        return f"memory: may not fit, about {amount}, and CUDA and NCCL need some more{assumed}{_remedy(estimate)}"
+    unneeded = "".join(f"; without {_left_out(other, estimate)}" for other in others)
     return f"memory: {'fits, ' if capacity else ''}about {amount}{assumed}{unneeded}"
 
 
@@ -104,20 +104,20 @@ def gpu_bytes(prepared: Prepared) -> int | None:
     return None
 
 
-def _remedy(found: dict[str, Any]) -> str:
-    others: Lines = found["layouts"][1:]
+def _remedy(estimate: dict[str, Any]) -> str:
+    others: Lines = estimate["layouts"][1:]
     if others:
         keys = ", ".join(f"{key}: {json.dumps(value).strip(chr(34))}" for key, value in others[0]["changes"].items())
         return f"; try {keys} ({size(others[0]['bytes'])})"
-    if found["why"]:
-        return f", without activations: {found['why']}"
-    within = f" in {LIMIT_S:.0f} s" if found["is_cut"] else ""
+    if estimate["why"]:
+        return f", without activations: {estimate['why']}"
+    within = f" in {LIMIT_S:.0f} s" if estimate["is_cut"] else ""
     return f"; no other layout of these ranks was found to fit{within}"
 
 
-def _left_out(other: dict[str, Any], found: dict[str, Any]) -> str:
+def _left_out(other: dict[str, Any], estimate: dict[str, Any]) -> str:
     key = next(iter(other["changes"]))
-    bubble = found.get("bubble") or 0.0
+    bubble = estimate.get("bubble") or 0.0
     cost = f"{100 * bubble:.0f} %" if key == "parallel.pipeline" and bubble else "time"
     return f"{key} {size(other['bytes'])}: leave it out, it costs {cost}"
 
@@ -170,7 +170,7 @@ def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tupl
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)  # data loaders too
         out = out if child.returncode is not None else child.communicate()[0]
-    lines = [json.loads(each) for each in out.splitlines() if each.startswith("{") and each.endswith("}")]
+    lines = [json.loads(text) for text in out.splitlines() if text.startswith("{") and text.endswith("}")]
     return lines or [{"why": why}], is_cut
 
 
@@ -187,8 +187,8 @@ def _parameters(name: str) -> int | None:
             "ORDER BY jobs.seq DESC, attempt DESC, points.seq DESC LIMIT 1",
             (name,),
         )
-        found = json.loads(rows[0][0]).get("parameters") if rows else None
-        return found if isinstance(found, int) else None
+        parameters = json.loads(rows[0][0]).get("parameters") if rows else None
+        return parameters if isinstance(parameters, int) else None
     return None
 
 
@@ -204,8 +204,8 @@ def kept(key: str) -> Lines | None:
 
 def _kept() -> dict[str, Lines]:
     with contextlib.suppress(CloudtrainError, OSError, RuntimeError):
-        found = atomic_json.read_json(home.where() / KEPT)
-        return found if isinstance(found, dict) else {}
+        results = atomic_json.read_json(home.where() / KEPT)
+        return results if isinstance(results, dict) else {}
     return {}
 
 

@@ -21,10 +21,10 @@ def advice(config: JobConfig, ranks: int) -> str | None:
     if config.training is None or ranks < 2:
         return None
     wanted = diagnosis_name(config.name)
-    found = [job for job in Registry(home()).jobs() if job.name == wanted and job.attempt.progress.get("diagnosis")]
-    if not found:
+    diagnoses = [job for job in Registry(home()).jobs() if job.name == wanted and job.attempt.progress.get("diagnosis")]
+    if not diagnoses:
         return None
-    newest = max(found, key=lambda job: job.created_s)
+    newest = max(diagnoses, key=lambda job: job.created_s)
     step = _measured(newest.attempt.progress["diagnosis"].get("step"))
     if step is None:
         return None

@@ -65,19 +65,19 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
     if "://" in place and not asks_stores:
         return ["init_from: names and shapes are compared at the submit"]
     if config.sweep is not None:
-        found = {"why": "each trial of a sweep has its own model"}
+        answer = {"why": "each trial of a sweep has its own model"}
     elif "://" not in place and not traits(config.backend).runs_here:
-        found = {"why": f"{place} is a path on a host"}
+        answer = {"why": f"{place} is a path on a host"}
     elif find_spec("torch") is None:
-        found = {"why": "torch is not installed here"}
+        answer = {"why": "torch is not installed here"}
     else:
-        found = _compared(prepared, place)
-    if "fault" in found:
+        answer = _compared(prepared, place)
+    if "fault" in answer:
         hint = "if the job's packages make another model than this machine's: submit --force leaves it to the node"
-        raise ConfigError([Fault(found["fault"], key="init_from", hint=hint)])
-    if "fits" in found:
-        return [f"init_from: names and shapes of {found['fits']} weights fit the model"]
-    return [f"init_from: names and shapes are compared on the node, before step 1: {found['why']}"]
+        raise ConfigError([Fault(answer["fault"], key="init_from", hint=hint)])
+    if "fits" in answer:
+        return [f"init_from: names and shapes of {answer['fits']} weights fit the model"]
+    return [f"init_from: names and shapes are compared on the node, before step 1: {answer['why']}"]
 
 
 def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", prefix="cloudtrain-", suffix=".json") as file:
         json.dump(shapes, file)
         file.flush()
-        (found, *_), _ = memory.run(prepared, "fitting", ask, file.name)
-    if "fits" in found:  # a difference may be mended by other packages
-        memory.keep(key, [found])
-    return found
+        (answer, *_), _ = memory.run(prepared, "fitting", ask, file.name)
+    if "fits" in answer:  # a difference may be mended by other packages
+        memory.keep(key, [answer])
+    return answer
 
 
 def _job(name: str) -> Job:
@@ -135,7 +135,7 @@ def _require_weights(parent: Job) -> None:
     if parent.attempt.state.state == "succeeded" or parent.config.get("sweep"):
         return
     saves = [attempt.progress for attempt in Registry(home.where()).attempts(parent)]
-    if not any({"checkpoint", "checkpoint_step"} & each.keys() for each in saves):
+    if not any({"checkpoint", "checkpoint_step"} & progress.keys() for progress in saves):
         hint = f"cloudtrain resume {parent.id} trains on; a checkpoint that was not reported is named by init_from.path"
         raise _fault(f"{parent.id} ended ({parent.attempt.word}) before the first checkpoint", hint, "job")
 

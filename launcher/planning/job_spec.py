@@ -131,7 +131,7 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
     from ..channels import entries
 
-    found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
+    sent = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
     channels = tuple(
         NoticeChannel(
             id=entry.id,
@@ -141,7 +141,7 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
             sender=entry.sender,
             on=tuple(entry.on),
         )
-        for entry in found
+        for entry in sent
     )
     return NoticeSettings(
         channels=channels,

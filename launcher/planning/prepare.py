@@ -50,8 +50,8 @@ class Prepared:
         first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
         is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
         code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
-        found = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
-        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old, *found]
+        unaided = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
+        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old, *unaided]
 
 
 def prepare(
