@@ -7,10 +7,10 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.notices.message import Notice, masked
-from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.notices.message import Notice
 
 CHANNEL_KINDS = ("webhook", "slack", "email", "apprise")  # the keys of an entry of `notify`
 SMTP = "env:CLOUDTRAIN_SMTP"
@@ -43,7 +43,7 @@ class ChannelEntry:
             return f"{self.kind} {self.place}"
         if self.kind == "apprise":  # the host, or any part of its addresses, may be the secret
             return f"apprise {self.place.partition('://')[0] if '://' in self.place else '...'}://..."
-        return f"{self.kind} {masked(self.place)}"
+        return f"{self.kind} {_masked(self.place)}"
 
 
 def entries(config: Mapping[str, Any]) -> tuple[ChannelEntry, ...]:
@@ -60,6 +60,8 @@ def desktop() -> ChannelEntry | None:
 
 def sent_by_job(entry: ChannelEntry, notice: Notice) -> bool:
     """Return whether the job itself should send the notice, as `from_job` asks."""
+    from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
+
     return entry.from_job and notice.event in JOB_EVENTS
 
 
@@ -71,10 +73,16 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
         if is_variable(place) and not environ.get(place.removeprefix("env:")):
             yield f"notify: {place.removeprefix('env:')} is not set here, so no alerts by {entry.kind}"
         if not is_variable(place) and _lets_in(entry.kind, place):
-            shown = masked(place) if entry.kind == "email" else entry.shown
+            shown = _masked(place) if entry.kind == "email" else entry.shown
             yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
         yield "notify: only a command that follows the job sends alerts; with from_job: true the job sends them"
+
+
+def _masked(place: str) -> str:
+    from cloudtrain.entrypoints.notices.message import masked  # the checks of a config need no notices
+
+    return masked(place)
 
 
 def _entry(data: Mapping[str, Any]) -> ChannelEntry:

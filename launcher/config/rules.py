@@ -12,7 +12,6 @@ from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES
-from cloudtrain.entrypoints.trainer import contradictions
 
 from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
@@ -186,6 +185,10 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
 
 def _contradictions(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for every contradiction of training settings, at the keys that the file has."""
+    if given(root, "training") is None:
+        return
+    from cloudtrain.entrypoints.trainer import contradictions  # a config of a script needs none of its records
+
     for refusal in contradictions.of(root.data()):
         paths = [tuple(key.split(".")) for key in refusal.keys]
         yield between(root, refusal.message, refusal.cure, *(path for path in paths if given(root, *path)))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import dimensions
 from cloudtrain.entrypoints.terms import CostRate, worst_case_micro
-from cloudtrain.entrypoints.trainer import contradictions
 
 from ..errors import BudgetError, ConfigError, Fault
 from ..metering import limit as caps
@@ -249,6 +248,8 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
                 )
             ]
         )
+    from cloudtrain.entrypoints.trainer import contradictions  # not for a script
+
     refused = list(contradictions.of_ranks(training, ranks, size // (micro * ranks)))
     if refused:
         raise ConfigError([Fault(refusal.message, refusal.keys[0], hint=refusal.cure) for refusal in refused])
