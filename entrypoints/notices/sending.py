@@ -38,15 +38,10 @@ class Channel:
 
 def send(channel: Channel, notice: Notice) -> None:
     """Deliver the notice. Raises DeliveryError; its text holds no address."""
-    if channel.kind == "slack":
-        from . import slack, webhook
+    if channel.kind in ("slack", "webhook"):
+        from . import webhooks
 
-        webhook.post(channel.address, slack.body(notice), notice.id, ANSWER_S)
-    elif channel.kind == "webhook":
-        from . import teams, webhook
-
-        form = teams.body if teams.is_teams(channel.address) else webhook.body
-        webhook.post(channel.address, form(notice), notice.id, ANSWER_S)
+        webhooks.post(channel.address, webhooks.body(channel.kind, channel.address, notice), notice.id, ANSWER_S)
     elif channel.kind == "email":
         from . import mail
 

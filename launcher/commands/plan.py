@@ -13,7 +13,7 @@ from ..text.terminal import print_json, print_lines, print_text, say
 from .options import Overrides, config_options, examples, json_option
 
 if TYPE_CHECKING:
-    from ..money.compare import BackendOffer
+    from ..jobs.compare import BackendOffer
 
 
 @click.command(
@@ -70,7 +70,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
-    from ..money import compare
+    from ..jobs import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     if all(offer.error or offer.lacks for offer in found):

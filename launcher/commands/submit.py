@@ -211,7 +211,7 @@ def _chosen(overrides: Overrides) -> Overrides:
 
     Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
     """
-    from ..money import compare
+    from ..jobs import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
@@ -246,7 +246,7 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print each backend's request, all plans side by side, and for each impossible plan the reason."""
-    from ..money import compare
+    from ..jobs import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
     shown = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.notices import mail, slack, teams
+from cloudtrain.entrypoints.notices import mail, webhooks
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice, compose, masked
 from cloudtrain.entrypoints.notices.resume_cost import amount, cap_s, more
@@ -107,16 +107,16 @@ def test_hang_is_cut(way: int) -> None:
 
 def test_slack_escapes_links_and_mentions() -> None:
     """Slack would interpret <!channel> in any text in its own format."""
-    body = slack.body(notice(HOSTILE))
+    body = webhooks.slack_body(notice(HOSTILE))
     assert "<" not in body["text"]
     assert "&lt;!channel&gt;" in body["text"]
     hostile = Notice("", "k", "failed", "t", ("```<!here>",))
-    assert slack.body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
+    assert webhooks.slack_body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
 
 
 def test_slack_message_is_within_its_limits() -> None:
     """A long error is cut, but never inside an escape."""
-    body = slack.body(notice("<" * 5000))
+    body = webhooks.slack_body(notice("<" * 5000))
     assert len(body["blocks"][0]["text"]["text"]) <= 150
     assert len(body["text"]) <= 3000
     assert body["text"].removesuffix("…").endswith(";")
@@ -124,9 +124,9 @@ def test_slack_message_is_within_its_limits() -> None:
 
 def test_teams_gets_a_card_without_markup() -> None:
     """Teams is recognised by its host; text runs are never read as markdown."""
-    assert teams.is_teams("https://x.webhook.office.com/a")
-    assert not teams.is_teams("https://webhook.office.com.evil.example/a")
-    card = teams.body(notice())["attachments"][0]["content"]
+    assert webhooks.is_teams("https://x.webhook.office.com/a")
+    assert not webhooks.is_teams("https://webhook.office.com.evil.example/a")
+    card = webhooks.teams_body(notice())["attachments"][0]["content"]
     assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
 
 

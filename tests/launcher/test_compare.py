@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.commands.options import Overrides
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.money import compare
+from cloudtrain.launcher.jobs import compare
 
 TEXT = """\
 name: x

@@ -322,7 +322,6 @@ LEAST_LINES = 35  # of a module; a smaller module belongs to its main user
 SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backends/[^/]+/(block|records|secrets)\.py")
 SMALL = {
     "entrypoints/errors.py": "the root of the errors",
-    "entrypoints/notices/slack.py": "a module for each channel of notices",
     "entrypoints/train.py": "the stub of a public name",
 }
 

@@ -140,7 +140,7 @@ def unlike(found: Sequence[BackendOffer]) -> list[str]:
 
 def refused(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers a budget of this installation would refuse at submit, and why."""
-    from .budget_preview import books_of
+    from ..money.budget_preview import books_of
 
     planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
     if not planned:
