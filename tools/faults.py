@@ -1,0 +1,174 @@
+"""Put one fault after the other into the product, and see that the tests named for it find it.
+
+    python tools/faults.py [WORD...]    all faults, or those whose capability has one of the words
+
+Each row is a capability, a file, a text that occurs there exactly once, its replacement, and tests that must fail. The
+file is changed in place and always restored; `git diff` shows the fault after a `kill -9`. The exit code is 1 if a
+fault was not found, or if a text has changed, so that a row must follow its code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Fault(NamedTuple):
+    """A fault, and tests below tests/ that must find it."""
+
+    capability: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = [
+    Fault(
+        "place of a config error",
+        "launcher/config/yamlfile.py",
+        "return self.source.place(event.start_mark.line, event",
+        "return self.source.place(event.start_mark.line + 1, event",
+        "launcher/test_yamlfile.py::test_invalid_yaml_has_a_message_and_a_place",
+    ),
+    Fault(
+        "split of the batch",
+        "launcher/planning/planner.py",
+        "Batch(size, micro, size // (micro * ranks), tensor",
+        "Batch(size, micro, size // micro, tensor",
+        "launcher/test_plan.py::test_plan_splits_the_batch",
+    ),
+    Fault(
+        "limit from money",
+        "launcher/metering/limit.py",
+        "return (whole_s - terms.tail_s) // terms.unit_s * terms.unit_s",
+        "return whole_s",
+        "launcher/test_limit.py::test_cap_counts_the_platform_bill",
+    ),
+    Fault(
+        "worst case of restarts",
+        "entrypoints/terms.py",
+        "billed_s * terms.starts // MICRO_HOUR)",
+        "billed_s // MICRO_HOUR)",
+        "launcher/test_limit.py::test_cap_respects_the_budget_in_ten_thousand_cases",
+    ),
+    Fault(
+        "room in the ledger",
+        "launcher/store/ledger.py",
+        "            require_room(standings(database, now_s, project), amount_micro)\n",
+        "",
+        "launcher/test_ledger.py::test_refused_job_is_not_journalled",
+    ),
+    Fault(
+        "unknown cost",
+        "launcher/store/ledger.py",
+        'total = row["amount_micro"] if spent_micro is None else',
+        "total = 0 if spent_micro is None else",
+        "launcher/test_ledger.py::test_end_at_an_unknown_cost_counts_as_the_worst_case",
+    ),
+    Fault(
+        "cached log lines",
+        "launcher/logs/blocks.py",
+        "if len(data) != entry.size or zlib.crc32(data) != entry.checksum:",
+        "if len(data) != entry.size:",
+        "launcher/test_log_cache.py::test_flipped_bit_in_a_block_is_detected",
+    ),
+    Fault(
+        "rule of retries",
+        "launcher/jobs/retry.py",
+        "attempt.number < job.asked.max_attempts and",
+        "attempt.number <= job.asked.max_attempts and",
+        "launcher/test_retry.py::test_retry_is_due_by_a_configured_fault",
+    ),
+    Fault(
+        "stop",
+        "launcher/jobs/stopping.py",
+        "    backend.stop(ref, now=now)  #",
+        "    backend.stop(ref, now=False)  #",
+        "launcher/test_stopping.py::test_stop_reports_the_kind_of_its_request",
+    ),
+    Fault(
+        "own and listed prices",
+        "launcher/prices/catalog.py",
+        "own.day >= listed.day",
+        "own.day < listed.day",
+        "launcher/test_own_prices.py::test_own_price_wins_row_by_row",
+    ),
+    Fault(
+        "threshold of an alert",
+        "entrypoints/notices/rules.py",
+        "if spent * 100 >= limit * each]",
+        "if spent * 90 >= limit * each]",
+        "launcher/test_alerts.py::test_highest_threshold_is_due_once",
+    ),
+    Fault(
+        "checksums of a model folder",
+        "entrypoints/models/folder.py",
+        "        if sha256 != files[name]:\n",
+        "        if False:\n",
+        "entrypoints/test_model_folder.py::test_flipped_bit_is_refused_anywhere",
+    ),
+    Fault(
+        "pickle in a model",
+        "entrypoints/export/loading.py",
+        "    _require_no_pickle(folder / PT2)\n",
+        "",
+        "entrypoints/test_serve.py::test_archive_with_a_pickle_is_refused_before_a_load",
+    ),
+    Fault(
+        "access to the page",
+        "launcher/ui/guard.py",
+        "        if not self.is_known(headers):\n            is_visit",
+        "        if False:\n            is_visit",
+        "launcher/test_ui_guard.py::test_request_without_the_token_is_refused",
+    ),
+]
+
+
+def main(words: list[str]) -> int:
+    """Try the chosen faults; return 1 if a fault is missed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.capability for word in words)]
+    missed = 0
+    for fault in chosen:
+        began_s = time.monotonic()
+        verdict = tried(fault)
+        missed += verdict != "found"
+        print(f"{fault.capability:34} {fault.file:48} {time.monotonic() - began_s:5.1f} s  {verdict}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} faults found")
+    return int(missed > 0)
+
+
+def tried(fault: Fault) -> str:
+    """Return `found`, or why the fault counts as missed."""
+    path = ROOT / fault.file
+    whole = path.read_bytes()
+    if whole.count(fault.old.encode()) != 1:
+        return f"the text occurs {whole.count(fault.old.encode())} times, not once"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # the compiled fault would outlive the fault
+    try:
+        path.write_bytes(whole.replace(fault.old.encode(), fault.new.encode()))
+        done = subprocess.run(
+            [*command, *(f"tests/{test}" for test in fault.tests.split())],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        path.write_bytes(whole)
+    if done.returncode == 1:
+        return "found"
+    return f"missed: exit code {done.returncode}, {(done.stdout.strip() or done.stderr).splitlines()[-1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
