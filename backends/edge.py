@@ -20,16 +20,17 @@ _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 @dataclass(frozen=True)
 class RemoteFault:
-    """The meaning of a platform's error: the class of our error, the words after "cannot DO: ", and the hint.
-
-    `where`: the platform's code, if the words alone do not explain the error. `key`: the config's key at fault.
-    """
+    """The meaning of a platform's error."""
 
     kind: type[CloudtrainError]
+    """The class of our error."""
     words: str
+    """The words after `cannot DO:`."""
     hint: str = ""
     where: str = ""
+    """The platform's code, if the words alone do not explain the error."""
     key: str = ""
+    """The config's key at fault."""
 
 
 Classify = Callable[[Exception], RemoteFault | None]  # None for an error that is not the platform's

@@ -155,15 +155,15 @@ def error_in(answer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Platform:
-    """The words for a platform's errors: its name, the cures for missing and for refused credentials, and who grants.
-
-    `granter` grants the roles that a call needs.
-    """
+    """The words for a platform's errors."""
 
     name: str
     login: str
+    """The cure for missing credentials."""
     again: str
+    """The cure for refused credentials."""
     granter: str
+    """Who grants the roles that a call needs."""
 
     def fault(self, error: RemoteError, needs: str) -> RemoteFault:
         """Return the meaning of the error. `needs`: the role that allows the call."""

@@ -11,20 +11,21 @@ from ..channel.hosts import Host
 
 @dataclass(frozen=True)
 class SlurmRef(StoredRecord):
-    """The handle of a job. `number`: Slurm's, 0 until sbatch has answered. `folder`: the attempt's folder.
-
-    `python`: the interpreter on the compute nodes. `can_shrink`: a restart may use fewer nodes, so a rank may move.
-    `limit_reason`: why the time limit ends the job.
-    """
+    """The handle of a job."""
 
     login: Host
     folder: str
+    """The attempt's folder."""
     checkpoints: str
     output: str
     nodes: int
     nproc_per_node: int
     python: str = "python3"
+    """The interpreter on the compute nodes."""
     limit_reason: str = "time_limit"
+    """Why the time limit ends the job."""
     can_shrink: bool = False
+    """Whether a restart may use fewer nodes, so a rank may move."""
     number: int = 0
+    """Slurm's, 0 until sbatch has answered."""
     sent_s: float = 0.0

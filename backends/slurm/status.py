@@ -64,10 +64,7 @@ _SPENT = re.compile(r"(Minutes|RunMinutes)")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The last run of a job. `seconds`: of all runs, requeued runs too; None if the source knows the last run only.
-
-    `by`: the user that has cancelled the job, if not the job's owner.
-    """
+    """The last run of a job."""
 
     number: int
     state: str
@@ -78,7 +75,9 @@ class SlurmJob:
     ended_s: float | None = None
     nodes: str = ""
     seconds: float | None = None
+    """Of all runs, requeued runs too; None if the source knows the last run only."""
     by: str = ""
+    """The user that has cancelled the job, if not the job's owner."""
 
 
 def read(told: Mapping[str, Any]) -> SlurmJob | None:

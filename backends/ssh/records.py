@@ -11,27 +11,31 @@ from ..channel.hosts import Host
 
 @dataclass(frozen=True)
 class SshNode(StoredRecord):
-    """A node: the host, the node's address for its peers, and absolute paths on the host.
-
-    `job`: the job's folder; `root`: the node's folder of the attempt. `inputs` and `outputs`: paths by name.
-    """
+    """A node; the paths are absolute paths on the host."""
 
     host: Host
     root: str
+    """The node's folder of the attempt."""
     checkpoints: str
     output: str
     address: str = ""
+    """For the node's peers."""
     job: str = ""
+    """The job's folder."""
     inputs: dict[str, str] = field(default_factory=dict)
+    """Paths by name."""
     outputs: dict[str, str] = field(default_factory=dict)
+    """Paths by name."""
 
 
 @dataclass(frozen=True)
 class SshRef(StoredRecord):
-    """The handle of a job: the nodes by number. `can_shrink`: a restart may use fewer nodes, so a rank may move."""
+    """The handle of a job."""
 
     nodes: list[SshNode]
+    """By number."""
     nproc_per_node: int
     can_shrink: bool
+    """Whether a restart may use fewer nodes, so a rank may move."""
     job: str = ""
     attempt: int = 0

@@ -25,15 +25,15 @@ _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an o
 
 @dataclass(frozen=True)
 class Requirements:
-    """A pip file's text, and the folder for relative paths in the text.
-
-    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if a file exists.
-    """
+    """The text of a file for pip."""
 
     text: str
     folder: Path
+    """For relative paths in the text."""
     python: str | None = None
+    """The value of `requires-python`."""
     file: str | None = None
+    """The file in the folder with exactly this text, if a file exists."""
 
 
 def split(wanted: str) -> tuple[str, tuple[str, ...]]:
