@@ -76,9 +76,10 @@ def span(seconds: float) -> str:
 def one_line(text: object, most: int = 400) -> str:
     """Return the text of an error on a line of at most `most` characters, without tokens, keys and passwords.
 
-    `text` is the error, whose type stands for an empty text, or the text of a service.
+    `text` is the error, whose type stands for an empty text, or the text of a service, which may be empty.
     """
-    line = _SECRET.sub(r"\1=...", " ".join((str(text) or type(text).__name__).split()))
+    told = text if isinstance(text, str) else str(text) or type(text).__name__
+    line = _SECRET.sub(r"\1=...", " ".join(told.split()))
     return line if len(line) <= most else f"{line[:most]}..."
 
 

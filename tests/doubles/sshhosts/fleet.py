@@ -11,7 +11,7 @@ from cloudtrain.launcher import backend as backends
 
 def fleet() -> Fleet:
     """Return the channels, opened on the first call."""
-    return cast(SshBackend, backends.load("ssh")).fleet
+    return cast(SshBackend, backends.load("ssh")).connections
 
 
 def forget() -> None:
