@@ -35,6 +35,7 @@ from cloudtrain.entrypoints.trainer.settings import (
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.local import Rounds, local
+from cloudtrain.entrypoints.trainer.strategies.strategy import Setup
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
@@ -399,7 +400,7 @@ def train(
     split = data.Split(8 * accumulation, 2, 4, accumulation)
     settings = TrainingSettings(global_batch_size=split.global_batch, max_steps=steps, local=wanted)
     make = ddp if wanted is None else local
-    spread = make(settings, Net(norm), CPU, split, None, False, None)
+    spread = make(Setup(settings, Net(norm), CPU, split))
     moving = optim.build(OptimizerSettings(**(optimizer or MOMENTUM)), spread.module.parameters())
     spread.attach(moving, torch.amp.GradScaler("cpu", enabled=False))
     found: dict[str, Any] = {name: [] for name in ("hashes", "weights", "covered", "alike")}

@@ -115,7 +115,7 @@ def test_missing_split_is_refused_before_the_first_step(which: str, words: str, 
 
 def test_best_checkpoint_is_tested_where_the_last_is_not_the_best(tmp_path: Path) -> None:
     """If a high rate ruins the last weights, the figures belong to the best step, beside the last step's."""
-    schedule = {"optimizer": {"name": "sgd", "lr": 60.0}, "schedule": {"name": "constant", "warmup_steps": 60}}
+    schedule = {"optimizer": {"name": "sgd", "lr": 10.0}, "schedule": {"name": "constant", "warmup_steps": 10}}
     settings = {**SETTINGS, **schedule, "eval_every": 2, "on_nan": "stop", "clip_norm": 50.0}
     done = run(tmp_path, 1, checkpoint={"keep_best": True}, evaluate={}, **settings)
     found = figures(done)
