@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,21 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..backend_table import DEFAULT
-from ..errors import BudgetError, ConfigError, Fault
+from ..errors import BudgetError, ConfigError, Fault, Place
 from . import codefiles, fields, rules, schema, schemafaults, yamlfile
-from . import overrides as given_values
 from .schema import JobConfig
-from .yamlfile import KeyPath, YamlNode
+from .yamlfile import KeyPath, MappingEntry, YamlNode
 
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
+
+
+@dataclass(frozen=True)
+class _Given(Place):
+    """The place of a value from the command line: the option itself, with line and column 0."""
+
+    def __str__(self) -> str:
+        return self.file
 
 
 def load(
@@ -43,7 +50,7 @@ def load(
     if parsed.root is None:
         empty = Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
         raise ConfigError(parsed.faults or [empty])
-    return _checked(parsed.root, parsed.faults, path, _assignments(backend, overrides), environ, further)
+    return _checked(parsed.root, parsed.faults, path, backend, overrides, environ, further)
 
 
 def from_data(
@@ -58,15 +65,16 @@ def from_data(
 
     Text is literal: `${NAME}` is not filled in. Raises ConfigError with every fault.
     """
-    root = yamlfile.from_data(data, given_values.Given(path.name, 0, 0, ""))
-    return _checked(root, (), path, _assignments(backend, overrides), os.environ, further)
+    root = yamlfile.from_data(data, _Given(path.name, 0, 0, ""))
+    return _checked(root, (), path, backend, overrides, os.environ, further)
 
 
 def _checked(
     root: YamlNode,
     before: Sequence[Fault],
     path: Path,
-    assignments: Sequence[tuple[str, str]],
+    backend: str | None,
+    overrides: Sequence[str],
     environ: Mapping[str, str],
     further: Callable[[JobConfig, Path], Sequence[Fault]] | None,
 ) -> JobConfig:
@@ -74,8 +82,11 @@ def _checked(
     if not isinstance(root.value, dict):
         message = f"expected a mapping of keys, found {schemafaults.found(root)}"
         raise ConfigError(faults or [Fault(message, place=root.place, hint="begin with `name: my-job`")])
+    assignments = [("--set", assignment) for assignment in overrides]
+    if backend is not None:
+        assignments.append(("--backend", f"backend={backend}"))
     for option, assignment in assignments:
-        root, more = given_values.apply(root, option, assignment, environ)
+        root, more = _applied(root, option, assignment, environ)
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
@@ -135,10 +146,10 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
     """
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
-    root = yamlfile.from_data(asked, given_values.Given("the stored config", 0, 0, ""))
+    root = yamlfile.from_data(asked, _Given("the stored config", 0, 0, ""))
     faults: list[Fault] = []
     for assignment in overrides:
-        root, more = given_values.apply(root, "--set", assignment, os.environ)
+        root, more = _applied(root, "--set", assignment, os.environ)
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root)]
@@ -185,13 +196,61 @@ def _tree(path: Path, overrides: Sequence[str]) -> YamlNode | None:
     root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
     for assignment in overrides:
         if root is not None and isinstance(root.value, dict):
-            root, _ = given_values.apply(root, "--set", assignment, os.environ)
+            root, _ = _applied(root, "--set", assignment, os.environ)
     return root
 
 
-def _assignments(backend: str | None, overrides: Sequence[str]) -> list[tuple[str, str]]:
-    chosen = [("--backend", f"backend={backend}")] if backend is not None else []
-    return [*(("--set", assignment) for assignment in overrides), *chosen]
+def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str, str]) -> tuple[YamlNode, list[Fault]]:
+    """Return the tree with the value of `a.b=value`, and the faults. The value is YAML; missing mappings are added.
+
+    `option` is the option on the command line: `--set`, or `--backend` for an assignment to the key `backend`.
+    """
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    secret = key.startswith("secrets") or yamlfile.SECRET_NAME.search(key) is not None
+    shown = f"{key}=..." if secret and equals else assignment
+    place = _Given(f"{option} {text if option != '--set' else shown}", 0, 0, "")
+    if not equals or not all(key.split(".")):
+        hint = "as in `--set resources.instances=2`"
+        return root, [Fault(f"`{place}` is not an assignment", hint=hint)]
+    parsed = yamlfile.parse(text, place.file, environ, place)
+    faults = [replace(fault, key=key) for fault in parsed.faults]
+    if parsed.root is None and faults:
+        return root, faults
+    value = parsed.root or YamlNode(None, place, plain=True)
+    steps: KeyPath = tuple(int(step) if step.isascii() and step.isdigit() else step for step in key.split("."))
+    try:
+        return _grafted(root, (), steps, value, place), faults
+    except IndexError as exc:
+        message = f"no item `{exc}`: a list counts from 0, and only its next item can be added"
+        return root, [*faults, Fault(message, key, place)]
+
+
+def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlNode, place: Place) -> YamlNode:
+    """Return `node` with `value` at the end of `steps`. Raises IndexError with the path if an item cannot be added."""
+    if not steps:
+        return value
+    step, *rest = steps
+    field = fields.field_at(above)
+    into_list = isinstance(step, int) and (
+        isinstance(node.value, tuple)
+        if node is not None and isinstance(node.value, tuple | dict)
+        else bool(above) and field is not None and fields.is_list(field)
+    )
+    if into_list and isinstance(step, int):
+        items = list(node.value) if node is not None and isinstance(node.value, tuple) else []
+        if step > len(items):
+            raise IndexError(schemafaults.dotted((*above, step)))
+        items[step : step + 1] = [
+            _grafted(items[step] if step < len(items) else None, (*above, step), tuple(rest), value, place)
+        ]
+        return YamlNode(tuple(items), node.place if node is not None else place)
+    members = dict(node.value) if node is not None and isinstance(node.value, dict) else {}
+    name = str(step)
+    old = members.get(name)
+    inner = _grafted(old.node if old else None, (*above, step), tuple(rest), value, place)
+    members[name] = MappingEntry(place if not rest or old is None else old.place, inner)
+    return YamlNode(members, node.place if node is not None and isinstance(node.value, dict) else place)
 
 
 def _text(path: Path) -> str:
@@ -222,36 +281,26 @@ def _missing_file_hint(path: Path) -> str:
 
 def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
     """Return the config, or the faults of single values."""
-    model = _model_of(root)
-    data = _without_nothing(root, model)
-    _write_numbers_out(data, root)
+    model, data = _model_and_data(root)
     try:
         return model.model_validate(data), []
     except ValidationError as exc:
-        first = exc
+        errors = exc.errors(include_url=False, include_input=False)
     # A text key takes a plain scalar as written: the tag `1.10` does not become 1.1, nor the env value `true` True.
-    changed = False
-    for error in first.errors(include_url=False, include_input=False):
-        node = yamlfile.find(root, tuple(error["loc"]))
-        if error["type"] in {"string_type", "value_error"} and node is not None and _is_plain_value(node):
-            changed = _put(data, tuple(error["loc"]), node.text) or changed
-    if changed:
-        try:
-            return model.model_validate(data), []
-        except ValidationError as exc:
-            return None, schemafaults.faults_of(exc, root)
-    return None, schemafaults.faults_of(first, root)
-
-
-def _model_of(root: YamlNode) -> type[JobConfig]:
-    return schema.model_of(root.value if isinstance(root.value, dict) else ())
+    for error in errors:
+        node = yamlfile.find(root, error["loc"])
+        is_plain = node is not None and node.plain and isinstance(node.value, bool | int | float)
+        if node is not None and is_plain and error["type"] in {"string_type", "value_error"}:
+            _put(data, error["loc"], node.text)
+    try:
+        return model.model_validate(data), []
+    except ValidationError as exc:
+        return None, schemafaults.faults_of(exc, root)
 
 
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
     """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
-    model = _model_of(root)
-    data = _without_nothing(root, model)
-    _write_numbers_out(data, root)
+    model, data = _model_and_data(root)
     for fault in faults:
         *above, last = fault.key.split(".")
         section: Any = data
@@ -294,39 +343,38 @@ def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
     return data
 
 
-def _write_numbers_out(data: dict[str, Any], root: YamlNode) -> None:
-    """Replace the numbers of an `args` mapping by the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`."""
+def _model_and_data(root: YamlNode) -> tuple[type[JobConfig], dict[str, Any]]:
+    """Return the model of the root's keys, and the data for the model, without keys that have no value.
+
+    The numbers of an `args` mapping are as the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`.
+    """
+    model = schema.model_of(root.value)
+    data = _without_nothing(root, model)
     args = yamlfile.find(root, ("args",))
     for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
         items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
         texts = [item.text if _is_number(item) else item.data() for item in items]
         data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
-
-
-def _is_plain_value(node: YamlNode) -> bool:
-    return node.plain and isinstance(node.value, bool | int | float)
+    return model, data
 
 
 def _is_number(node: YamlNode) -> bool:
     return isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
-def _put(data: Any, path: KeyPath, value: str) -> bool:
-    """Set the value at the path; return False if the path does not exist."""
-    try:
+def _put(data: Any, path: KeyPath, value: str) -> None:
+    """Set the value at the path, if the path exists."""
+    with suppress(KeyError, IndexError, TypeError):
         for step in path[:-1]:
             data = data[step]
         data[path[-1]] = value
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
 
 
 def _order(fault: Fault, file: str) -> tuple[int, int, int]:
     """Sort by the place in the config file; then faults of the command line; then faults without a place."""
     if fault.place is None:
         return (3, 0, 0)
-    if isinstance(fault.place, given_values.Given):
+    if isinstance(fault.place, _Given):
         return (2, 0, 0)
     place = fault.place if fault.place.file == file else (*fault.also, fault.place)[0]  # code: the key of the file
     return (0, place.line, place.column)

@@ -15,17 +15,12 @@ import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from ..backend_table import traits
 from ..errors import Fault, Place
-from .key_reading import given
-from .schema import blocks_of
+from .schema import JobConfig, blocks_of
 from .schemafaults import named, quoted
-from .yamlfile import YamlNode
-
-if TYPE_CHECKING:
-    from .schema import JobConfig
+from .yamlfile import YamlNode, given
 
 # The functions that a task file must define, with the arguments that the trainer passes to each function.
 TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {

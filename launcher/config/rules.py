@@ -17,9 +17,8 @@ from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from . import foreign_keys, rules_sweep, schema
-from .key_reading import between, both, given, text_at, whole_at
-from .schemafaults import named
-from .yamlfile import KeyPath, YamlNode, find, key_place
+from .schemafaults import between, both, named
+from .yamlfile import KeyPath, YamlNode, find, given, key_place, text_at, whole_at
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"

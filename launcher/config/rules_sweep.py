@@ -12,8 +12,7 @@ from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions
 
 from ..errors import Fault
 from . import fields
-from .key_reading import given, whole_at
-from .yamlfile import YamlNode, find
+from .yamlfile import YamlNode, find, given, whole_at
 
 _FEWEST = 4  # trials of pbt
 _VARYING = ("training", "params", "env", "args")

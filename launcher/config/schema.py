@@ -44,8 +44,7 @@ from .kinds import (
     Written,
 )
 from .schema_after import Evaluate, InitFromOrText
-from .schema_sweep import Sweep
-from .schema_training import Checkpoint, Training
+from .schema_training import Checkpoint, Sweep, Training
 
 B = TypeVar("B", bound=Section)
 

@@ -74,6 +74,17 @@ def found(node: YamlNode | None) -> str:
     return f"the text `{shown}`" if isinstance(node.value, str) else f"the number {node.shown or node.text}"
 
 
+def between(root: YamlNode, message: str, hint: str, *paths: KeyPath) -> Fault:
+    """Return a fault at the first path; the fault also points at the remaining paths."""
+    places: list[Place] = [place for path in paths if (place := key_place(root, path))]
+    return Fault(message, dotted(paths[0]), places[0], hint, tuple(places[1:]))
+
+
+def both(names: list[str]) -> str:
+    """Return the names as text: "`task` and `script`"."""
+    return f"{quoted(names[:-1])} and `{names[-1]}`"
+
+
 def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: YamlNode) -> Fault:
     kind = error["type"]
     if kind == "extra_forbidden":
