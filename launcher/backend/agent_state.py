@@ -14,14 +14,11 @@ CLOCKS = "the nodes' clocks"  # measure for how long each node was occupied
 STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decides, even while slower agents are alive
 
 
-def fold(
-    looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
-) -> State | None:
+def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True) -> State | None:
     """Return the job's state from the agents' reports by node; None if the unseen nodes may know more.
 
     `looks` come from `node_folder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
-    restart may continue with fewer nodes, so a fenced node knows only its own end. `limit_s`: the seconds after which
-    each agent ends its node by itself, so that unseen nodes have ended by then, too.
+    restart may continue with fewer nodes, so a fenced node knows only its own end.
     """
     looks = {node: look for node, look in looks.items() if not look.elsewhere}
     seen = [looks[node] for node in sorted(looks)]
@@ -42,8 +39,7 @@ def fold(
             return State("running", **facts)
         return State("pending", queue=_queue(states), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
-    is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
-    if len(seen) < nodes and others_may_go_on and not is_over:
+    if len(seen) < nodes and others_may_go_on:
         # After `stop --now`, machines that cannot be reached count as stopped.
         return _lost(seen, facts) if seen and all(look.asked == "now" for look in seen) else None
     if verdict is None:

@@ -11,7 +11,7 @@ import click
 from cloudtrain.entrypoints.format import counted
 
 from ..errors import ConfigError, Fault, require_all
-from ..planning import clear_values
+from ..planning import secret_files
 from ..planning.prepare import few_averages, require_a_plan
 from ..text.terminal import say
 from .options import Overrides, config_options, json_option
@@ -40,7 +40,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
     job = jobs[-1]
-    warnings = [*clear_values.notes_of(job, file), *few_averages(job)]
+    warnings = [*secret_files.notes_of(job, file), *few_averages(job)]
     if job.resources.accelerators:
         from ..prices import catalog
 

@@ -17,8 +17,8 @@ from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from . import foreign_keys, rules_sweep, schema
-from .schemafaults import between, both, named
-from .yamlfile import KeyPath, YamlNode, find, given, key_place, text_at, whole_at
+from .schemafaults import between, both, dotted, named
+from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
@@ -301,7 +301,7 @@ def _references(root: YamlNode) -> Iterator[Fault]:
     own = ["init_from"] if given(root, "init_from") else []
     known = [*variables.NAMES, *(f"{variables.PREFIX}INPUT_{str(name).upper()}" for name in (*names, *own))]
     for key in ("args", "resume_args", "env"):
-        for path, node in _scalars(given(root, key), key):
+        for path, node in scalars(given(root, key), (key,)):
             for name in variables.references(node.text) if not node.broken else ():
                 if name not in known:
                     close = get_close_matches(name, known, 1, 0.8)
@@ -309,21 +309,7 @@ def _references(root: YamlNode) -> Iterator[Fault]:
                     hint = f"`$${name}` keeps the text as it is" if not close else f"did you mean `${close[0]}`?"
                     if start is not None:
                         hint = f"write `${{{start}}}` where a letter, digit or `_` follows"
-                    yield Fault(f"no node sets the variable `{name}`", path, node.place, hint)
-
-
-def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]:
-    """Yield each scalar below a node, with the dotted key of the scalar."""
-    if node is None:
-        return
-    if isinstance(node.value, dict):
-        for name, member in node.value.items():
-            yield from _scalars(member.node, f"{path}.{name}")
-    elif isinstance(node.value, tuple):
-        for index, item in enumerate(node.value):
-            yield from _scalars(item, f"{path}.{index}")
-    else:
-        yield path, node
+                    yield Fault(f"no node sets the variable `{name}`", dotted(path), node.place, hint)
 
 
 def _backend(root: YamlNode) -> Iterator[Fault]:

@@ -11,10 +11,11 @@ from cloudtrain.entrypoints.sweep.search import PAUSING
 from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
 
 from ..errors import Fault
-from . import fields
+from . import fields, schema
 from .yamlfile import YamlNode, find, given, whole_at
 
 _FEWEST = 4  # trials of pbt
+_PAUSE = ", ".join(PAUSING[:-1]) + f" and {PAUSING[-1]}"
 _VARYING = ("training", "params", "env", "args")
 _LENGTHS = ("training.max_steps", "training.pause_at", "training.monitor")
 _FREE = ("params", "env", "args")  # sections whose keys the user names
@@ -67,19 +68,14 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
             return None
         return f"`{key}` names no {wanted[1]}", wanted[2]
     if fields.field_at(tuple(key.split("."))) is None:
-        near = get_close_matches(key.split(".")[-1], _names(), 1)
+        names = [name for part in fields.sections(schema.model()) for name in part.model_fields]
+        near = get_close_matches(key.split(".")[-1], names, 1)
         where = next(iter(fields.keys_named(near[0])), "") if near else ""
         return (
             f"`{key}` is no key of the config",
             f"did you mean `{where}`?" if where else "cloudtrain explain lists keys",
         )
     return None
-
-
-def _names() -> list[str]:
-    from .schema import model
-
-    return [name for part in fields.sections(model()) for name in part.model_fields]
 
 
 def _size(root: YamlNode, written: dict[str, Any], space: tuple[Dimension, ...]) -> Iterator[Fault]:
@@ -99,13 +95,13 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     last = _steps(root, written)
     if not last:
         steps = "`training.max_steps` or `training.epochs`" if is_task else "`sweep.steps`"
-        yield Fault(f"{_names_of_pausing()} need {steps}, which rungs divide", key, place, hint)
+        yield Fault(f"{_PAUSE} need {steps}, which rungs divide", key, place, hint)
         return
     if is_task and written.get("place") == "jobs" and not whole_at(root, "training", "max_steps"):
         message = "rungs are counted in epochs, which needs `place: packed`"
         yield Fault(message, key, place, f"set `training.max_steps`, or {hint}")
     if not is_task and written.get("place") == "jobs":
-        message = f"{_names_of_pausing()} pause the trials of a script in a packed sweep only"
+        message = f"{_PAUSE} pause the trials of a script in a packed sweep only"
         yield Fault(message, key, place, f"leave `place` out, or {hint}")
     if not is_task and written.get("algorithm") == "pbt":
         yield Fault("pbt copies checkpoints of a `task`, and a script's are unknown", key, place, "`algorithm: asha`")
@@ -178,7 +174,3 @@ def _steps(root: YamlNode, written: dict[str, Any]) -> int | None:
     if _is_task(root):
         return whole_at(root, "training", "max_steps") or whole_at(root, "training", "epochs")
     return steps if isinstance(steps, int) else None
-
-
-def _names_of_pausing() -> str:
-    return ", ".join(PAUSING[:-1]) + f" and {PAUSING[-1]}"

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..errors import Fault, Place
 from ..job import name_of
@@ -184,7 +184,8 @@ def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
 
 
 def _key_hint(name: str, path: KeyPath) -> str:
-    model = _model_at(path[:-1])
+    above = fields.field_at(path[:-1])
+    model = schema.model() if len(path) == 1 else fields.section(above) if above is not None else None
     siblings = list(model.model_fields) if model is not None else []
     plain = name.lower().replace("-", "_").strip()
     if plain in siblings:
@@ -210,13 +211,6 @@ def _key_hint(name: str, path: KeyPath) -> str:
     if len(siblings) <= 12:
         return f"keys here: {quoted(siblings)}"
     return f"`cloudtrain explain{''.join(f' {dotted(path[:-1])}' if len(path) > 1 else '')}` lists the keys"
-
-
-def _model_at(path: KeyPath) -> type[BaseModel] | None:
-    if not path:
-        return schema.model()
-    field = fields.field_at(path)
-    return fields.section(field) if field is not None else None
 
 
 def _missing_key(path: KeyPath, root: YamlNode) -> Fault:

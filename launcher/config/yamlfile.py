@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -199,6 +199,15 @@ def whole_at(root: YamlNode, *path: str) -> int:
     """
     node = given(root, *path)
     return node.value if node and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
+
+
+def scalars(node: YamlNode | None, path: KeyPath) -> Iterator[tuple[KeyPath, YamlNode]]:
+    """Yield each scalar of the node at the path, with the path of the scalar."""
+    if node is None or not isinstance(node.value, dict | tuple):
+        yield from [] if node is None else [(path, node)]
+        return
+    for step in node.value if isinstance(node.value, dict) else range(len(node.value)):
+        yield from scalars(find(node, (step,)), (*path, step))
 
 
 def key_place(root: YamlNode, path: KeyPath) -> Place | None:

@@ -65,17 +65,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             on_stop=config.on_stop if config.on_stop != "signal" else None,
             allow_alone=distributed.allow_alone,
         ),
-        checkpoint=CheckpointSettings(
-            every_steps=checkpoint.every_steps,
-            every_s=checkpoint.every,
-            keep=checkpoint.keep,
-            keep_best=checkpoint.keep_best,
-            blocking=checkpoint.blocking,
-            export=checkpoint.export,
-            mirror=checkpoint.mirror,
-            resume=checkpoint.resume,
-            all_damaged=checkpoint.all_damaged,
-        ),
+        checkpoint=CheckpointSettings(every_s=checkpoint.every, **checkpoint.model_dump(exclude={"every", "uri"})),
         init_from=_init_settings(config),
         evaluate=_evaluate_settings(config),
         params=config.params if config.task else None,
@@ -131,7 +121,6 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
     from ..channels import entries
 
-    sent = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
     channels = tuple(
         NoticeChannel(
             id=entry.id,
@@ -141,7 +130,8 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
             sender=entry.sender,
             on=tuple(entry.on),
         )
-        for entry in sent
+        for entry in entries(config.model_dump(mode="json", include={"notify"}))
+        if entry.from_job
     )
     return NoticeSettings(
         channels=channels,

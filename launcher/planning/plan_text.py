@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
-from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted, dollars, span, up
 
+from ..plan import Plan
 from ..text.units import format_money
-
-if TYPE_CHECKING:
-    from ..plan import Plan
 
 
 def lines(plan: Plan, backend: str = "this backend", before: Plan | None = None) -> list[str]:

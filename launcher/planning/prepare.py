@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
@@ -14,7 +14,7 @@ from .. import backend as backends
 from ..backend_table import traits
 from ..errors import BudgetError, ConfigError, Fault, require_all
 from . import bundle as bundles
-from . import plan_text
+from . import plan_text, secret_files
 from . import planner as plans
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def prepare(
     parent, whose place is an input of the config already.
     """
     from ..config.codefiles import notes_of
-    from . import clear_values
 
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
@@ -87,7 +86,7 @@ def prepare(
     if faults := [fault for fault in checked if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-    noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
+    noticed = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *parent, *_warnings(config, request, plan))
     warnings, doubt = (*doubts, *noticed), capacity.unknown_region
@@ -102,7 +101,10 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
 def _require_request(config: JobConfig) -> None:
     if config.sweep is not None:
-        _require_space(config.sweep.space)
+        try:
+            dimensions(config.sweep.space)
+        except SpaceError as error:  # the rule of the key reports the fault too
+            raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)
@@ -111,14 +113,6 @@ def _require_request(config: JobConfig) -> None:
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
         raise ConfigError(faults)
-
-
-def _require_space(space: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a space without meaning, which has no plan; the rule of the key reports the fault too."""
-    try:
-        dimensions(space)
-    except SpaceError as error:
-        raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:

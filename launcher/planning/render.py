@@ -27,7 +27,7 @@ def render_json(template: str, **values: Any) -> dict[str, Any]:
 
     Raises jinja2.UndefinedError if the caller leaves out a value of the template: an error in cloudtrain.
     """
-    body: dict[str, Any] = json.loads(_rendered(template, values))
+    body: dict[str, Any] = json.loads(render_text(template, **values))
     return body
 
 
@@ -39,13 +39,13 @@ def render_yaml(template: str, **values: Any) -> dict[str, Any]:
         """Reads JSON's `1e-08` as a number; YAML 1.1 asks for a point."""
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-0123456789"))
-    body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=Loader)
+    body: dict[str, Any] = yaml.load(render_text(template, **values), Loader=Loader)
     return body
 
 
 def render_text(template: str, **values: Any) -> str:
     """Return the rendered text, such as a shell script. The template contains `{{ value | sh }}` for every value."""
-    return _rendered(template, values)
+    return str(_environment().get_template(template).render(**values))
 
 
 def as_json(body: dict[str, Any]) -> str:
@@ -112,10 +112,6 @@ def at(body: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
     return body
-
-
-def _rendered(template: str, values: dict[str, Any]) -> str:
-    return str(_environment().get_template(template).render(**values))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Secret files in the code folder: found by name, and by the shape of tokens in their text.
+"""Secrets in the code folder and in the config: found by name, and by the shape of tokens in a text.
 
 The names follow the documentation of the tools that write the files; gitrob's and GitHub's lists served as a check.
 The shapes of tokens follow gitleaks 8 (config/gitleaks.toml, MIT licence). A scanner as a dependency was no choice:
@@ -7,12 +7,17 @@ detect-secrets 1.5 knows no file names and read 0.2 MB a second of trl's code, g
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from ..errors import Fault, Place
+
+if TYPE_CHECKING:
+    from ..config.schema import JobConfig
 
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
@@ -77,6 +82,7 @@ _SHAPES = (
 # Bytes around a mark: a secret that begins less than _STEP bytes behind the mark ends before _AFTER.
 _BEFORE, _STEP, _AFTER = 80, 150, 400
 _PLACEHOLDER = re.compile(rb"example|placeholder|x{4}|\*{4}|\.{4}|abcdefg|1234567|dummy|fake|your", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{(\w+)")
 _FEWEST = 9  # fewest different characters; below 9 a text has under 3 bits a character (gitleaks' bound): `hf_aaaa...`
 _SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
@@ -101,6 +107,32 @@ def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterabl
     names = {name for name, faults in found.items() if faults}
     for name in sorted(names - _permitted(folder, names, exclude)):
         yield from found[name]
+
+
+def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
+    """Yield a warning with file and line for each secret value under `env`, `args` or `resume_args`."""
+    from ..config import schemafaults, yamlfile
+
+    root = None
+    if config.env or config.args or config.resume_args:
+        with suppress(OSError, UnicodeDecodeError):
+            root = yamlfile.parse(file.read_text(encoding="utf-8-sig"), os.fspath(file), os.environ).root
+    for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
+        # The config holds arguments as a list, the file perhaps as a mapping or text: find an argument by its text.
+        is_env = key == "env"
+        leaves = yamlfile.scalars(yamlfile.find(root, (key,)) if root is not None else None, (key,))
+        written = {(path[-1] if is_env else "", leaf.text): (path, leaf) for path, leaf in leaves}
+        for step, value in values.items() if isinstance(values, dict) else enumerate(values or ()):
+            place, node = written.get((step if is_env else "", str(value)), ((key, step), None))
+            variables = [*(_REFERENCE.findall(node.shown) if node else ()), *([str(step)] if is_env and value else ())]
+            variable = next(filter(secret_name, variables), None)
+            kind = token_in(str(value))
+            if variable is not None or kind is not None:
+                name = step if is_env else variable or "NAME"
+                where = f"{node.place}, {schemafaults.dotted(place)}" if node else schemafaults.dotted(place)
+                what = f"holds {kind}, and is" if kind else "looks secret, and is"
+                reads = "" if is_env else "; the script reads the variable"
+                yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
 
 
 def token_in(text: str) -> str | None:
