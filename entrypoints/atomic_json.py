@@ -18,12 +18,27 @@ PIECES, PIECE_BYTES = 6, 1 << 16
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` by write, fsync and rename. If an OSError is raised, the old file stays unchanged."""
+    text = json.dumps(value)
     try:
-        _write(path, value)
+        write_text(path, text)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _give_back():
             raise
-        _write(path, value)
+        write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the text by write, fsync and rename. If an OSError is raised, the old file stays unchanged."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:
@@ -49,19 +64,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _write(path: Path, value: Any) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _give_back() -> bool:

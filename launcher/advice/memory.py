@@ -16,18 +16,16 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 
 from ..errors import CloudtrainError
 from ..planning.job_spec import job_spec, job_surroundings
+from ..planning.prepare import Prepared
 from ..prices import catalog
 from ..store import home
 from ..text.units import size
-
-if TYPE_CHECKING:
-    from ..planning.prepare import Prepared
 
 Lines = list[dict[str, Any]]
 

@@ -9,7 +9,7 @@ import json
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.format import one_line
@@ -18,14 +18,13 @@ from cloudtrain.entrypoints.models.folder import WEIGHT_FILES
 
 from .. import backend as backends
 from ..backend_table import traits
+from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, Fault, NoSuchJobError
+from ..job import Job
+from ..planning.prepare import Prepared
 from ..store import home
 from ..store.registry import Registry
-
-if TYPE_CHECKING:
-    from ..config.schema import JobConfig
-    from ..job import Job
-    from ..planning.prepare import Prepared
+from . import memory
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 
@@ -82,8 +81,6 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
 
 def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
     """Return the answer of entrypoints/trainer/fitting.py, or the reason why the parent cannot be read from here."""
-    from . import memory
-
     config, backend = prepared.config, prepared.backend
     assert config.init_from is not None, "checked by the caller"
     is_averaged = config.init_from.load == "weights"

@@ -9,19 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from shlex import join
+from typing import Any
 
 from ..backend_table import BUILT_IN
+from ..config.schema import JobConfig
 from ..errors import ConfigError, Fault
-from ..planning import bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ..config.schema import JobConfig
-    from ..planning.prepare import Prepared
-    from ..store.database import Database
+from ..planning import bundle, search_spec
+from ..planning.prepare import Prepared
+from ..store.database import Database
+from ..store.home import where
 
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", "sweep"}
 _APART |= {*BUILT_IN}
@@ -99,9 +98,6 @@ def notes(prepared: Prepared) -> Iterator[str]:
 
 def _there() -> Database | None:
     """Return the installation's database, or None before the first use."""
-    from ..store.database import Database
-    from ..store.home import where
-
     folder = where()
     return Database(folder) if (folder / "registry.sqlite").exists() else None
 
@@ -123,7 +119,7 @@ def _missing(database: Database | None, prepared: Prepared) -> str | None:
         return never
     if find(database, sha256, config) is not None:
         return None
-    older = _newest(database, f"{config.backend}:{_config_hash(config)}:%")
+    older = _newest(database, _key("%", config))
     if older is not None:
         return _changed_code(older, prepared)
     older = _newest(database, f"{config.backend}:%:{sha256}")
@@ -152,15 +148,11 @@ def _reason(prepared: Prepared) -> tuple[str, str]:
 
 
 def _pauses_scripts(config: JobConfig) -> bool:
-    from ..planning import search_spec
-
     return config.sweep is not None and config.task is None and search_spec.pauses(config.model_dump(mode="json"))
 
 
 def _advice(prepared: Prepared) -> str:
     """Return the command of a rehearsal, with the options given. The user knows when a script saves."""
-    from shlex import join
-
     config, file = prepared.config, str(prepared.config_file)
     most = config.training.max_steps
     early = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
@@ -173,11 +165,7 @@ def _advice(prepared: Prepared) -> str:
 
 
 def _key(code_sha256: str, config: JobConfig) -> str:
-    return f"{config.backend}:{_config_hash(config)}:{code_sha256}"
-
-
-def _config_hash(config: JobConfig) -> str:
-    return _hash(_settings(config))
+    return f"{config.backend}:{_hash(_settings(config))}:{code_sha256}"
 
 
 def _settings(config: JobConfig) -> dict[str, Any]:

@@ -11,11 +11,10 @@ import datetime
 import functools
 import io
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints import atomic_json, processes
 
 from ..errors import ConfigError, Fault, Place
 from ..metering import rate as rating
@@ -74,7 +73,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
                 kept.write_bytes(data)
             known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None and not refusal(quote)}
             if known or kept is not None:
-                _replace(path, _text(known))
+                atomic_json.write_text(path, _text(known))
             return kept
     except OSError as error:
         raise _unusable(path, error) from error
@@ -110,7 +109,7 @@ def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
     last = rating.today() + datetime.timedelta(days=AHEAD_DAYS)
     for number, line in enumerate(lines[1:], 2):  # a field holds no newline, so each line is a row
         try:
-            key, rate = _row(line, last)
+            key, rate = _meant(next(csv.reader([line], strict=True), []), last)
             if key in known:
                 raise ValueError(f"a second price of {key.instance_type} in {key.region}, {key.kind}")
         except (ValueError, csv.Error) as error:
@@ -118,11 +117,6 @@ def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
         else:
             known[key] = rate
     return known, faults
-
-
-def _row(line: str, last: datetime.date) -> tuple[Key, Rate]:
-    """Return the key and the rate of a line. Raises ValueError with the fault."""
-    return _meant(next(csv.reader([line], strict=True), []), last)
 
 
 def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
@@ -172,15 +166,3 @@ def _fields(key: Key, rate: Rate) -> list[str]:
     # No exponents. The source is external text, so newlines are removed.
     usd, source = f"{rate.usd:.10f}".rstrip("0").rstrip("."), " ".join(rate.source.split())
     return [*key, usd, "yes" if rate.is_derived else "no", f"{rate.factor:g}", rate.as_of, source]
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{FILE}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

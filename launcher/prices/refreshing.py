@@ -79,11 +79,15 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
         names = names if backend is None else [backend]
         if not names:
             raise UsageError(f"no backend of {file} has a price list", hint="name one: --backend sagemaker --region R")
-        return (
-            [_for(name, file) for name in names]
-            if len(names) > 1
-            else [Target(names[0], configs.load(file, backend=names[0]))]
-        )
+        found = []
+        for name in names:
+            try:
+                found.append(Target(name, configs.load(file, backend=name)))
+            except ConfigError as error:  # does not affect the other backends
+                if len(names) == 1:
+                    raise
+                found.append(Target(name, error=error))
+        return found
     if backend is not None:
         return [Target(backend)]
     found = [Target(name) for name in backends.names() if priced(name) is not None and _regions(name, None)]
@@ -91,16 +95,6 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
         hint = "name both: --backend sagemaker --region us-east-1; or a config: -f cloudtrain.yaml"
         raise UsageError("no region with usable prices is known", hint=hint)
     return found
-
-
-def _for(name: str, file: Path) -> Target:
-    """Return the target of one of several backends; an error in its config does not affect the other backends."""
-    from .. import config as configs
-
-    try:
-        return Target(name, configs.load(file, backend=name))
-    except ConfigError as error:
-        return Target(name, error=error)
 
 
 def refresh(

@@ -263,12 +263,8 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 def _call(name: str, *arguments: Any) -> None:
     """Make the system call; raise OSError with the call's name on failure."""
     if getattr(_LIBC, name)(*arguments) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{name} {_shown(arguments)}: {os.strerror(error)}")
-
-
-def _shown(arguments: Sequence[Any]) -> str:
-    return " ".join(each.decode() for each in arguments if isinstance(each, bytes))
+        error, texts = ctypes.get_errno(), [each.decode() for each in arguments if isinstance(each, bytes)]
+        raise OSError(error, f"{name} {' '.join(texts)}: {os.strerror(error)}")
 
 
 if __name__ == "__main__":

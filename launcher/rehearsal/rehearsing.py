@@ -16,21 +16,18 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 
 from ..backend_table import DEFAULT, traits
 from ..errors import ConfigError, UsageError
+from ..planning.prepare import Prepared
 from ..text.extras import install
 from . import judging, sandbox, scale, starts
 from .stage import Rehearsal, RehearsalOptions, Rehearsed, Stage, Stored
 from .starts import Account
 from .verdict import Verdict
-
-if TYPE_CHECKING:
-    from ..planning.prepare import Prepared
 
 QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed
@@ -195,26 +192,20 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
     """Return a function of the account and the seconds since the first rank that decides when to interrupt."""
     last = hold_at if hold_at is not None else leave_at
     assert last is not None
-    if work.is_task:
-        periodic = work.wish.kills
-
-        def is_held(account: Account, seconds: float) -> bool:
-            has_last_step = hold_at is not None and (account.last_step or 0) >= last
-            # After a kill only durable checkpoints remain, so wait for a save in progress.
-            return has_last_step and (not periodic or account.is_settled())
-
-        return is_held
-
     may_be_quiet, hinted = work.wish.preempt_at is None, False
 
-    def has_seen(account: Account, seconds: float) -> bool:
+    def is_due(account: Account, seconds: float) -> bool:
         nonlocal hinted
+        has_last_step = (account.last_step or 0) >= last
+        if work.is_task:
+            # After a kill only durable checkpoints remain, so wait for a save in progress.
+            return hold_at is not None and has_last_step and (not work.wish.kills or account.is_settled())
         if not account.steps and seconds > HINT_S and not hinted:
             hinted, limit_s = True, QUIET_S if may_be_quiet else work.wish.timeout_s
             work.say(f"no step reported yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
-        return (account.last_step or 0) >= last or (may_be_quiet and not account.steps and seconds > QUIET_S)
+        return has_last_step or (may_be_quiet and not account.steps and seconds > QUIET_S)
 
-    return has_seen
+    return is_due
 
 
 def _not_checked(work: _Work) -> list[str]:

@@ -6,13 +6,11 @@ import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.processes import cores
 
-if TYPE_CHECKING:
-    from ..config.schema import JobConfig
-    from ..plan import Plan
+from ..config.schema import JobConfig
+from ..plan import Plan
 
 DEVICES = Path("/dev")
 

@@ -44,14 +44,14 @@ def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch
     """If the disk is full at the first try, the writer frees a piece of the reserve and the second try works."""
     monkeypatch.setenv(atomic_json.RESERVE, "")
     atomic_json.reserve(tmp_path / "reserve")
-    write = atomic_json._write
+    write = atomic_json.write_text
 
-    def write_when_there_is_room(path: Path, value: object) -> None:
+    def write_when_there_is_room(path: Path, text: str) -> None:
         if len(list((tmp_path / "reserve").iterdir())) == atomic_json.PIECES:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, value)
+        write(path, text)
 
-    monkeypatch.setattr(atomic_json, "_write", write_when_there_is_room)
+    monkeypatch.setattr(atomic_json, "write_text", write_when_there_is_room)
     atomic_json.write_json(tmp_path / "a.json", 1)
     assert atomic_json.read_json(tmp_path / "a.json") == 1
 
