@@ -74,9 +74,8 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
         hint = f"jupyter nbconvert --to script {shlex.quote(node.value)}; then write `{key}: {node.value[:-6]}.py`"
         yield Fault(f"`{named(node)}` is a notebook, and torchrun starts Python files", key, node.place, hint)
     elif file.suffix != ".py":
-        yield Fault(
-            f"`{named(node)}` is not a Python file", key, node.place, "torchrun starts Python: name a `.py` file"
-        )
+        hint = "torchrun starts Python: name a `.py` file"
+        yield Fault(f"`{named(node)}` is not a Python file", key, node.place, hint)
     else:
         yield from _source_faults(file, key, node)
 
@@ -239,12 +238,8 @@ def _task_faults(tree: ast.Module, file: Path, node: YamlNode) -> Iterator[Fault
         calls = [f"{name}({', '.join(TASK_FUNCTIONS[name])})" for name in missing]
         close = [(name, match[0]) for name in missing if (match := get_close_matches(name, names, 1, 0.7))]
         hint = "; ".join(f"is `{match}` meant to be `{name}`?" for name, match in close)
-        yield Fault(
-            f"`{named(node)}` has no {quoted(calls)}",
-            "task",
-            node.place,
-            hint or "a task file holds model(params), dataset(params, split) and loss(model, batch)",
-        )
+        hint = hint or "a task file holds model(params), dataset(params, split) and loss(model, batch)"
+        yield Fault(f"`{named(node)}` has no {quoted(calls)}", "task", node.place, hint)
     for name, arguments in {**TASK_FUNCTIONS, **_OPTIONAL_FUNCTIONS}.items():
         function = names.get(name)
         if isinstance(function, ast.FunctionDef) and not _takes(function, len(arguments)):

@@ -228,6 +228,5 @@ def _secret_fault(path: KeyPath, place: Place | None) -> Fault:
     if place is not None and place.excerpt:
         place = replace(place, excerpt=place.excerpt[: place.column - 1] + "...")
     message = "expected a list of names: a secret's value must not be in the file"
-    return Fault(
-        message, dotted(path), place, "write `secrets: [WANDB_API_KEY]`; the value comes from your environment"
-    )
+    hint = "write `secrets: [WANDB_API_KEY]`; the value comes from your environment"
+    return Fault(message, dotted(path), place, hint)

@@ -258,13 +258,9 @@ def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int
     if total > max_bytes:
         top = sorted(sizes.items(), key=lambda item: -item[1])[:5]
         listed = ", ".join(f"{name} {size / MB:.1f} MB" for name, size in top)
-        faults.append(
-            Fault(
-                f"the code folder holds {total / MB:.1f} MB, over the cap of {max_bytes / MB:.0f} MB: {listed}",
-                key="code.max_size_mb",
-                hint="put data under `inputs:`, exclude the files, or raise code.max_size_mb",
-            )
-        )
+        message = f"the code folder holds {total / MB:.1f} MB, over the cap of {max_bytes / MB:.0f} MB: {listed}"
+        hint = "put data under `inputs:`, exclude the files, or raise code.max_size_mb"
+        faults.append(Fault(message, key="code.max_size_mb", hint=hint))
     if faults:
         raise ConfigError(faults)
     return sizes

@@ -116,13 +116,8 @@ def _slots(config: JobConfig, nproc: int, capacity: Capacity) -> tuple[int, int]
     assert config.sweep is not None
     ranks = config.sweep.slots
     if not capacity.gpus:
-        chosen = config.distributed.nproc_per_node != "auto"
-        at_once = (
-            nproc // ranks
-            if chosen
-            else -(-(config.sweep.parallel or search_spec.PARALLEL) // config.resources.instances)
-        )
-        return max(1, at_once), ranks
+        at_once = -(-(config.sweep.parallel or search_spec.PARALLEL) // config.resources.instances)
+        return max(1, at_once if config.distributed.nproc_per_node == "auto" else nproc // ranks), ranks
     if nproc % ranks:
         fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
         larger = "; a trial of several instances needs `place: jobs`" if ranks > nproc else ""
@@ -225,9 +220,8 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
     if instances * nproc % (tensor * stages):
         whole = instances * nproc // tensor
         fits = ", ".join(str(number) for number in range(1, whole + 1) if whole % number == 0)
-        message = f"`parallel.pipeline` {stages} does not divide the {whole} ranks" + f" / {tensor} ranks" * (
-            tensor > 1
-        )
+        shared = f" / {tensor} ranks" * (tensor > 1)
+        message = f"`parallel.pipeline` {stages} does not divide the {whole} ranks{shared}"
         raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
     ranks = instances * nproc // (tensor * stages)
     size = training.global_batch_size
@@ -239,15 +233,9 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
         below, above = size // step * step, (size // step + 1) * step
         near = f"{below} or {above}" if below else f"{above}"
         who = "ranks" if tensor * stages == 1 else f"groups of {tensor * stages} ranks"
-        raise ConfigError(
-            [
-                Fault(
-                    f"a global batch of {size} cannot be split over {ranks} {who} in micro-batches of {micro}",
-                    key="training.global_batch_size",
-                    hint=f"use {near}, or another micro_batch_size: global = micro x ranks x accumulation",
-                )
-            ]
-        )
+        message = f"a global batch of {size} cannot be split over {ranks} {who} in micro-batches of {micro}"
+        hint = f"use {near}, or another micro_batch_size: global = micro x ranks x accumulation"
+        raise ConfigError(message, key="training.global_batch_size", hint=hint)
     from cloudtrain.entrypoints.trainer import contradictions  # not for a script
 
     refused = list(contradictions.of_ranks(training, ranks, size // (micro * ranks)))

@@ -88,15 +88,11 @@ def why_none(wanted: PriceQuery) -> str:
         return f"{wanted.backend} has no price list: write {wanted.backend}.price_per_hour into the config"
     asked = "`cloudtrain prices refresh --backend B --region R --type T` asks the vendor"
     name = (wanted.accelerator or "").partition(":")[0]
+    kinds = {line.accelerator for line in known if line.accelerator and line.accelerator[0] != "("}
     words = (
         ("region", wanted.region, {line.key.region for line in known}, True),
         ("type", wanted.instance_type, {line.key.instance_type for line in known}, False),
-        (
-            "accelerator",
-            name,
-            {line.accelerator for line in known if line.accelerator and line.accelerator[0] != "("},
-            True,
-        ),
+        ("accelerator", name, kinds, True),
     )
     for kind, word, names, is_short in words:
         if word and catalog.plain(word) not in {catalog.plain(each) for each in names}:

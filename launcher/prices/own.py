@@ -90,12 +90,7 @@ def _sound(path: Path, changed_ns: int, size: int) -> Mapping[Key, Rate]:
     known, faults = _parsed(path.read_bytes())
     if faults:
         hint = f"remove the line, or the file; or `cloudtrain prices refresh` keeps the good lines (of {len(known)})"
-        raise ConfigError(
-            [
-                Fault(message, place=Place(str(path), number, 1, excerpt), hint=hint)
-                for number, message, excerpt in faults
-            ]
-        )
+        raise ConfigError([Fault(why, place=Place(str(path), row, 1, text), hint=hint) for row, why, text in faults])
     return known
 
 

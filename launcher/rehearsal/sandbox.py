@@ -17,33 +17,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cloudtrain import entrypoints
 
 from ..errors import ConfigError
 from .cell import SandboxOrder
+from .stage import NodeRun
 
 LOCK_PORT = 46_997  # UDP port on a block's last address, bound while the block is in use
 TRIES = 100  # each of 46,750 blocks is equally likely
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@dataclass(frozen=True)
-class Sandbox:
-    """A command and its view. `folder` holds its /tmp, its hosts file, and its whole output, `output.log`."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    folder: Path
-    hostname: str
-    places: Mapping[str, Path]  # absolute path inside -> local path
-    names: Mapping[str, str] = field(default_factory=dict)  # host -> address
-    hidden: Sequence[Path] = ()  # folders of this machine that appear empty inside
-    cwd: str = "/"
-    stdin: str | None = None
-    detaches: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,28 +62,31 @@ def mode() -> str:
     return next((name for name in ("root", "user") if asked in (None, name) and _works(name)), "none")
 
 
-def start(cell: Sandbox) -> Running:
-    """Start the sandbox, which dies with the calling thread."""
-    cell.folder.mkdir(parents=True, exist_ok=True)
+def start(node: NodeRun, folder: Path, hidden: Sequence[Path] = (), stdin: str | None = None) -> Running:
+    """Start the node's command in a sandbox, which dies with the calling thread.
+
+    `folder` holds its /tmp, its hosts file, and its whole output, `output.log`. `hidden`: folders of this machine that
+    appear empty inside.
+    """
+    (folder / "root").mkdir(parents=True, exist_ok=True)
     order = SandboxOrder(
         os.getpid(),
         mode(),
-        cell.argv,
-        cell.env,
-        cell.cwd,
-        cell.hostname,
-        binds=_binds(cell) if mode() != "none" else [],
-        rebuilt=sorted({_there(Path(place).parent) for place in cell.places if not _is_given(place)}),
-        new_root=str(cell.folder / "root"),
-        stdin=cell.stdin,
-        detaches=cell.detaches,
+        node.argv,
+        node.env,
+        node.cwd,
+        node.hostname,
+        binds=_binds(node, folder, hidden) if mode() != "none" else [],
+        rebuilt=sorted({_there(Path(place).parent) for place in node.places if not _is_given(place)}),
+        new_root=str(folder / "root"),
+        stdin=stdin,
+        detaches=node.detaches,
     )
-    (cell.folder / "root").mkdir(exist_ok=True)
     if mode() == "none":
-        moved = functools.partial(_moved, cell.places)
-        env = {key: moved(value) for key, value in cell.env.items()}
-        order = replace(order, argv=[moved(word) for word in cell.argv], cwd=moved(cell.cwd), env=env)
-    output = cell.folder / "output.log"
+        moved = functools.partial(_moved, node.places)
+        env = {key: moved(value) for key, value in node.env.items()}
+        order = replace(order, argv=[moved(word) for word in node.argv], cwd=moved(node.cwd), env=env)
+    output = folder / "output.log"
     return Running(_spawn(order, output), output)
 
 
@@ -155,29 +143,28 @@ def _there(folder: Path) -> str:
     return str(next(each for each in (folder, *folder.parents) if each.is_dir()))
 
 
-def _binds(cell: Sandbox) -> list[tuple[str, str]]:
+def _binds(node: NodeRun, folder: Path, hidden: Sequence[Path]) -> list[tuple[str, str]]:
     """Return sources and mount points, in order: a later place may lie inside an earlier place."""
-    tmp, hosts, empty = (cell.folder / name for name in ("tmp", "hosts", "empty"))
+    tmp, hosts, empty = (folder / name for name in ("tmp", "hosts", "empty"))
     tmp.mkdir(exist_ok=True)
     tmp.chmod(0o1777)
     empty.mkdir(exist_ok=True)
-    names = {"localhost": "127.0.0.1", cell.hostname: "127.0.0.1", **cell.names}
+    names = {"localhost": "127.0.0.1", node.hostname: "127.0.0.1", **node.names}
     hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     # Outer folders first: kept folders may lie in hidden folders, and the reverse.
-    covered = sorted({"/tmp": tmp, **{str(folder): empty for folder in cell.hidden}, **_of_python(cell)}.items())
+    covered = sorted({"/tmp": tmp, **{str(path): empty for path in hidden}, **_of_python(hidden)}.items())
     return [
         *((str(source), place) for place, source in covered),
-        *((str(source), place) for place, source in cell.places.items()),
+        *((str(source), place) for place, source in node.places.items()),
         (str(hosts), "/etc/hosts"),
     ]
 
 
-def _of_python(cell: Sandbox) -> dict[str, Path]:
+def _of_python(hidden: Sequence[Path]) -> dict[str, Path]:
     """Return folders of Python and cloudtrain inside hidden folders; an editable install lies in a clone."""
     prefixes = [Path(named) for prefix in (sys.prefix, sys.base_prefix) for named in (prefix, os.path.realpath(prefix))]
     kept = [*prefixes, *map(Path, entrypoints.__path__)]
-    hidden = [*cell.hidden, Path("/tmp")]
-    return {str(path): path for path in kept if any(path.is_relative_to(one) for one in hidden)}
+    return {str(path): path for path in kept if any(path.is_relative_to(one) for one in (*hidden, Path("/tmp")))}
 
 
 def _moved(places: Mapping[str, Path], text: str) -> str:

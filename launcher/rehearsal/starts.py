@@ -127,21 +127,9 @@ def _collect(found: StartResult, agents: tuple[Path, ...], running: list[sandbox
 
 
 def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Running]) -> sandbox.Running:
-    return sandbox.start(
-        sandbox.Sandbox(
-            argv=node.argv,
-            env=node.env,
-            folder=folder,
-            hostname=node.hostname,
-            places=node.places,
-            names=node.names,
-            # The job's own code comes only from its bundle, so a file missing in the bundle is missing here too.
-            hidden=[] if node.detaches else [hidden],
-            cwd=node.cwd,
-            stdin=node.stdin(_answer(before[0])) if callable(node.stdin) else node.stdin,
-            detaches=node.detaches,
-        )
-    )
+    stdin = node.stdin(_answer(before[0])) if callable(node.stdin) else node.stdin
+    # The job's own code comes only from its bundle, so a file missing in the bundle is missing here too.
+    return sandbox.start(node, folder, [] if node.detaches else [hidden], stdin)
 
 
 def _answer(first: sandbox.Running) -> str:

@@ -86,16 +86,9 @@ def test_sandbox_has_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             (tmp_path / name).mkdir()
         (tmp_path / "code/secret").touch()
         script = f"cat; echo done > /opt/ml-tried/file; ls {tmp_path}/code"
-        cell = sandbox.Sandbox(
-            argv=["/bin/sh", "-c", script],
-            env={"PATH": sandbox.SYSTEM_PATH},
-            folder=tmp_path / "cell",
-            hostname="algo-1",
-            places={"/opt/ml-tried": tmp_path / "own"},
-            hidden=[tmp_path / "code"],
-            stdin="spoken '$(words)'\n",
-        )
-        running = sandbox.start(cell)
+        places = {"/opt/ml-tried": tmp_path / "own"}
+        node = NodeRun("algo-1", ("/bin/sh", "-c", script), {"PATH": sandbox.SYSTEM_PATH}, (), places)
+        running = sandbox.start(node, tmp_path / "cell", [tmp_path / "code"], "spoken '$(words)'\n")
         running.process.wait(30)
     finally:
         sandbox.mode.cache_clear()
@@ -115,15 +108,9 @@ def test_sandbox_keeps_a_clone_inside_a_hidden_folder(tmp_path: Path, monkeypatc
         path.touch()
     monkeypatch.setattr(entrypoints, "__path__", [str(clone)])
     for hidden in ([], [tmp_path / "code"]):  # pytest's folders are below /tmp, which no sandbox shares
-        cell = sandbox.Sandbox(
-            argv=["find", "/tmp", str(tmp_path), "-type", "f", "-not", "-path", f"{tmp_path}/cell/*"],
-            env={"PATH": sandbox.SYSTEM_PATH},
-            folder=tmp_path / f"cell/{len(hidden)}",
-            hostname="algo-1",
-            places={},
-            hidden=hidden,
-        )
-        running = sandbox.start(cell)
+        words = ("find", "/tmp", str(tmp_path), "-type", "f", "-not", "-path", f"{tmp_path}/cell/*")
+        node = NodeRun("algo-1", words, {"PATH": sandbox.SYSTEM_PATH}, ())
+        running = sandbox.start(node, tmp_path / f"cell/{len(hidden)}", hidden)
         running.process.wait(30)
         found = {line for line in running.output.read_text().split() if line.startswith(str(tmp_path))}
         assert found == {str(clone / "starting.py")}, running.output.read_text()
