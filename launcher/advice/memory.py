@@ -25,6 +25,7 @@ from ..planning.job_spec import job_spec, job_surroundings
 from ..planning.prepare import Prepared
 from ..prices import catalog
 from ..store import home
+from ..store.database import Database
 from ..text.units import size
 
 Lines = list[dict[str, Any]]
@@ -174,8 +175,6 @@ def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tupl
 
 def _parameters(name: str) -> int | None:
     """Return the number of parameters that the newest run of this name has reported, None if unknown."""
-    from ..store.database import Database
-
     with contextlib.suppress(CloudtrainError, OSError, RuntimeError, ValueError):
         if not (home.where() / "registry.sqlite").exists():
             return None

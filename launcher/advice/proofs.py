@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from shlex import join
 from typing import Any
 
@@ -38,8 +38,8 @@ class Proof:
 
     ended_s: float
     words: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str]
+    files: Mapping[str, str]
 
 
 def files_of(prepared: Prepared) -> dict[str, str]:
@@ -85,21 +85,12 @@ def notes(prepared: Prepared) -> Iterator[str]:
     key, _ = _reason(prepared)
     if not key:
         return
-    database = _there()
-    why = _missing(database, prepared)
-    if why is not None:
-        yield f"{key}: {why}; submit wants {_advice(prepared)} before, or --force"
-        return
-    assert database is not None
-    proof = find(database, prepared.bundle.code_sha256, prepared.config)
-    assert proof is not None
-    yield f"{key}: its resume was rehearsed on {_day(proof)}: {proof.words}"
-
-
-def _there() -> Database | None:
-    """Return the installation's database, or None before the first use."""
-    folder = where()
-    return Database(folder) if (folder / "registry.sqlite").exists() else None
+    database = Database(where()) if (where() / "registry.sqlite").exists() else None  # None before the first use
+    proof = find(database, prepared.bundle.code_sha256, prepared.config) if database else None
+    if proof is None:
+        yield f"{key}: {_missing(database, prepared)}; submit wants {_advice(prepared)} before, or --force"
+    else:
+        yield f"{key}: its resume was rehearsed on {_day(proof)}: {proof.words}"
 
 
 def _day(proof: Proof) -> str:
@@ -195,9 +186,4 @@ def _hash(value: Any) -> str:
 def _newest(database: Database, pattern: str) -> Proof | None:
     sql = "SELECT ended_s, verdict FROM rehearsals WHERE key LIKE ? ORDER BY ended_s DESC LIMIT 1"
     rows = database.execute(sql, (pattern,))
-    if not rows:
-        return None
-    verdict = json.loads(rows[0]["verdict"])
-    return Proof(
-        rows[0]["ended_s"], str(verdict.get("words", "")), verdict.get("settings", {}), verdict.get("files", {})
-    )
+    return Proof(rows[0]["ended_s"], **json.loads(rows[0]["verdict"])) if rows else None

@@ -18,6 +18,7 @@ from cloudtrain.entrypoints.contract import (
 )
 from cloudtrain.entrypoints.terms import Terms
 
+from ..channels import entries
 from ..metering import limit
 from . import search_spec
 
@@ -119,8 +120,6 @@ def resume_terms(plan: Plan) -> Terms:
 
 def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
-    from ..channels import entries
-
     channels = tuple(
         NoticeChannel(
             id=entry.id,

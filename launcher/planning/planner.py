@@ -7,19 +7,19 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.format import counted, down, span, up
 from cloudtrain.entrypoints.sweep.space import dimensions
 from cloudtrain.entrypoints.terms import CostRate, worst_case_micro
 
 from ..errors import BudgetError, ConfigError, Fault
 from ..metering import limit as caps
 from ..plan import Batch, Plan
+from ..text.units import format_money
 from . import search_spec
 
 if TYPE_CHECKING:
     from ..backend import Capacity
     from ..config.schema import Budget, JobConfig
-    from ..config.schema_training import Parallel
 
 LAST = 1 - 1e-9  # the share of a range just before its end
 
@@ -73,7 +73,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         budget_micro=budget.limit if budget else None,
         spent_micro=spent_micro,
         on_limit=budget.on_limit if budget else None,
-        alert_micro=_thresholds(budget),
+        alert_micro=tuple(sorted({-(-budget.limit * share // 100) for share in budget.alert_at})) if budget else (),
         unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
         saves=config.task is not None or config.on_stop == "save",
         keeps=any(not name.startswith("!") for name in config.keep),
@@ -126,11 +126,6 @@ def _slots(config: JobConfig, nproc: int, capacity: Capacity) -> tuple[int, int]
     return nproc // ranks, ranks
 
 
-def _thresholds(budget: Budget | None) -> tuple[int, ...]:
-    """Return the sums at which alerts are sent, each sum once."""
-    return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
-
-
 def _cap(
     config: JobConfig, budget: Budget | None, capacity: Capacity, rate: CostRate | None, spent_micro: int
 ) -> caps.Cap:
@@ -156,10 +151,6 @@ def _require_ladder(config: JobConfig, budget: Budget, rate: CostRate, capacity:
     stored = config.model_dump(mode="json", include={"task", "training", "sweep"})
     if config.sweep is None or search_spec.is_packed(stored) or not search_spec.pauses(stored):
         return
-    from cloudtrain.entrypoints.format import up
-
-    from ..text.units import format_money
-
     count = len(search_spec.search_of(stored).rungs)
     least_micro = worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
     if budget.limit < count * least_micro:
@@ -187,10 +178,6 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
 
 
 def _refused(found: caps.LimitRefusal, limit_micro: int, rate: CostRate, capacity: Capacity) -> BudgetError:
-    from cloudtrain.entrypoints.format import down, span, up
-
-    from ..text.units import format_money
-
     spent_micro = limit_micro - found.left_micro
     left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"
     hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
@@ -241,15 +228,9 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
     refused = list(contradictions.of_ranks(training, ranks, size // (micro * ranks)))
     if refused:
         raise ConfigError([Fault(refusal.message, refusal.keys[0], hint=refusal.cure) for refusal in refused])
-    return _with_bubble(Batch(size, micro, size // (micro * ranks), tensor, stages), training.parallel)
-
-
-def _with_bubble(batch: Batch, parallel: Parallel) -> Batch:
-    """Return the batch with its bubble: (p - 1) / (v m + p - 1) for p stages of v chunks and m micro-batches a step.
-
-    Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2.
-    """
-    stages, count = parallel.pipeline, batch.accumulation
+    batch, parallel = Batch(size, micro, size // (micro * ranks), tensor, stages), training.parallel
     if parallel.schedule == "async":
         return batch
-    return replace(batch, bubble=(stages - 1) / (parallel.chunks * count + stages - 1))
+    # The bubble is (p - 1) / (v m + p - 1) for p stages of v chunks and m micro-batches a step.
+    # Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2.
+    return replace(batch, bubble=(stages - 1) / (parallel.chunks * batch.accumulation + stages - 1))

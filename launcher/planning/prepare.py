@@ -11,8 +11,10 @@ from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 
 from .. import backend as backends
+from .. import channels
 from ..backend_table import traits
 from ..errors import BudgetError, ConfigError, Fault, require_all
+from ..metering.rate import stale
 from . import bundle as bundles
 from . import plan_text, secret_files
 from . import planner as plans
@@ -168,11 +170,8 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
-    if plan.price_micro:
-        from ..metering.rate import stale
-
-        if old := stale(plan.price_as_of):
-            yield old
+    if plan.price_micro and (old := stale(plan.price_as_of)):
+        yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         always = "to have them always: cloudtrain watch --install"
         yield f"retries happen only while a cloudtrain command follows the job; {always}"
@@ -182,9 +181,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.setup:
         yield f"setup: {counted(len(config.setup), 'command')} on each node before the ranks start"
     if config.notify:
-        from ..channels import doubts
-
-        yield from doubts(config.model_dump(mode="json", include={"notify"}))
+        yield from channels.doubts(config.model_dump(mode="json", include={"notify"}))
     wanted = config.resources.accelerators if runs_here else None
     if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
         there = plan.gpus_per_instance

@@ -37,12 +37,9 @@ def everything() -> Mapping[Key, Rate]:
     """Return all of the user's prices; empty without a file. Raises ConfigError if the file cannot be read."""
     try:
         path = home.where() / FILE
-    except RuntimeError:  # `~nobody`: home() reports the error when needed
-        return {}
-    try:
         stat = path.stat()
         return _sound(path, stat.st_mtime_ns, stat.st_size)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):  # `~nobody`: home() reports the error when needed
         return {}
     except OSError as error:
         raise _unusable(path, error) from error

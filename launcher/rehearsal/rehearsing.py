@@ -210,17 +210,15 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
 
 def _not_checked(work: _Work) -> list[str]:
     """Return what this rehearsal did not check, the most important first."""
-    config, chosen = work.prepared.config, work.scale
-    laid_out = work.laid()
+    config = work.prepared.config
     missing = [name for name in config.inputs if name not in work.wish.inputs and "://" in config.inputs[name]]
-    has_gpus = any(chosen.gpus)
     own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel does not allow namespaces"]
     return [
         *([] if work.wish.preempt_at else ["the resume after an interruption (--preempt-at STEP)"]),
-        *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
+        *([] if any(work.scale.gpus) else ["GPUs, NCCL, memory at full size"]),
         *([f"input data: nothing is in {', '.join(missing)} here (--input NAME=PATH)"] if missing else []),
         *own,
-        *laid_out.replaced,
+        *work.laid().replaced,
         "quotas, permissions, the network between nodes",
     ]
 
