@@ -69,12 +69,10 @@ def _one_to_run(root: YamlNode) -> Iterator[Fault]:
 
 def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
     own = next((name for name in ("script", "module") if given(root, name)), "")
-    if given(root, "task") and not own and given(root, "args"):
-        hint = "a task takes its settings from `params`"
-        yield between(root, "`args` goes with `script` or `module`, not with `task`", hint, ("args",), ("task",))
-    for name in _OF_SCRIPTS if given(root, "task") and not own else ():
+    for name in ("args", *_OF_SCRIPTS) if given(root, "task") and not own else ():
         if given(root, name):
             hint = "the shared trainer does so by itself: leave the key out"
+            hint = "a task takes its settings from `params`" if name == "args" else hint
             yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
     if own and not given(root, "task"):
         for name, hint in (
@@ -315,7 +313,5 @@ def _references(root: YamlNode) -> Iterator[Fault]:
 def _backend(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for an unknown backend."""
     node = given(root, "backend")
-    if node is None or not isinstance(node.value, str) or node.value in BUILT_IN:
-        return
-    if node.value not in plugins():
+    if node and isinstance(node.value, str) and node.value not in BUILT_IN and node.value not in plugins():
         yield Fault(f"unknown backend `{named(node)}`", "backend", node.place, similar(node.value))

@@ -50,11 +50,7 @@ SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhoo
 _SAID: tuple[tuple[str, str, str], ...] = (
     ("'\\t'", "a tab cannot indent YAML", "use spaces"),
     ("violates indentation", "a tab cannot indent YAML", "use spaces"),
-    (
-        "mapping values are not allowed",
-        "a `:` where none can stand",
-        "",  # _colon_hint looks at the lines
-    ),
+    ("mapping values are not allowed", "a `:` where none can stand", ""),  # _colon_hint looks at the lines
     ("while scanning a quoted scalar", "the quote that opens here is not closed", "close it, or leave both quotes out"),
     ("expected ',' or '}'", "the `{` that opens here is not closed, or a comma is missing", "every `{` needs its `}`"),
     ("expected ',' or ']'", "the `[` that opens here is not closed, or a comma is missing", "every `[` needs its `]`"),

@@ -372,9 +372,6 @@ class _Hashing(io.RawIOBase):
         self.hash = hashlib.sha256()
         self.bytes = 0
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
         self.hash.update(data)
         self.bytes += len(data)

@@ -120,21 +120,15 @@ def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        loader=FunctionLoader(_source),
+        loader=FunctionLoader(lambda name: files("cloudtrain.templates").joinpath(name).read_text(encoding="utf-8")),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["json"] = _json
-    environment.filters["yaml"] = _yaml
-    environment.filters["sh"] = _sh
+    environment.filters.update(json=_json, yaml=_yaml, sh=_sh)
     return environment
-
-
-def _source(name: str) -> str:
-    return files("cloudtrain.templates").joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

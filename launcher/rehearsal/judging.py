@@ -84,7 +84,7 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: S
 
 def _took_up(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
     """Judge the checkpoint that a task resumed from."""
-    event = second.account.first("start") or {}
+    event = next((event for event in second.account.events if event["e"] == "start"), {})
     saved, went_on = verdict.saved_step, event.get("resumed_from")
     if went_on is None:
         return _wrong(verdict, second, "resumed", "started again, it began at step 0 again")

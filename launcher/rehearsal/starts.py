@@ -207,10 +207,6 @@ class Account:
                 if int(match[1]) == 0:
                     self._take(path)
 
-    def first(self, name: str) -> dict[str, Any] | None:
-        """Return the first event of the given name."""
-        return next((event for event in self.events if event["e"] == name), None)
-
     @property
     def last_step(self) -> int | None:
         """Return the last reported step, None before the first."""
@@ -218,15 +214,13 @@ class Account:
 
     def is_settled(self) -> bool:
         """Return whether a checkpoint is durable, or no step was reported for SETTLE_S."""
-        return any(event["e"] == "checkpoint" and "step" in event for event in self.events) or self._idle_s() > SETTLE_S
+        is_durable = any(event["e"] == "checkpoint" and "step" in event for event in self.events)
+        return is_durable or time.monotonic() - self._reported_s > SETTLE_S
 
     @property
     def odd_steps(self) -> list[int]:
         """Return the steps with a loss that is not finite."""
         return sorted(step for step, loss in self.steps.items() if loss is not None and not math.isfinite(loss))
-
-    def _idle_s(self) -> float:
-        return time.monotonic() - self._reported_s
 
     def _take(self, path: Path) -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:
