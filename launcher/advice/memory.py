@@ -90,11 +90,10 @@ def gpu_bytes(prepared: Prepared) -> int | None:
     if not plan.gpus_per_instance:
         return None
     own = [row for row in catalog.rows(prepared.config.backend) if row["instance_type"] == plan.machine]
-    tables = (catalog.rows(backend) for backend in catalog.backends())
     named = [
         row
-        for rows in tables
-        for row in rows
+        for backend in catalog.backends()
+        for row in catalog.rows(backend)
         if catalog.is_named(wanted, row["accelerator"], row["accelerator_memory_gib"])
     ]
     for rows in (own, named):

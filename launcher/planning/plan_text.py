@@ -47,9 +47,7 @@ def _machines(plan: Plan) -> Iterator[str]:
         if b.pipeline > 1 and not b.bubble:
             yield f"pipeline: weights are up to {b.pipeline - 1} micro-batches old, which costs accuracy; no bubble"
         elif b.pipeline > 1:
-            more = (
-                f"; {4 * b.pipeline} micro-batches or more would waste less" if b.accumulation < 4 * b.pipeline else ""
-            )
+            more = f"; {4 * b.pipeline} micro-batches or more would waste less" * (b.accumulation < 4 * b.pipeline)
             yield f"pipeline: each stage waits at least {100 * b.bubble:.0f} % of a step{more}"
 
 

@@ -49,17 +49,12 @@ class _Work:
     services: ExitStack
     verdict: Verdict
     say: Callable[[str], None]
-    laid_out: Rehearsal | None = None
+    laid_out: Rehearsal = field(init=False)  # the layout of the latest start
     _urls: dict[Path, str] = field(default_factory=dict)
 
     @property
     def is_task(self) -> bool:
         return self.prepared.config.task is not None
-
-    def laid(self) -> Rehearsal:
-        """Return the layout of the latest start."""
-        assert self.laid_out is not None
-        return self.laid_out
 
     def service(self, kept: Path) -> str:
         """Return the address of the stand-in for the platform's storage over this folder."""
@@ -111,17 +106,17 @@ def _acts(work: _Work) -> None:
         goal = "to step {}" if work.is_task else "until the script reports step {} or a later step"
         work.say(f"{work.prepared.config.backend}: {goal.format(wish.steps)}")
         ended = _start(work, "start", kept, 1, leave_at=wish.steps)
-        judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
+        judging.ran(verdict, work.laid_out, ended, work.scale.ranks, is_task=work.is_task)
         return
     work.say(f"{work.prepared.config.backend}: to step {wish.preempt_at}, where it is interrupted")
     first = _start(work, "first", kept, 1, hold_at=wish.preempt_at)
-    if not judging.interrupted(verdict, work.laid(), first, work.scale.ranks, wish, is_task=work.is_task):
+    if not judging.interrupted(verdict, work.laid_out, first, work.scale.ranks, wish, is_task=work.is_task):
         return
     assert verdict.saved_step is not None or not work.is_task
     last = (verdict.saved_step or first.account.last_step or 0) + wish.steps
     work.say(f"{work.prepared.config.backend}: again, from what was saved")
     second = _start(work, "second", kept, 2, leave_at=last)
-    if not judging.resumed(verdict, work.laid(), first, second, is_task=work.is_task):
+    if not judging.resumed(verdict, work.laid_out, first, second, is_task=work.is_task):
         return
     work.say(f"{work.prepared.config.backend}: once more without the interruption, to compare the losses")
     last = min(last, second.account.last_step or last)
@@ -139,7 +134,7 @@ def _start(
     for each in (folder, kept):
         each.mkdir(parents=True, exist_ok=True)
     request = prepared.request
-    if number > 1 and work.laid_out is not None and work.laid_out.sends_again:
+    if number > 1 and work.laid_out.sends_again:
         job = request.name.rpartition("-")[0]
         request = prepared.backend.request(prepared.plan, prepared.config, job, number, prepared.bundle.sha256)
     variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
@@ -218,7 +213,7 @@ def _not_checked(work: _Work) -> list[str]:
         *([] if any(work.scale.gpus) else ["GPUs, NCCL, memory at full size"]),
         *([f"input data: nothing is in {', '.join(missing)} here (--input NAME=PATH)"] if missing else []),
         *own,
-        *work.laid().replaced,
+        *work.laid_out.replaced,
         "quotas, permissions, the network between nodes",
     ]
 

@@ -28,6 +28,7 @@ from .stage import NodeRun
 
 LOCK_PORT = 46_997  # UDP port on a block's last address, bound while the block is in use
 TRIES = 100  # each of 46,750 blocks is equally likely
+_COMMAND = [sys.executable, "-I", "-m", "cloudtrain.launcher.rehearsal.cell"]
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -113,19 +114,15 @@ def _works(name: str) -> bool:
         return False
     order = SandboxOrder(os.getpid(), name, ["true"], {"PATH": SYSTEM_PATH}, "/", "probe", rebuilt=["/opt"])
     text = json.dumps(asdict(order)).encode()
-    done = subprocess.run(_command(), input=text, capture_output=True, check=False, cwd="/")
+    done = subprocess.run(_COMMAND, input=text, capture_output=True, check=False, cwd="/")
     return done.returncode == 0 and not done.stderr
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-I", "-m", "cloudtrain.launcher.rehearsal.cell"]
 
 
 def _spawn(order: SandboxOrder, output: Path) -> subprocess.Popen[bytes]:
     """Start the sandbox. The order goes through a pipe: it may hold secrets, which are never written to a disk."""
     with output.open("ab") as log:
         process = subprocess.Popen(
-            _command(), stdin=subprocess.PIPE, stdout=log, stderr=log, env={"PATH": SYSTEM_PATH}, cwd="/"
+            _COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env={"PATH": SYSTEM_PATH}, cwd="/"
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the output gives the reason
