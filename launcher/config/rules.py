@@ -311,7 +311,6 @@ def _references(root: YamlNode) -> Iterator[Fault]:
 
 
 def _backend(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault for an unknown backend."""
     node = given(root, "backend")
     if node and isinstance(node.value, str) and node.value not in BUILT_IN and node.value not in plugins():
         yield Fault(f"unknown backend `{named(node)}`", "backend", node.place, similar(node.value))

@@ -168,14 +168,13 @@ def _start(
         seen = {str(environments): environments}
         laid_out = replace(laid_out, nodes=tuple(replace(n, places={**n.places, **seen}) for n in laid_out.nodes))
     work.laid_out = laid_out
-    until = _until(work, hold_at, leave_at)
     hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
     is_last = hold_at is None and wish.preempt_at is not None  # then no second save is needed
     at_once = wish.kills if hold_at is not None else is_last
     return starts.run(
         work.laid_out,
         folder,
-        until=until,
+        until=_until(work, hold_at, leave_at),
         ranks=work.scale.ranks,
         at_once=at_once,
         timeout_s=wish.timeout_s,
