@@ -82,7 +82,7 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
     """
     printer = Printer(view, is_live=False)
     gc.set_threshold(MANY)  # lines form no cycles, and the search for cycles takes a fifth of the time
-    with closing(_stream_of(registry, job, attempt, view, now=True)) as stream:
+    with closing(LogStream(registry, job, attempt, view, now=True, tell=aside)) as stream:
         for lines in _existing(stream, view, tail):
             printer.print(lines)
         printer.finish()
@@ -105,7 +105,7 @@ def read(
                     found = printer.bars() if lines is None else printer.ended(lines)
                     yield job_now.attempt.number, view.chosen(found)
         else:
-            with closing(_stream_of(registry, job, job.attempt, view, now=True)) as stream:
+            with closing(LogStream(registry, job, job.attempt, view, now=True, tell=aside)) as stream:
                 for lines in _existing(stream, view, tail):
                     yield number, view.chosen(printer.ended(lines))
             yield number, view.chosen(printer.bars())
@@ -119,7 +119,7 @@ def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, cou
     """Return by attempt number how many of the last `count` lines of all attempts are in each attempt."""
     found = {}
     for attempt in reversed(attempts):
-        with closing(_stream_of(registry, job, attempt, view, now=True)) as stream:
+        with closing(LogStream(registry, job, attempt, view, now=True, tell=aside)) as stream:
             found[attempt.number] = len(stream.tail(count, _wanted(view))) if count else 0
         count -= found[attempt.number]
     return found
@@ -183,7 +183,7 @@ def _followed(registry: Registry, job: Job, view: View, tail: int | None, tell: 
     """Yield the job and its lines to the end, with its retries; None in place of lines at the end of each attempt."""
     was_active = job.active  # for a job that had already ended, no retry is sent
     while True:
-        with closing(_stream_of(registry, job, job.attempt, view)) as stream:
+        with closing(LogStream(registry, job, job.attempt, view, tell=aside)) as stream:
             pages = _read_on(registry, job, stream, view, tail, tell, look)
             for job, lines in pages:
                 yield job, lines
@@ -223,22 +223,8 @@ def _read_on(
         if not has_said and stream.is_waiting_s > SAY_S and not stream.is_over:
             has_said = True
             tell("the job is over; looking for its last lines")
-        if not (is_through or outage or stream.is_behind):
+        if not (is_through or outage or stream.came):
             is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)
-
-
-def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> LogStream:
-    return LogStream(
-        registry,
-        job,
-        attempt,
-        ranks=view.ranks,
-        hold_back_s=view.hold_back_s,
-        now=now,
-        since_s=view.since_s,
-        find=view.grep,
-        tell=aside,
-    )
 
 
 def _wanted(view: View) -> Callable[[LogLine], bool] | None:

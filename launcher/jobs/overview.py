@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
@@ -23,7 +24,7 @@ from ..text.terminal import when
 from ..text.units import percent, quantity, step_time
 from ..text.units import size as bytes_of
 from ..text.visible import shown
-from .view import JobView, failure_lines, outcome, pairs, saved_step, took_s, with_reason
+from .view import JobView, failure_lines, outcome, saved_step, took_s, with_reason
 
 Rows = list[tuple[str, str]]  # label and text; a row without a label continues the row above
 
@@ -270,7 +271,7 @@ def _failure(view: JobView, before: Sequence[str], most_frames: int, columns: in
     state = view.state
     rows = _error(state.error, most_frames, columns)
     if before and state.error:
-        rows += _below("before it", [_cut(_plain(line), columns) for line in before])
+        rows += _below("before it", [_cut(line, columns) for line in before])
     if state.detail and state.state != "pending":
         rows.append(("detail", state.detail))
     return [*rows, *([("likely", view.likely)] if view.likely else [])]
@@ -286,17 +287,12 @@ def _error(error: dict[str, Any] | None, most_frames: int, columns: int | None) 
     )
     # The user's code may have written the message: the first of many lines are the most useful.
     rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
-    return _below("error", [first, *rest, *(_cut(_plain(line), columns) for line in frames)])
-
-
-def _plain(line: str) -> str:
-    """Return a line written by the job, without terminal control codes."""
-    return shown(line, colour=False)
+    return _below("error", [first, *rest, *(_cut(line, columns) for line in frames)])
 
 
 def _cut(line: str, columns: int | None) -> str:
-    """Return the text of a row, cut to the room beside a label."""
-    room = None if columns is None else columns - len(INDENT) - LABEL
+    """Return a line written by the job, without terminal control codes, cut to the room beside a label."""
+    line, room = shown(line, colour=False), None if columns is None else columns - len(INDENT) - LABEL
     return line if room is None or len(line) <= room else f"{line[: room - 1]}…"
 
 
@@ -306,7 +302,7 @@ def _attempt_lines(view: JobView, columns: int | None) -> list[str]:
         return []
     rows = [
         _attempt_row(attempt, view.attempts[place - 1] if place else None, after, view.now_s)
-        for place, (attempt, after) in enumerate(pairs(view.attempts))
+        for place, (attempt, after) in enumerate(zip_longest(view.attempts, view.attempts[1:]))
     ][-_ATTEMPTS:]
     head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
     room = None if columns is None else columns - len(INDENT)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, dollars, down, failure, usd
@@ -35,6 +36,7 @@ _CHAINED = (  # how Python joins tracebacks
     "\nThe above exception was the direct cause of the following exception:\n\n",
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
+_REPORTED = ("step", "max_steps", "loss", "metrics", "parent", "samples_per_s", "tokens_per_s", "mfu")
 
 
 @dataclass(frozen=True)
@@ -192,14 +194,7 @@ class JobView:
             "url": state.url,
             "instances": attempt.plan.instances,
             "ranks": attempt.plan.ranks,
-            "step": progress.get("step"),
-            "max_steps": progress.get("max_steps"),
-            "loss": progress.get("loss"),
-            "metrics": progress.get("metrics"),
-            "parent": progress.get("parent"),
-            "samples_per_s": progress.get("samples_per_s"),
-            "tokens_per_s": progress.get("tokens_per_s"),
-            "mfu": progress.get("mfu"),
+            **{name: progress.get(name) for name in _REPORTED},
             "data_share": data_share(progress),
             "gpus": gpu_figures.as_list(progress),
             "eta_s": self.left_s,
@@ -225,7 +220,9 @@ class JobView:
             "ended_s": state.ended_s,
             "unreachable_since_s": attempt.unreachable_since_s,
             "exit_code": None if job.active else exit_code(state),
-            "attempts": [_attempt(one, after, self.now_s) for one, after in pairs(self.attempts)],
+            "attempts": [
+                _attempt(one, after, self.now_s) for one, after in zip_longest(self.attempts, self.attempts[1:])
+            ],
         }
 
 
@@ -239,11 +236,6 @@ def view_of(job: Job, attempts: Sequence[Attempt], now_s: float | None = None) -
 def read_view(registry: Registry, job: Job) -> JobView:
     """Return the job now."""
     return view_of(job, registry.attempts(job))
-
-
-def pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt | None]]:
-    """Return each attempt with the next attempt, None after the last."""
-    return list(zip(attempts, [*attempts[1:], None], strict=True))
 
 
 def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str, Any]:
@@ -265,9 +257,7 @@ def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str,
 def took_s(attempt: Attempt, now_s: float) -> float | None:
     """Return the run time of an attempt, until now while the attempt runs; None before its start."""
     state = attempt.state
-    if state.started_s is None:
-        return None
-    return (state.ended_s or now_s) - state.started_s
+    return None if state.started_s is None else (state.ended_s or now_s) - state.started_s
 
 
 def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
@@ -374,8 +364,9 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     if place is None or not place.is_complete:
         return lines
     from ..logs.stream import LogStream
+    from ..logs.view import View
 
-    with closing(LogStream(registry, job, job.attempt, ranks=frozenset({rank}))) as stream:
+    with closing(LogStream(registry, job, job.attempt, View(ranks=frozenset({rank})))) as stream:
         text = "\n".join(line.text for line in stream.tail(300))
     before, mark, _ = text.rpartition(_TRACEBACK)
     while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception

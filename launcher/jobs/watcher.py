@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from ..errors import CloudtrainError
 from ..job import Job
-from ..logs import cache_upkeep
+from ..logs import stream
 from ..notices.notifier import RECENT_S
 from ..store.registry import Registry
 from . import watch
 from .poller import Lanes, Pacing, Poller, Seen, as_fault, refreshing
 
-KEEP_S = 30.0  # most time for fetching a log, at each poll
 UNSEEN_S, UNSEEN_ROUND_S = 60.0, 5.0  # while nobody looks: between two polls of a job, and two readings of the registry
 ROUND_S = 1.0
 BACK_OFF_S = 5.0  # after a registry error
@@ -124,16 +122,7 @@ class LogKeeper:
     def _fetch(self, ended: Iterator[Seen]) -> None:
         for seen in ended:
             with suppress(Exception), closing(Registry(self._folder)) as registry:  # the next reader can fetch the log
-                _keep(registry, seen)
-
-
-def _keep(registry: Registry, seen: Seen) -> None:
-    """Fetch the log of an attempt that ended recently, while its machines, or the platform, still have the log.
-
-    Errors are ignored: the end stays known.
-    """
-    attempt = seen.ended
-    if attempt is None or (attempt.state.ended_s or 0.0) < time.time() - RECENT_S:
-        return
-    with suppress(CloudtrainError, OSError):
-        cache_upkeep.keep(registry, seen.job, attempt, within_s=KEEP_S)
+                attempt = seen.ended
+                # The machines of an attempt that ended recently, or the platform, still have the log.
+                if attempt is not None and (attempt.state.ended_s or 0.0) >= time.time() - RECENT_S:
+                    stream.keep_whole(registry, seen.job, attempt)

@@ -20,6 +20,7 @@ from ..jobs.view import read_view, view_of
 from ..jobs.watcher import Watcher
 from ..logs.reader import read_on
 from ..logs.stream import LogStream
+from ..logs.view import View
 from ..notices import outbox
 from ..store.database import WRITING
 from ..store.registry import Registry
@@ -225,7 +226,7 @@ class LogTail:
                     self._lines.clear()
                     self._running.clear()
                 self._tell(is_prefixed=job.attempt.plan.ranks > 1, is_read=False, is_over=False)
-                with closing(LogStream(registry, job, job.attempt, ranks=self._ranks)) as stream:
+                with closing(LogStream(registry, job, job.attempt, View(ranks=self._ranks))) as stream:
                     self._read(registry, stream, job.attempt)
 
     def _read(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:

@@ -89,29 +89,6 @@ def touch(database: Database, job_id: str, attempt: int, found: CachePosition) -
             database.execute("UPDATE kept_logs SET used_s = ? WHERE job_id = ? AND attempt = ?", values)
 
 
-class LogCacheReader:
-    """The committed blocks of a cached log. The constructor and `block` raise blocks.DamagedError."""
-
-    def __init__(self, folder: Path, found: CachePosition) -> None:
-        self._file: int | None = None
-        self.entries = list(blocks.entries(folder / f"index-{found.round}", found.size))
-        try:
-            self._file = os.open(folder / f"lines-{found.round}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise blocks.DamagedError from error
-
-    def block(self, number: int) -> blocks.Block:
-        """Return the block."""
-        assert self._file is not None
-        return blocks.read(self._file, self.entries[number])
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 class LogCacheWriter:
     """The only writer of an attempt's cache, from `keeper` to `close`. Methods raise OSError and ConfigError."""
 

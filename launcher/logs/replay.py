@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from ..backend import LogLine
 from . import blocks
-from .cache import LogCacheReader
+from .cache import CachePosition
+from .view import View
 
 # A pattern of only these parts matches within a joined text of many lines whenever it matches within a line.
 _LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
 
 
 class Replay:
-    """A cached log, each block read once. `find`: a pattern that every wanted line matches."""
+    """The committed blocks of a cached log, each read once. Every wanted line matches the view.
 
-    def __init__(
-        self,
-        reader: LogCacheReader,
-        ranks: frozenset[int] | None,
-        since_s: float | None = None,
-        find: re.Pattern[str] | None = None,
-    ) -> None:
-        self._reader, self._ranks, self._since_s = reader, ranks, since_s
-        self._find = find if find is not None and is_of_blocks(find) else None
-        self._bits = None if ranks is None else _bits(ranks)
+    The constructor raises blocks.DamagedError.
+    """
+
+    def __init__(self, folder: Path, place: CachePosition, view: View) -> None:
+        self._ranks, self._since_s = view.ranks, view.since_s
+        self._find = view.grep if view.grep is not None and is_of_blocks(view.grep) else None
+        self._bits = None if view.ranks is None else _bits(view.ranks)
         self._next = 0
+        self._entries = list(blocks.entries(folder / f"index-{place.round}", place.size))
+        try:
+            self._file = os.open(folder / f"lines-{place.round}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise blocks.DamagedError from error
 
     def next(self) -> list[LogLine] | None:
         """Return the next block's lines, None after the last; a call after blocks.DamagedError skips the block."""
-        while self._next < len(self._reader.entries):
+        while self._next < len(self._entries):
             self._next += 1
-            lines = self._lines(self._next - 1)
-            if lines:
+            if lines := self._lines(self._entries[self._next - 1]):
                 return lines
         return None
 
     def last(self, count: int, wants: Callable[[LogLine], bool] | None, *, patient: bool = False) -> list[LogLine]:
         """Return the last wanted lines. Raises blocks.DamagedError, or skips damaged blocks if `patient`."""
         found: list[list[LogLine]] = []
-        for number in range(len(self._reader.entries) - 1, -1, -1):
+        for entry in reversed(self._entries):
             if count <= 0:
                 break
             try:
-                lines = self._lines(number)
+                lines = self._lines(entry)
             except blocks.DamagedError:
                 if not patient:
                     raise
@@ -62,9 +66,9 @@ class Replay:
         A skipped block that is damaged counts zero: a repeated line is better than a lost line.
         """
         counts: Counter[tuple[int, int | None]] = Counter()
-        for number in range(max(0, self._next - 1)):
+        for entry in self._entries[: max(0, self._next - 1)]:
             with contextlib.suppress(blocks.DamagedError):
-                block = self._reader.block(number)
+                block = blocks.read(self._file, entry)
                 for stream, lines in Counter(block.whose).items():
                     who = block.streams[stream]
                     if self._ranks is None or who[1] in self._ranks:
@@ -74,19 +78,20 @@ class Replay:
     @property
     def lost(self) -> int:
         """The number of lines in the block read last."""
-        return self._reader.entries[self._next - 1].line_count
+        return self._entries[self._next - 1].line_count
 
     def close(self) -> None:
         """Close the file."""
-        self._reader.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
-    def _lines(self, number: int) -> list[LogLine]:
-        entry = self._reader.entries[number]
+    def _lines(self, entry: blocks.BlockEntry) -> list[LogLine]:
         if self._bits is not None and not entry.ranks & self._bits:
             return []
         if self._since_s is not None and entry.last_s < self._since_s:
             return []
-        block = self._reader.block(number)
+        block = blocks.read(self._file, entry)
         if self._find is not None and self._find.search(block.text) is None and _has_no_controls(block.text):
             return []
         if self._ranks is None:

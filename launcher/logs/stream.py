@@ -7,10 +7,10 @@ cache, unless another process already does.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from .. import backend as backends
@@ -22,20 +22,22 @@ from . import cache
 from .blocks import DamagedError
 from .late_lines import CLEAN_PAGES, EndDetector, HoldBack
 from .replay import Replay
+from .view import View
 
 PATIENCE_S = 60.0  # how long to wait while existing lines cannot be read
 SHOW_S, SMALL = 2.0, 500  # after SHOW_S, for a running job, a page with fewer lines ends the backlog
+KEEP_S = 30.0  # most time for caching an ended log, at each call
 FRESH_S = 60.0  # a cache used more recently is close enough to the log's end for a reader of the end
 
 
 class LogStream:
     """The lines of an attempt, read by `read` until `is_over`; used by a single thread.
 
-    `ranks`: only these ranks, without the nodes' own lines. `hold_back_s`: how long a line waits for earlier lines of
-    other nodes; by default the backend's figure. `now`: the reader does not follow, so no line waits. `since_s` and
-    `find` (see Replay) are hints: lines that cannot match may be left out. `tell` receives messages about damage and a
-    full disk. `rewrite`: ignore the cache and write a new copy, which `close` may commit. `is_over`: all lines were
-    read after the job's end; `is_clean`: all existing lines could be read at the last poll.
+    Of the `view`, `ranks` selects the ranks, without the nodes' own lines; `hold_back_s` is how long a line waits for
+    earlier lines of other nodes; `since_s` and `grep` (see Replay) are hints: lines that cannot match may be left out.
+    `now`: the reader does not follow, so no line waits. `tell` receives messages about damage and a full disk.
+    `rewrite`: ignore the cache and write a new copy, which `close` may commit. `is_over`: all lines were read after the
+    job's end; `is_clean`: all existing lines could be read at the last poll.
     """
 
     def __init__(
@@ -43,20 +45,16 @@ class LogStream:
         registry: Registry,
         job: Job,
         attempt: Attempt,
+        view: View | None = None,
         *,
-        ranks: frozenset[int] | None = None,
-        hold_back_s: float | None = None,
         now: bool = False,
-        since_s: float | None = None,
-        find: re.Pattern[str] | None = None,
         tell: Callable[[str], None] = lambda words: None,
         rewrite: bool = False,
     ) -> None:
         self._registry, self._job, self._attempt = registry, job, attempt
-        self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
-        self._since_s, self._find, self._tell, self._rewrite = since_s, find, tell, rewrite
+        self._view, self._now, self._tell, self._rewrite = view or View(), now, tell, rewrite
         self._has_begun = self.is_over = self._has_mended = False
-        self.came = 0  # lines brought by the last poll, including unwanted lines
+        self.came = 0  # lines brought by the last poll, including unwanted lines; above 0 the next poll should not wait
         self.is_clean = True
         self._replay: Replay | None = None
         self._keeper: cache.LogCacheWriter | None = None
@@ -66,11 +64,6 @@ class LogStream:
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
         self._end_detector: EndDetector | None = None
         self.update(attempt)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last poll brought lines, so that the next poll should not wait."""
-        return self.came > 0
 
     @property
     def is_keeping(self) -> bool:
@@ -98,11 +91,9 @@ class LogStream:
         if self.is_over or self._attempt.ref is None:
             return []
         self._begin(None)
-        if self._replay is not None:
-            lines = self._replayed()
-            if lines is not None:
-                self.came = max(1, len(lines))
-                return self._news(lines)
+        if self._replay is not None and (lines := self._replayed()) is not None:
+            self.came = max(1, len(lines))
+            return self._news(lines)
         if self._place.is_complete:
             self.is_over = True
             return []
@@ -129,15 +120,13 @@ class LogStream:
         if not self._place.is_complete:
             with contextlib.suppress(UnreachableError):
                 for lines in self._up_to_now(self._read_on):
-                    newest += _counted(lines, wants)
+                    newest += [line for line in lines if line.text[-1:] != "\r" and (wants is None or wants(line))]
         self.is_over = self.is_over or self._place.is_complete
         return list(newest) if older is None else self._with_older(older, count, wants, list(newest))
 
     def close(self, *, commit: bool = True) -> None:
         """Commit the lines read so far, and close open files."""
-        if self._replay is not None:
-            self._replay.close()
-            self._replay = None
+        self._end_replay()
         if self._keeper is not None:
             try:
                 if commit and not self._keeper.place.is_complete:
@@ -151,9 +140,12 @@ class LogStream:
     def skip_kept(self) -> None:
         """Skip the cached lines."""
         self._begin(None)
-        if self._replay is not None:
-            self._replay.close()
-            self._replay = None
+        self._end_replay()
+
+    def _end_replay(self) -> None:
+        replay, self._replay = self._replay, None
+        if replay is not None:
+            replay.close()
 
     def _up_to_now(self, read: Callable[[], list[LogLine]]) -> Iterator[list[LogLine]]:
         begin_s = time.monotonic()
@@ -173,15 +165,13 @@ class LogStream:
             elif not clean:
                 time.sleep(self.pace.lines_s)
 
-    # -- the start -----------------------------------------------------------------------------------------------------
-
     def _begin(self, tail: int | None) -> None:
         if self._has_begun:
             return
         self._has_begun = True
         database, key = self._registry.database, (self._job.id, self._attempt.number)
         found = None if self._rewrite else cache.place(database, *key)
-        if (found is None or not found.is_complete) and (tail is not None or self._since_s is not None):
+        if (found is None or not found.is_complete) and (tail is not None or self._view.since_s is not None):
             is_fresh = found is not None and time.time() - found.used_s < FRESH_S
             if not is_fresh and self._skip_ahead(tail):
                 return
@@ -194,15 +184,14 @@ class LogStream:
         self._set_hold_back(self._place.held)
         if self._place.size:
             try:
-                folder = cache.folder_of(database, *key)
-                self._replay = Replay(cache.LogCacheReader(folder, self._place), self._ranks, self._since_s, self._find)
+                self._replay = Replay(cache.folder_of(database, *key), self._place, self._view)
             except DamagedError:
                 self._mend(None)
 
     def _begin_keeping(self, found: cache.CachePosition | None) -> None:
         """Start caching, unless this reader is filtered or another process already caches this attempt."""
         is_passing = self._now and self._attempt.state.state in ACTIVE
-        if is_passing or (self._ranks is not None and found is None):
+        if is_passing or (self._view.ranks is not None and found is None):
             return
         try:
             if cache.room_bytes():
@@ -220,27 +209,26 @@ class LogStream:
         if not isinstance(backend, backends.Seekable):
             return False
         try:
-            self._cursor = backend.logs_from(self._attempt.ref or {}, self._ranks, lines=tail, since_s=self._since_s)
+            ref, since_s = self._attempt.ref or {}, self._view.since_s
+            self._cursor = backend.logs_from(ref, self._view.ranks, lines=tail, since_s=since_s)
         except UnreachableError:
             return False
         self._set_hold_back(())
         return True
 
     def _set_hold_back(self, held: tuple[LogLine, ...]) -> None:
-        seconds = self._asked_s
+        seconds = self._view.hold_back_s
         if self._now or self._place.is_complete:
             seconds = 0.0
         elif seconds is None:
-            nodes = backends.nodes_of(self._ranks, self._attempt.plan.nproc_per_node)
+            nodes = backends.nodes_of(self._view.ranks, self._attempt.plan.nproc_per_node)
             is_alone = self._attempt.plan.instances == 1 or (nodes is not None and len(nodes) == 1)
             seconds = 0.0 if is_alone else self.pace.hold_back_s
         self._hold_back = HoldBack(seconds, held)
 
-    # -- lines from the backend ----------------------------------------------------------------------------------------
-
     def _read_on(self) -> list[LogLine]:
         # The cache holds all ranks up to this cursor, so a filtered reader must continue unfiltered from here.
-        narrow = None if self._place.cursor is not None else self._ranks
+        narrow = None if self._place.cursor is not None else self._view.ranks
         assert self._attempt.ref is not None
         self.came = 0
         if self._end_detector is None and self._attempt.state.state not in ACTIVE:
@@ -270,9 +258,9 @@ class LogStream:
         return self._wanted(lines)
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
-        if self._ranks is None or self._place.cursor is None:
+        if self._view.ranks is None or self._place.cursor is None:
             return lines
-        return [line for line in lines if line.rank in self._ranks]
+        return [line for line in lines if line.rank in self._view.ranks]
 
     def _keep(self, lines: list[LogLine], *, is_complete: bool) -> None:
         if self._keeper is None:
@@ -306,8 +294,6 @@ class LogStream:
         why = error.strerror if isinstance(error, OSError) else error.message
         self._tell(f"the lines are not kept on this machine from here on: {why}")
 
-    # -- lines from the cache ------------------------------------------------------------------------------------------
-
     def _replayed(self) -> list[LogLine] | None:
         """Return a block of cached lines, or None after the last block."""
         assert self._replay is not None
@@ -315,13 +301,11 @@ class LogStream:
             lines = self._replay.next()
         except DamagedError:
             damaged = self._replay
-            if self._mend(damaged):
-                return []
-            self._replay = damaged  # continue after the damaged block
+            if not self._mend(damaged):
+                self._replay = damaged  # continue after the damaged block
             return []
         if lines is None:
-            self._replay.close()
-            self._replay = None
+            self._end_replay()
         return lines
 
     def _mend(self, replay: Replay | None) -> bool:
@@ -334,7 +318,9 @@ class LogStream:
                 self._passed = replay.before()
                 replay.close()
             self._has_begun, self._has_mended = False, True
-            self._since_s = self._find = None  # lines left out by these hints would not be counted
+            self._view = replace(
+                self._view, since_s=None, grep=None
+            )  # lines left out by these hints would not be counted
             self._begin(None)
             return True
         self._has_mended = True
@@ -374,12 +360,6 @@ class LogStream:
         return found
 
 
-def _counted(lines: list[LogLine], wants: Callable[[LogLine], bool] | None) -> list[LogLine]:
-    if wants is None:
-        return [line for line in lines if line.text[-1:] != "\r"]
-    return [line for line in lines if line.text[-1:] != "\r" and wants(line)]
-
-
 def _single(lines: list[LogLine]) -> list[LogLine]:
     """Return the lines, splitting texts that a platform delivered with newlines."""
     texts = [line.text for line in lines]
@@ -398,10 +378,35 @@ def _rewrite(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool
     try:
         while not stream.is_over and stream.is_keeping:
             count += len(stream.read())
-            if not stream.is_behind:
+            if not stream.came:
                 break
         is_whole = stream.is_keeping and count >= least
     except UnreachableError:
         is_whole = False
     stream.close(commit=is_whole)
     return is_whole
+
+
+def keep_whole(registry: Registry, job: Job, attempt: Attempt) -> bool:
+    """Read the log of an ended attempt to its end, and cache the lines.
+
+    Return whether the whole log is cached. Returns False if KEEP_S or space ran out, the backend is unreachable,
+    another process writes the cache, or the log was dropped for space. The lines read so far stay, and the next call
+    continues after them. Raises ConfigError.
+    """
+    until_s, key = time.monotonic() + KEEP_S, (job.id, attempt.number)
+    if attempt.ref is None or attempt.state.state in ACTIVE or not cache.room_bytes():
+        return False
+    found = cache.place(registry.database, *key)
+    if found is not None and found.is_complete:
+        return True
+    if cache.is_dropped(registry.database, *key):
+        return False
+    with contextlib.suppress(UnreachableError), contextlib.closing(LogStream(registry, job, attempt)) as stream:
+        stream.skip_kept()
+        while not stream.is_over and stream.is_keeping and time.monotonic() < until_s:
+            stream.read()
+            if not stream.came and not stream.is_over:
+                time.sleep(min(stream.pace.lines_s, max(0.0, until_s - time.monotonic())))
+    found = cache.place(registry.database, *key)
+    return found is not None and found.is_complete

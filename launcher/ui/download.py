@@ -62,7 +62,7 @@ def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
         is_alone = attempt.plan.ranks == 1
-        stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=view.grep)
+        stream = LogStream(registry, job, attempt, view, now=True)
         try:
             while True:
                 text = "".join(
@@ -72,7 +72,7 @@ def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
                 ).encode("utf-8", "replace")
                 for start in range(0, len(text), PIECE_BYTES):
                     yield text[start : start + PIECE_BYTES]
-                if stream.is_over or not stream.is_behind:
+                if stream.is_over or not stream.came:
                     return
         except UnreachableError as error:
             yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")

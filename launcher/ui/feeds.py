@@ -51,7 +51,7 @@ class LogQuery:
         if len(self.grep) > MOST_PATTERN:
             raise UsageError(f"the pattern is longer than {MOST_PATTERN} characters")
         try:
-            return View(node=self.node, grep=re.compile(self.grep) if self.grep else None)
+            return View(ranks=self.ranks, node=self.node, grep=re.compile(self.grep) if self.grep else None)
         except (re.error, RecursionError, OverflowError) as error:
             raise UsageError(f"`{self.grep}` is not a valid regular expression: {error}") from None
 
@@ -65,7 +65,6 @@ class LogFeed:
     tell: Callable[[], None]
     name: str = field(default_factory=lambda: secrets.token_hex(4))
     pages: int = 0
-    most: int = KEPT_LINES
     is_ready: bool = False  # the existing lines have been read
     is_over: bool = False
     is_closed: bool = False
@@ -90,11 +89,8 @@ class LogFeed:
             start = len(self._lines) - count
             return [self._lines[index][1] for index in range(start, len(self._lines))], self.last
 
-    def start(self) -> None:
-        """Start to read."""
-        threading.Thread(target=self._run, name=f"log-{self.wanted.job}", daemon=True).start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Read until the end of the log, or until no page has used the feed for LINGER_S."""
         try:
             with closing(Registry(self.folder)) as registry:
                 self._read(registry)
@@ -117,8 +113,7 @@ class LogFeed:
         if attempt.ref is None:
             self.is_over = True
             return
-        stream = LogStream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.view().grep)
-        with closing(stream):
+        with closing(LogStream(registry, job, attempt, self.wanted.view())) as stream:
             self._follow(registry, stream, attempt)
 
     def _follow(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
@@ -164,9 +159,8 @@ class LogFeed:
 class Feeds:
     """All current feeds, at most one for each selection."""
 
-    def __init__(self, tell: Callable[[LogFeed], None], folder: Path | None = None) -> None:
-        self._tell = tell
-        self._folder = folder
+    def __init__(self, tell: Callable[[], None], folder: Path | None = None) -> None:
+        self._tell, self._folder = tell, folder
         self._feeds: dict[LogQuery, LogFeed] = {}
         self._lock = threading.Lock()
 
@@ -206,6 +200,6 @@ class Feeds:
             del self._feeds[each.wanted]
         if len(self._feeds) >= MOST_FEEDS:
             raise CapacityError(f"{MOST_FEEDS} logs are open already", hint="close a page, or take a filter away")
-        feed = LogFeed(wanted, self._folder, lambda: self._tell(feed))
-        feed.start()
+        feed = LogFeed(wanted, self._folder, self._tell)
+        threading.Thread(target=feed.run, name=f"log-{wanted.job}", daemon=True).start()
         return feed

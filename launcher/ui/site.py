@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from ..jobs.poller import Seen, as_fault
 from ..jobs.watcher import Watcher
 from ..store.registry import Registry
 from ..text.terminal import say, when
-from .feeds import Feeds, LogFeed
+from .feeds import Feeds
 from .guard import Keys
 
 T = TypeVar("T")
@@ -54,24 +55,21 @@ class Site:
         self.pages = Pages(self.assets, csrf=keys.csrf, is_read_only=is_read_only)
         self.feeds = Feeds(self._lines_came, folder)
         self.faults: dict[str, str] = {}  # of the last poll, by job; the registry's own error has the key ""
-        self.watcher = Watcher(folder, (), self._polled, self._chosen, is_seen=self._is_seen, is_quiet=is_read_only)
+        tell = partial(self.faults.__setitem__, "")
+        self.watcher = Watcher(folder, (), self._polled, tell, is_seen=self._is_seen, is_quiet=is_read_only)
         self._asked_s = -SEEN_S
         self._threads = CapacityLimiter(MOST_THREADS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: set[asyncio.Event] = set()
 
-    async def thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run blocking work in a thread and return its result, so that the event loop never blocks."""
-        return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True, limiter=self._threads)
-
     async def read(self, work: Callable[[Registry], T]) -> T:
-        """Run blocking work with a registry in a thread, and return its result."""
+        """Run blocking work with a registry in a thread, so that the event loop never blocks; return its result."""
 
         def run() -> T:
             with self.pool.one() as registry:
                 return work(registry)
 
-        return await self.thread(run)
+        return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._threads)
 
     def asked(self) -> None:
         """Note a page request: from now on backends are polled at their own pace."""
@@ -80,8 +78,8 @@ class Site:
         if not was_seen:
             self.watcher.wake()
 
-    @contextlib.contextmanager
-    def listening(self) -> Any:
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
         """Return an event that is set at changes of the registry and at new lines, while a page is open."""
         news = asyncio.Event()
         self._news.add(news)
@@ -122,10 +120,7 @@ class Site:
     def _polled(self, seen: Seen) -> None:
         self.faults[seen.job.id] = str(seen.fault or "")
 
-    def _chosen(self, fault: str) -> None:
-        self.faults[""] = fault
-
-    def _lines_came(self, _: LogFeed) -> None:
+    def _lines_came(self) -> None:
         """Wake the pages; called in a feed's thread."""
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop has just ended

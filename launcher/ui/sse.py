@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 
 from ..errors import CloudtrainError
 from ..store.registry import Registry
-from .feeds import LogFeed, LogQuery
+from .feeds import KEPT_LINES, LogFeed, LogQuery
 from .site import Site
 
 LEAST_S = 0.5  # minimum seconds between two renderings of a page's parts
@@ -44,16 +44,15 @@ def stream(
     Events: `page` {parts}, `curves` (changed), `log` {lines} with their number as event id, `begin` (lines start over),
     `over`; `trouble` {text} for the page and `logtrouble` {text} for the lines, with an empty text once solved.
     """
-    after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    return StreamingResponse(
-        _events(site, request, show, wanted, after), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-    )
+    events = _events(site, request, show, wanted)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 async def _events(
-    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None, after: str
+    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None
 ) -> AsyncIterator[str]:
     feed: LogFeed | None = None
+    after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     yield "retry: 1000\n\n"
     if wanted is not None:
         try:
@@ -154,7 +153,7 @@ class _Log:
             return found
         if not self._has_begun:
             self._has_begun = True
-            found.append(_event("begin", {"most": feed.most}))
+            found.append(_event("begin", {"most": KEPT_LINES}))
         is_over = feed.is_over  # read before the lines, so that no line can follow
         lines, newest = feed.since(self._number)
         for start in range(0, len(lines), BATCH):

@@ -22,13 +22,14 @@ from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logs import blocks, cache, cache_upkeep, late_lines, replay, stream
+from cloudtrain.launcher.logs import blocks, cache, late_lines, replay, stream
 from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
-ROOM_FILES = {str(module.__file__) for module in (blocks, late_lines, cache_upkeep, cache, replay, stream)}
+ROOM_FILES = {str(module.__file__) for module in (blocks, late_lines, cache, replay, stream)}
 
 # Follow a job to its end in small commits; a signal kills the process after the given seconds of CPU time.
 FOLLOWER = """
@@ -59,9 +60,14 @@ def registry(home: Path) -> Iterator[Registry]:
     registry.close()
 
 
-def read_all(registry: Registry, job: Job, **named: Any) -> list[LogLine]:
+def keep(registry: Registry, job: Job) -> bool:
+    """Cache the log of the job's last attempt."""
+    return stream.keep_whole(registry, job, job.attempt)
+
+
+def read_all(registry: Registry, job: Job, view: View | None = None) -> list[LogLine]:
     """Return all lines of a job that has ended."""
-    stream = LogStream(registry, job, job.attempt, tell=terminal.aside, **named)
+    stream = LogStream(registry, job, job.attempt, view, tell=terminal.aside)
     found = []
     try:
         while not stream.is_over:
@@ -154,18 +160,19 @@ def test_single_rank_is_read_from_the_log_cache(seed: Callable[..., Job], regist
     """The lines of the rank equal the backend's lines."""
     job = seed("ended", DONE, {"0": numbered(10), "1": "other\n"})
     ranks = frozenset({1})
-    before = read_all(registry, job, ranks=ranks)
+    before = read_all(registry, job, View(ranks=ranks))
     assert cache.place(registry.database, "ended", 1) is None  # a part of the ranks is not stored
     read_all(registry, job)
-    assert [line.text for line in read_all(registry, job, ranks=ranks)] == [line.text for line in before] == ["other"]
+    again = read_all(registry, job, View(ranks=ranks))
+    assert [line.text for line in again] == [line.text for line in before] == ["other"]
 
 
 def test_keep_stores_the_log_of_an_ended_job(seed: Callable[..., Job], registry: Registry) -> None:
     """`watch` calls `keep` when a job ends; a second call has no work to do."""
     job = seed("ended", DONE)
-    assert cache_upkeep.keep(registry, job)
-    assert cache_upkeep.keep(registry, job)
-    assert not cache_upkeep.keep(registry, seed("going", RUNNING))
+    assert keep(registry, job)
+    assert keep(registry, job)
+    assert not keep(registry, seed("going", RUNNING))
 
 
 def test_keep_can_be_repeated_after_an_unreachable_backend(
@@ -175,8 +182,8 @@ def test_keep_can_be_repeated_after_an_unreachable_backend(
     job = seed("ended", DONE)
     with monkeypatch.context() as outage:
         outage.setattr(load("local"), "logs", gone)
-        assert not cache_upkeep.keep(registry, job)
-    assert cache_upkeep.keep(registry, job)
+        assert not keep(registry, job)
+    assert keep(registry, job)
 
 
 def test_full_disk_is_reported_once_and_reading_continues(
@@ -215,12 +222,12 @@ def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Jo
 def test_dropped_log_is_not_stored_again_without_a_reader(seed: Callable[..., Job], registry: Registry) -> None:
     """Otherwise `keep` would download the log again and again; a reader stores the log again."""
     job = seed("ended", DONE)
-    assert cache_upkeep.keep(registry, job)
+    assert keep(registry, job)
     cache.make_room(registry.database, 0)
-    assert not cache_upkeep.keep(registry, job)
+    assert not keep(registry, job)
     assert cache.place(registry.database, "ended", 1) is None
     assert len(read_all(registry, job)) == 2
-    assert cache_upkeep.keep(registry, job)
+    assert keep(registry, job)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -369,7 +376,7 @@ def test_damaged_log_is_read_again_for_a_search(home: Path, seed: Callable[..., 
     job = seed("ended", DONE, {"0": text, "1": ""})
     read_all(registry, job)
     damaged(home, "ended", "lines", 0.55)
-    found = [line.text for line in read_all(registry, job, find=re.compile("rare")) if "rare" in line.text]
+    found = [line.text for line in read_all(registry, job, View(grep=re.compile("rare"))) if "rare" in line.text]
     assert found == [line for line in text.splitlines() if "rare" in line]
 
 

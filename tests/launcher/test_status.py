@@ -303,31 +303,31 @@ def test_lines_before_come_from_the_exit_report(seed: Callable[..., Job], home: 
 
 def test_lines_before_come_from_a_fuller_log_cache(seed: Callable[..., Job], home: Path) -> None:
     """SageMaker passes on a thousand characters: two of these lines are fewer than the lines in the log cache."""
-    from cloudtrain.launcher.logs import cache_upkeep
+    from cloudtrain.launcher.logs.stream import keep_whole
 
     log = "".join(f"shard {n}\n" for n in range(30)) + "Traceback (most recent call last):\n  File x\nValueError: y\n"
     error = {**ERROR, "lines": ["shard 28", "shard 29"]}
     job = seed("c", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
     registry = Registry()
     assert lines_before(registry, job) == ["shard 28", "shard 29"]
-    assert cache_upkeep.keep(registry, job)
+    assert keep_whole(registry, job, job.attempt)
     assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
 
 
 def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[..., Job], home: Path) -> None:
     """A rank that fails before its first line has printed nothing, and its traceback is shown once."""
-    from cloudtrain.launcher.logs import cache_upkeep
+    from cloudtrain.launcher.logs.stream import keep_whole
 
     log = "Traceback (most recent call last):\n  File x\nValueError: y\n"
     job = seed("d", State("failed", "error", error={**ERROR, "lines": []}, started_s=1.0, ended_s=2.0), {"1": log})
     registry = Registry()
-    assert cache_upkeep.keep(registry, job)
+    assert keep_whole(registry, job, job.attempt)
     assert lines_before(registry, job) == []
 
 
 def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
     """For a restarted rank and a chain of exceptions, the traceback is shown only once, below."""
-    from cloudtrain.launcher.logs import cache_upkeep
+    from cloudtrain.launcher.logs.stream import keep_whole
 
     frame = '  File "a.py", line 3, in f\n    return 1 / x\n           ~~^~~'
     trace = f"Traceback (most recent call last):\n{frame}\nValueError: y"
@@ -338,7 +338,7 @@ def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job],
     job = seed("e", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
     registry = Registry()
     assert lines_before(registry, job) == ["once more"]
-    assert cache_upkeep.keep(registry, job)
+    assert keep_whole(registry, job, job.attempt)
     assert lines_before(registry, job) == ["hello", "once more"]
 
 

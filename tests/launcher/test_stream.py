@@ -17,6 +17,7 @@ from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs.late_lines import HoldBack
 from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
@@ -288,7 +289,10 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
     monkeypatch.setattr("cloudtrain.launcher.backend.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
-    waiting, at_once = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt, hold_back_s=0.0)
+    waiting, at_once = (
+        LogStream(registry, job, job.attempt),
+        LogStream(registry, job, job.attempt, View(hold_back_s=0.0)),
+    )
     assert (waiting.read(), len(at_once.read())) == ([], 2)
     now_s += 61
     assert len(waiting.read()) == 2

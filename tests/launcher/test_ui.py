@@ -146,7 +146,7 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
 ) -> None:
     """Each page asks for the lines after the last number that the page has."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
-    found = feeds.Feeds(lambda feed: None, home)
+    found = feeds.Feeds(lambda: None, home)
     wanted = feeds.LogQuery("job", 1, ranks=frozenset({0}))
     one, two = found.enter(wanted), found.enter(wanted)
     assert one is two
@@ -175,7 +175,7 @@ def test_feed_continues_after_an_expired_login(
     monkeypatch.setattr(LogStream, "tail", tail)
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.02)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
-    found = feeds.Feeds(lambda feed: None, home)
+    found = feeds.Feeds(lambda: None, home)
     feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.trouble)
     assert feed.trouble.endswith("the job is unaffected: the login has expired (log in)")
@@ -192,7 +192,7 @@ def test_failed_feed_is_replaced(
     """The next page gets a new feed without the old fault."""
     monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
-    found = feeds.Feeds(lambda feed: None, home)
+    found = feeds.Feeds(lambda: None, home)
     first = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: first.is_closed)
     assert "ZeroDivisionError" in first.trouble
@@ -206,7 +206,7 @@ def test_feed_keeps_only_the_last_lines(
     """The feed is bounded in lines and in characters; the line numbers continue."""
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
-    found = feeds.Feeds(lambda feed: None, home)
+    found = feeds.Feeds(lambda: None, home)
     feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.is_over)
     lines, last = feed.since(0)
@@ -217,7 +217,7 @@ def test_feed_keeps_only_the_last_lines(
 def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callable[..., Job]) -> None:
     """Above the limit of open feeds a new filter is refused."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
-    found = feeds.Feeds(lambda feed: None, home)
+    found = feeds.Feeds(lambda: None, home)
     made = [found.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
     with pytest.raises(CapacityError, match="open already"):
         found.enter(feeds.LogQuery("job", 1))
