@@ -1,4 +1,4 @@
-"""The list of jobs, filtered and paged by the database, so that only a page of jobs is read; sweeps stand above."""
+"""The list of jobs, filtered as by `cloudtrain list`; only a page of jobs is read; sweeps stand above."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
+from ..job import ACTIVE
+from ..jobs import listing
 from ..jobs.listing import JobFilter
 from ..jobs.view import read_view
 from ..store.registry import Registry
-from ..store.sweeps import TRIAL_JOBS
 from ..sweeps import summary
 
 PAGE = 50
 SWEEPS = 10  # above the list; `cloudtrain list` has all
 STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
 MOST_WORD = 200
-_FROM = (
-    "FROM jobs JOIN attempts a ON a.job_id = jobs.id"
-    " AND a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)"
-)
-_IS_NO_TRIAL = f"jobs.id NOT IN ({TRIAL_JOBS})"
-_HAS_TAG = (
-    "EXISTS (SELECT 1 FROM json_each(jobs.config, '$.tags') t WHERE CAST(t.key AS TEXT) = ? AND"
-    " (? OR CAST(t.value AS TEXT) = ?))"
-)
-_TEXT = (
-    "(instr(lower(jobs.id), ?1) OR instr(lower(jobs.config_file), ?1) OR instr(lower(a.outcome), ?1)"
-    " OR instr(lower(COALESCE(json_extract(jobs.config, '$.tags'), '')), ?1))"
+_WITH_TEXT = (
+    "SELECT jobs.id FROM jobs JOIN attempts a ON a.job_id = jobs.id AND a.number ="
+    " (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)"
+    " WHERE instr(lower(jobs.id), ?1) OR instr(lower(jobs.config_file), ?1) OR instr(lower(a.outcome), ?1)"
+    " OR instr(lower(COALESCE(json_extract(jobs.config, '$.tags'), '')), ?1)"
 )
 
 
@@ -61,6 +55,17 @@ class JobListQuery:
         """Whether a filter is set."""
         return bool(self.state or self.backend or self.tag or self.text)
 
+    @property
+    def job_filter(self) -> JobFilter:
+        """All filters except the text; without a filter, the jobs of sweeps are left out."""
+        name, sign, value = self.tag.partition("=")
+        return JobFilter(
+            states=frozenset(ACTIVE if self.state == "active" else {self.state} - {""}),
+            backends=frozenset({self.backend} - {""}),
+            tags=((name.strip(), value.strip() if sign else None),) if self.tag else (),
+            hides_trials=not self.is_narrow,
+        )
+
     def query(self, **changes: Any) -> str:
         """Return the query of the address: `?state=failed&page=2`, or an empty text."""
         now = replace(self, **changes)
@@ -81,17 +86,14 @@ class Listed:
 
 
 def listed(registry: Registry, choice: JobListQuery) -> Listed:
-    """Return a page of matching jobs, the newest first; without a filter, the jobs of sweeps are left out."""
-    where, values = _where(choice)
-    database = registry.database
-    if choice.is_narrow:
-        count = database.execute(f"SELECT COUNT(*) {_FROM} {where}", values)[0][0]
-    else:
-        count = database.execute(f"SELECT COUNT(*) FROM jobs WHERE {_IS_NO_TRIAL}")[0][0]
-    order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
-    ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
-    jobs = [read_view(registry, job).as_json() for job in map(registry.find, ids)]
-    return Listed(jobs, count, max(1, -(-count // PAGE)))
+    """Return a page of matching jobs, the newest first."""
+    lines = listing.chosen(registry, choice.job_filter).lines
+    if choice.text:
+        found = {row[0] for row in registry.database.execute(_WITH_TEXT, (choice.text.lower(),))}
+        lines = [line for line in lines if line.job_id in found]
+    shown = registry.numbered([line.seq for line in lines[PAGE * (choice.page - 1) : PAGE * choice.page]])
+    jobs = [read_view(registry, job).as_json() for job in shown]
+    return Listed(jobs, len(lines), max(1, -(-len(lines) // PAGE)))
 
 
 def sweeps(registry: Registry, choice: JobListQuery) -> list[dict[str, Any]]:
@@ -110,26 +112,3 @@ def choices(registry: Registry) -> dict[str, list[str]]:
         " GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 100"
     )
     return {"backends": backends, "tags": [str(row[0]) for row in tags]}
-
-
-def _where(choice: JobListQuery) -> tuple[str, list[Any]]:
-    parts: list[str] = []
-    values: list[Any] = []
-    if choice.text:  # first, since the SQL refers to the value by the number 1
-        parts.append(_TEXT)
-        values.append(choice.text.lower())
-    if choice.state == "active":
-        parts.append("a.state IN ('pending', 'running', 'stopping')")
-    elif choice.state:
-        parts.append("a.state = ?")
-        values.append(choice.state)
-    if choice.backend:
-        parts.append("jobs.backend = ?")
-        values.append(choice.backend)
-    if choice.tag:
-        name, sign, value = choice.tag.partition("=")
-        parts.append(_HAS_TAG)
-        values += [name.strip(), not sign, value.strip()]
-    if not parts:
-        parts.append(_IS_NO_TRIAL)
-    return f"WHERE {' AND '.join(parts)}", values
