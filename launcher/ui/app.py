@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, urlencode
 
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
+from ..jobs import stopping
 from ..logs.view import parse_ranks
 from ..store import sweeps
 from ..store.registry import Registry
@@ -29,35 +30,35 @@ from .sse import Shown, stream
 MOST_COMPARED = 8
 MOST_FIELDS = 20
 # A report is a whole page with its own script: sandboxed, without network access and without forms.
-_REPORT_POLICY = (
-    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
+_REPORT_HEADERS = {
+    "content-security-policy": "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+}
 
 
 def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guard:
     """Return the application for a server on the given port of the loopback interface."""
     handlers = _Handlers(site)
     routes = [
-        Route("/", handlers.jobs),
+        Route("/", handlers.page(handlers.jobs)),
         Route("/stream", handlers.jobs_stream),
-        Route("/compare", handlers.compare),
-        Route("/spend", handlers.spend),
+        Route("/compare", handlers.page(handlers.compare)),
+        Route("/spend", handlers.page(handlers.spend)),
         Route("/static/{name}", handlers.static),
         Route("/favicon.ico", handlers.icon),
-        Route("/jobs/{job}", handlers.job),
+        Route("/jobs/{job}", handlers.page(handlers.job)),
         Route("/jobs/{job}/stream", handlers.job_stream),
         Route("/jobs/{job}/curves", handlers.curves),
         Route("/jobs/{job}/log", handlers.download),
-        Route("/jobs/{job}/report", handlers.report),
-        Route("/sweeps/{sweep}", handlers.sweep),
+        Route("/jobs/{job}/report", handlers.page(handlers.report, _REPORT_HEADERS)),
+        Route("/sweeps/{sweep}", handlers.page(handlers.sweep)),
         Route("/sweeps/{sweep}/stream", handlers.sweep_stream),
-        Route("/sweeps/{sweep}/report", handlers.sweep_report),
+        Route("/sweeps/{sweep}/report", handlers.page(handlers.sweep_report, _REPORT_HEADERS)),
     ]
     if not site.is_read_only:
         routes += [
             Route("/jobs/{job}/stop", handlers.stop, methods=["POST"]),
-            Route("/jobs/{job}/resume", handlers.offer, methods=["GET"]),
+            Route("/jobs/{job}/resume", handlers.page(handlers.offer), methods=["GET"]),
             Route("/jobs/{job}/resume", handlers.resume, methods=["POST"]),
         ]
     app = Starlette(
@@ -69,29 +70,39 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
     return Guard(app, keys=site.keys, port=port, used=used)
 
 
+_Show = Callable[[Registry, Request], str]
+
+
 class _Handlers:
     """The handlers of all routes; blocking work runs in a thread."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
+    def page(self, show: _Show, headers: dict[str, str] | None = None) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler of a whole page; `show` runs in a thread."""
+
+        async def handle(request: Request) -> Response:
+            if headers is None:  # a report does not change
+                self.site.asked()
+            text = await self.site.read(lambda registry: show(registry, request))
+            return HTMLResponse(_encoded(text), headers=headers)
+
+        return handle
+
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    async def jobs(self, request: Request) -> Response:
+    def jobs(self, registry: Registry, request: Request) -> str:
         """A page of the job list."""
         choice = joblist.JobListQuery.of(request.query_params)
-
-        def work(registry: Registry) -> str:
-            return self.site.pages.render(
-                "jobs.html",
-                choice=choice,
-                table=self._table(registry, choice).parts["jobs"],
-                states=joblist.STATES,
-                stream=f"/stream{choice.query()}",
-                **joblist.choices(registry),
-            )
-
-        return await self._page(work)
+        return self.site.pages.render(
+            "jobs.html",
+            choice=choice,
+            table=self._table(registry, choice).parts["jobs"],
+            states=joblist.STATES,
+            stream=f"/stream{choice.query()}",
+            **joblist.choices(registry),
+        )
 
     async def jobs_stream(self, request: Request) -> Response:
         """Changes of the list."""
@@ -105,28 +116,20 @@ class _Handlers:
         values = {"choice": choice, "listed": listed, "sweeps": searches, "faults": self.site.faults}
         return Shown({"jobs": self.site.pages.render("_jobs.html", **values)}, is_live=is_live)
 
-    async def compare(self, request: Request) -> Response:
+    def compare(self, registry: Registry, request: Request) -> str:
         """The curves of chosen jobs in the same charts, and their figures side by side."""
         names = list(dict.fromkeys(request.query_params.getlist("job")))
         if not 2 <= len(names) <= MOST_COMPARED:
             raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
-
-        def work(registry: Registry) -> str:
-            return self.site.pages.render("compare.html", jobs=[pages.job_values(registry, name) for name in names])
-
-        return await self._page(work)
+        return self.site.pages.render("compare.html", jobs=[pages.job_values(registry, name) for name in names])
 
     # -- a job --------------------------------------------------------------------------------------------------------
 
-    async def job(self, request: Request) -> Response:
+    def job(self, registry: Registry, request: Request) -> str:
         """A job's page."""
-
-        def work(registry: Registry) -> str:
-            values = pages.job_values(registry, _name(request))
-            shown = self._job(registry, values["job"]["job"])
-            return self.site.pages.render("job.html", parts=shown.parts, **values)
-
-        return await self._page(work)
+        values = pages.job_values(registry, _name(request))
+        shown = self._job(registry, values["job"]["job"])
+        return self.site.pages.render("job.html", parts=shown.parts, **values)
 
     async def job_stream(self, request: Request) -> Response:
         """Changes of the job's page, and new log lines."""
@@ -139,69 +142,53 @@ class _Handlers:
     async def curves(self, request: Request) -> Response:
         """Data of the job's charts."""
         self.site.asked()
-
-        def work(registry: Registry) -> str:
-            return json.dumps(pages.curves(registry, _name(request)), allow_nan=False)
-
-        return Response(await self.site.read(work), media_type="application/json")
+        text = await self.site.read(
+            lambda registry: json.dumps(pages.curves(registry, _name(request)), allow_nan=False)
+        )
+        return Response(text, media_type="application/json")
 
     async def download(self, request: Request) -> Response:
         """All matching log lines, as a file."""
-        wanted = await self.site.read(lambda registry: _wanted(registry, request))
-        return Download(self.site, wanted)
+        return Download(self.site, await self.site.read(lambda registry: _wanted(registry, request)))
 
-    async def report(self, request: Request) -> Response:
+    def report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report` writes."""
         from ..report.page import report_html
 
-        def work(registry: Registry) -> str:
-            return report_html(registry, registry.find(_name(request)), time.time())
-
-        return await self._report(work)
+        return report_html(registry, registry.find(_name(request)), time.time())
 
     # -- a sweep ------------------------------------------------------------------------------------------------------
 
-    async def sweep(self, request: Request) -> Response:
+    def sweep(self, registry: Registry, request: Request) -> str:
         """A sweep's page."""
-
-        def work(registry: Registry) -> str:
-            name = sweeps.find(registry.database, _sweep(request)).id
-            part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
-            return self.site.pages.render("sweep.html", sweep_id=name, part=part)
-
-        return await self._page(work)
+        name = sweeps.find(registry.database, _name(request, "sweep")).id
+        part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
+        return self.site.pages.render("sweep.html", sweep_id=name, part=part)
 
     async def sweep_stream(self, request: Request) -> Response:
         """Changes of the sweep's page."""
-        name = _sweep(request)
+        name = _name(request, "sweep")
         return stream(self.site, request, lambda registry: pages.sweep_parts(self.site.pages, registry, name), None)
 
-    async def sweep_report(self, request: Request) -> Response:
+    def sweep_report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report SWEEP` writes."""
         from ..report.sweep_page import sweep_html
 
-        def work(registry: Registry) -> str:
-            return sweep_html(registry, sweeps.find(registry.database, _sweep(request)), time.time())
-
-        return await self._report(work)
+        return sweep_html(registry, sweeps.find(registry.database, _name(request, "sweep")), time.time())
 
     # -- buttons ------------------------------------------------------------------------------------------------------
 
     async def stop(self, request: Request) -> Response:
         """Ask the job to save and stop."""
         is_now = (await self._form(request)).get("now") == "1"
-        return await self._done(request, lambda registry: pages.stop(registry, _name(request), now=is_now))
+        return await self._done(request, lambda registry: stopping.ask(registry, _name(request), now=is_now).words)
 
-    async def offer(self, request: Request) -> Response:
+    def offer(self, registry: Registry, request: Request) -> str:
         """The attempt that a resume would send, with the button to send."""
         budget = request.query_params.get("budget", "").strip()
-
-        def work(registry: Registry) -> str:
-            values = pages.job_values(registry, _name(request))
-            offered = pages.resume_offer(registry, values["job"]["job"], budget)
-            return self.site.pages.render("resume.html", offer=offered, budget=budget, **values)
-
-        return await self._page(work)
+        values = pages.job_values(registry, _name(request))
+        offered = pages.resume_offer(registry, values["job"]["job"], budget)
+        return self.site.pages.render("resume.html", offer=offered, budget=budget, **values)
 
     async def resume(self, request: Request) -> Response:
         """Send the offered attempt."""
@@ -242,24 +229,19 @@ class _Handlers:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    async def spend(self, request: Request) -> Response:
+    def spend(self, registry: Registry, request: Request) -> str:
         """The costs of jobs."""
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
-
-        def work(registry: Registry) -> str:
-            values = pages.spend_values(registry.database, month, by)
-            return self.site.pages.render("spend.html", urlencode=urlencode, **values)
-
-        return await self._page(work)
+        values = pages.spend_values(registry.database, month, by)
+        return self.site.pages.render("spend.html", urlencode=urlencode, **values)
 
     async def static(self, request: Request) -> Response:
         """A static file."""
         found = self.site.assets.get(request.path_params["name"])
         if found is None:
             return PlainTextResponse("There is no such file.", 404)
-        content, kind = found
         headers = {"cache-control": "private, max-age=31536000, immutable"} if "v" in request.query_params else {}
-        return Response(content, headers=headers, media_type=kind)
+        return Response(found[0], headers=headers, media_type=found[1])
 
     async def icon(self, request: Request) -> Response:
         """The icon, for a page that names no icon."""
@@ -288,14 +270,6 @@ class _Handlers:
             return JSONResponse({"error": words}, status)
         return HTMLResponse(_encoded(self.site.pages.render("error.html", words=words)), status)
 
-    async def _report(self, work: Callable[[Registry], str]) -> Response:
-        text = await self.site.read(work)
-        return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
-
-    async def _page(self, work: Callable[[Registry], str]) -> Response:
-        self.site.asked()
-        return HTMLResponse(_encoded(await self.site.read(work)))
-
 
 class _ForgedError(ConfigError):
     """A form that our own page has not made."""
@@ -320,14 +294,8 @@ def _wanted(registry: Registry, request: Request) -> LogQuery:
     )
 
 
-def _name(request: Request) -> str:
-    name: str = request.path_params["job"]
-    return name
-
-
-def _sweep(request: Request) -> str:
-    sweep_id: str = request.path_params["sweep"]
-    return sweep_id
+def _name(request: Request, kind: str = "job") -> str:
+    return str(request.path_params[kind])
 
 
 def _wants_json(request: Request) -> bool:

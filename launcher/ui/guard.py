@@ -88,12 +88,21 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        size = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MOST_BODY_BYTES:
+                raise RuntimeError("the form is larger than it said")
+            return message
+
         answer = self._refusal(scope)
         if answer is not None:
             await answer(scope, receive, send_guarded)
             return
-        bounded = _Bounded(receive)
-        await self.app(scope, bounded, send_guarded)
+        await self.app(scope, receive_bounded, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a refused request, None for an accepted request."""
@@ -142,27 +151,11 @@ class Guard:
             is_ours = site in (None, "same-origin", "none") or headers.get("sec-fetch-mode") == "navigate"
             return None if is_ours else PlainTextResponse("This is for our own page.", 403)
         origins = {f"http://{host}" for host in self.hosts}
-        if headers.get("origin") not in origins or headers.get("origin") != f"http://{headers.get('host')}":
-            return PlainTextResponse("Only our own page may ask for that.", 403)
-        if site not in (None, "same-origin"):
+        is_ours = headers.get("origin") in origins and headers.get("origin") == f"http://{headers.get('host')}"
+        if not is_ours or site not in (None, "same-origin"):
             return PlainTextResponse("Only our own page may ask for that.", 403)
         if (length := headers.get("content-length")) is None or not length.isdecimal():
             return PlainTextResponse("The length of the form is missing.", 411)
         if int(length) > MOST_BODY_BYTES:
             return PlainTextResponse("The form is too large.", 413)
         return None
-
-
-class _Bounded:
-    """The receiver of a request's body, limited to the maximum size of a form."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._bytes = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._bytes += len(message.get("body", b""))
-        if self._bytes > MOST_BODY_BYTES:
-            raise RuntimeError("the form is larger than it said")
-        return message

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import backend as backends
 from ..errors import BudgetError, CloudtrainError, UsageError
 from ..job import Attempt, Job
-from ..jobs import retry, stopping
+from ..jobs import retry
 from ..jobs.approval import cost_words
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view, took_s
@@ -51,24 +51,16 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
     """Return the templates' values of a job. Raises NoSuchJobError."""
     job = registry.find(job_id)
     view = read_view(registry, job)
-    shown, state, attempts, now_s = view.as_json(), view.state, view.attempts, view.now_s
+    shown, state, attempts = view.as_json(), view.state, view.attempts
     return {
         "job": shown,
-        "tags": job.asked.tags,
-        "config_file": job.config_file,
+        "view": view,
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
         "can_kill": _can_kill(job),
-        "saves": job.saves,
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
-        "plan": job.attempt.plan,
-        "took_s": view.took_s,
-        "limit_words": view.limit_first,
-        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
-        "gpus": view.gpus,
-        "gpu_warning": view.gpu_warning,
-        "next_steps": view.next_steps,
-        "attempts": [_attempt(*each, now_s) for each in zip(shown["attempts"][::-1], attempts[::-1], strict=True)],
+        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, view.now_s)),
+        "attempts": [_attempt(*each, view.now_s) for each in zip(shown["attempts"][::-1], attempts[::-1], strict=True)],
         "trace": _trace(state.error),
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
@@ -96,11 +88,6 @@ class ResumeOffer:
     """Millionths of a dollar; None if the price is unknown."""
     refusal: str = ""
     """Why a resume would be refused."""
-
-
-def stop(registry: Registry, job_id: str, *, now: bool) -> str:
-    """Ask the job to save and stop, or with `now` to end at once; return a message. Raises CloudtrainError."""
-    return stopping.ask(registry, job_id, now=now).words
 
 
 def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:

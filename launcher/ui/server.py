@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..store.home import home
 from ..text.terminal import print_lines, say
 from .app import make
-from .guard import Guard, Keys
+from .guard import Keys
 from .site import Site
 
 HOST = "127.0.0.1"
@@ -46,6 +46,12 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
             _forget_page()  # after a SIGTERM no later code runs
             await super().shutdown(sockets)
 
+    class PageConnection(Connection):
+        """A connection that gives way until its request carries the cookie."""
+
+        def is_trusted(self) -> bool:
+            return app.is_known(Headers(raw=self.headers))
+
     listening = _listening(port)
     place = f"{HOST}:{listening.getsockname()[1]}"
     keys = Keys()
@@ -56,7 +62,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
         say(f"opened; for another browser: {_address(place, keys.token)}")
 
     app = make(site, listening.getsockname()[1], used)
-    config = configured(app, LIMITS, _connection(app), timeout_graceful_shutdown=END_S)
+    config = configured(app, LIMITS, PageConnection, timeout_graceful_shutdown=END_S)
     try:
         Server(config).run(sockets=[listening])
     finally:
@@ -134,16 +140,3 @@ def _open(address: str) -> None:
 
 def _forget_page() -> None:
     _page().unlink(missing_ok=True)
-
-
-def _connection(guard: Guard) -> type[Connection]:
-    """Return the kind of connections that only the holder of the cookie keeps."""
-
-    class PageConnection(Connection):
-        """A connection that gives way until its request carries the cookie."""
-
-        def is_trusted(self) -> bool:
-            """Return whether the request has the cookie."""
-            return guard.is_known(Headers(raw=self.headers))
-
-    return PageConnection
