@@ -88,8 +88,7 @@ def row_of(backend: str, found: FoundAttempt) -> Job:
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
         message = f"{found.job_id} cannot be adopted: its record is missing or damaged"
-        hint = "on ssh give the config with all its hosts (-f); else stop"
-        hint += " the job with the platform's own tools"
+        hint = "on ssh give the config with all its hosts (-f); else stop the job with the platform's own tools"
         raise ConfigError(message, where=backend, hint=hint) from error
 
 

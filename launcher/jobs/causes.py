@@ -29,10 +29,6 @@ class Cause:
     of_task: str = ""
     of_sized_disk: str = ""
 
-    def found_in(self, text: str) -> re.Match[str] | None:
-        """Return the match of the pattern in the text, or None."""
-        return re.search(self.pattern, text, re.IGNORECASE)
-
 
 # The first match counts, so the more certain causes come first.
 CAUSES = (
@@ -126,7 +122,7 @@ def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | 
     spoken = f"{error.get('type') or ''}: {error.get('message') or ''}"
     for text in (spoken, "\n".join(error.get("lines") or ())):
         for cause in CAUSES:
-            if found := cause.found_in(text):
+            if found := re.search(cause.pattern, text, re.IGNORECASE):
                 do = cause.of_task if config.get("task") and cause.of_task else cause.do
                 if cause.of_sized_disk and traits(str(config.get("backend"))).sizes_disks:
                     do = cause.of_sized_disk

@@ -78,13 +78,12 @@ def _name_of(parent: Job) -> str:
 
 def tests_of(registry: Registry, job: Job) -> list[Tested]:
     """Return the tests of the job's weights: the job's own first, then later jobs by the time of the submit."""
-    own = [attempt.progress for attempt in registry.attempts(job)]
-    found = [Tested(job.id, each["test"], each.get("tests", 1)) for each in own if isinstance(each.get("test"), dict)]
-    for child in registry.named(_name_of(job)):
-        progress = child.attempt.progress
-        if _parent(child) == job.id and isinstance(progress.get("test"), dict):
-            found.append(Tested(child.id, progress["test"], progress.get("tests", 1)))
-    return found
+    runs = [(job.id, attempt.progress) for attempt in registry.attempts(job)]
+    children = [child for child in registry.named(_name_of(job)) if _parent(child) == job.id]
+    runs += [(child.id, child.attempt.progress) for child in children]
+    return [
+        Tested(name, each["test"], each.get("tests", 1)) for name, each in runs if isinstance(each.get("test"), dict)
+    ]
 
 
 def parents(jobs: Sequence[Job]) -> dict[str, str]:

@@ -108,7 +108,8 @@ def chosen(
         answers = {job.id: job for job in ask(active)}
         jobs = [answers.get(job.id, job) for job in jobs]
     now_s = time.time()
-    made = [_line(row_of(job, registry.attempts(job), now_s)) for job in jobs if job.id not in trials]
+    rows = (row_of(job, registry.attempts(job), now_s) for job in jobs if job.id not in trials)
+    made = [ListRow._make(row[: len(ListRow._fields)]) for row in rows]
     made = [line for line in made if not choice.states or line.state in choice.states]
     lines = sorted([*made, *stored], key=lambda line: -line.seq)[: choice.limit] if made else stored
     listed = {line.seq for line in lines} if made else set()
@@ -174,12 +175,10 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
         if names:
             parts.append(f"{column} IN ({', '.join('?' * len(names))})")
             values += sorted(names)
-    if choice.project is not None:
-        parts.append("project = ?")
-        values.append(choice.project)
-    if choice.since_s is not None:
-        parts.append("created_s >= ?")
-        values.append(choice.since_s)
+    for condition, value in (("project = ?", choice.project), ("created_s >= ?", choice.since_s)):
+        if value is not None:
+            parts.append(condition)
+            values.append(value)
     if choice.hides_unsent:
         parts.append("NOT (outcome = 'not sent' AND created_s < ? AND job_id NOT IN (" + RAN + "))")
         values.append(time.time() - UNSENT_S)
@@ -189,10 +188,6 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
         parts.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = COALESCE(?, value))")
         values += [key, value]
     return " AND ".join(parts), values
-
-
-def _line(row: Sequence[Any]) -> ListRow:
-    return ListRow(*row[: len(ListRow._fields)])
 
 
 def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:

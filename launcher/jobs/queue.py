@@ -38,9 +38,7 @@ def advance_queue(registry: Registry) -> list[str]:
     for place, job in enumerate(waiting, 1):
         now_s, kind = time.time(), _machines(job)
         if _is_over(job, now_s, job.attempt.created_s):
-            told.append(
-                _leave(registry, job, State("stopped", "time_limit", detail="no machines within limits.max_wait"))
-            )
+            told.append(_leave(registry, job))
             continue
         status = {**(job.attempt.state.queue or {}), "place": place, "of": len(waiting)}
         tried_s = status.get("tried_s") or 0.0
@@ -104,13 +102,12 @@ def _is_over(job: Job, now_s: float, since_s: float) -> bool:
     return now_s - since_s > (most if isinstance(most, int | float) else parse_duration(most))
 
 
-def _leave(registry: Registry, job: Job, state: State) -> str:
-    from dataclasses import replace
-
+def _leave(registry: Registry, job: Job) -> str:
     from ..money import shared_ledger_sync
     from . import listing
 
-    listing.end_unsent(registry, job.attempt, replace(state, ended_s=time.time()))
+    state = State("stopped", "time_limit", detail="no machines within limits.max_wait", ended_s=time.time())
+    listing.end_unsent(registry, job.attempt, state)
     shared_ledger_sync.push(registry.database)
     return f"{job.id} has left the line: {state.detail}"
 

@@ -59,20 +59,16 @@ class StopResult:
     @property
     def words(self) -> str:
         """The message for the user."""
-        if self.verdict == "ended":
-            state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
-            return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
-        if self.verdict == "unqueued":
-            return f"{self.job.id} has left the line; nothing was sent"
-        if self.verdict == "unsent":
-            return f"{self.job.id} is just being submitted; try again in a moment"
-        if self.verdict == "kept":
-            return "not stopped"
-        if self.verdict == "doubtful":
-            return f"{self.job.backend} does not answer: {self.job.id} may exist there as {self.job.attempt.name}"
-        if self.verdict == "forgotten":
-            return f"{self.job.id} is forgotten: nothing is reserved for it any more"
-        return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
+        name, state, at = self.job.id, self.job.attempt.state.state, moment(self.job.attempt.state.ended_s)
+        return {
+            "asked": f"stopping {name} {self.how}{f': {self.note}' if self.note else ''}",
+            "ended": f"{name} ended at {at} UTC with state {state}; there is nothing to stop",
+            "unqueued": f"{name} has left the line; nothing was sent",
+            "unsent": f"{name} is just being submitted; try again in a moment",
+            "kept": "not stopped",
+            "doubtful": f"{self.job.backend} does not answer: {name} may exist there as {self.job.attempt.name}",
+            "forgotten": f"{name} is forgotten: nothing is reserved for it any more",
+        }[self.verdict]
 
 
 def ask(
@@ -83,7 +79,7 @@ def ask(
     `agrees` gets the planned request, and returns whether to send it. Raises NoSuchJobError, UsageError for a name of
     several active jobs, UnreachableError, CredentialError, ConfigError.
     """
-    job = registry.find(name, sole=_is_active)
+    job = registry.find(name, sole=lambda job: job.active)
     if job.attempt.phase == "never_sent":
         with suppress(CloudtrainError):  # the job may exist all the same
             job = look_again(registry, job)
@@ -116,7 +112,7 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
     An attempt that may never have been sent frees all its money; a sent attempt keeps the cost until now. Raises
     NoSuchJobError; UsageError for a job that can be stopped.
     """
-    job = registry.find(name, sole=_is_active)
+    job = registry.find(name, sole=lambda job: job.active)
     with suppress(CloudtrainError):  # a missing plug-in counts as a backend that does not answer
         job = refresh(registry, job)
     attempt = job.attempt
@@ -138,10 +134,6 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
             listing.keep(registry, job.id)
     shared_ledger_sync.push(registry.database)
     return StopResult(registry.find(job.id), "forgotten")
-
-
-def _is_active(job: Job) -> bool:
-    return job.active
 
 
 def where_to_look(job: Job) -> str:

@@ -176,23 +176,18 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
                 continue
             if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget
                 others = budget_preview.budgeted_in(registry.database) - {project}  # a known address alone is no budget
-                names = {name for name, _ in book.budgets} - {budgets.OVERALL}
-                _say_unknown(project, names | others, is_first=is_first)
+                names = ({name for name, _ in book.budgets} - {budgets.OVERALL}) | others
+                books = budget_preview.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
+                if is_first:
+                    budget_preview.require_known_project(books)
+                for line in books.unknown():
+                    say(line)
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
                 ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
             budgets.require_room(shared_ledger.standings(book, now_s, project), amount_micro, uri)
 
     if amount_micro != 0:
         _with_room(registry, look)
-
-
-def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
-    """Print a note if further projects have a budget, but not this project. Raises ConfigError for a typo."""
-    books = budget_preview.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
-    if is_first:
-        budget_preview.require_known_project(books)
-    for line in books.unknown():
-        say(line)
 
 
 def _with_room(registry: Registry, add: Callable[[], T]) -> T:
