@@ -39,7 +39,7 @@ _READING = threading.BoundedSemaphore(8)  # an abandoned reader waits while its 
 class JobFeed:
     """All watched jobs: the named jobs, or, without names, the jobs of `watch.chosen`.
 
-    Call `start` once the view has the terminal, because a poll may print; call `close` at the end.
+    Start the `watcher` once the view has the terminal, because a poll may print; close the watcher at the end.
     """
 
     def __init__(self, names: Sequence[str], every_s: float = 0.0, folder: Path | None = None) -> None:
@@ -54,13 +54,11 @@ class JobFeed:
         self._notes: list[tuple[float, str]] = []
         self._stops: list[_Stop] = []
         self._drawn: object = None
-        self.watcher = Watcher(
-            self.folder, names, self._show, self.note, start=self._begin, step=self._step, every_s=every_s
-        )
 
-    def start(self) -> None:
-        """Start the polls."""
-        self.watcher.start()
+        def begin(job: Job) -> None:
+            self.put(job.id, asks_since_s=time.time())
+
+        self.watcher = Watcher(self.folder, names, self._show, self.note, start=begin, step=self._step, every_s=every_s)
 
     def scene(self, now_s: float) -> Scene:
         """Return the current picture: active jobs first, then ended jobs, in both groups the newest submit first."""
@@ -110,12 +108,6 @@ class JobFeed:
         with self.watcher.poller.polls.shut(_STILL_S), WRITING.shut(_STILL_S):
             yield
 
-    def close(self, wait_s: float) -> None:
-        """End the threads, waiting at most `wait_s` for deliveries; a thread that waits for a backend is abandoned."""
-        self.watcher.close(wait_s)
-
-    # -- for the threads ----------------------------------------------------------------------------------------------
-
     def put(self, job_id: str, **changes: object) -> None:
         """Change the picture of a watched job."""
         with self._lock:
@@ -134,9 +126,6 @@ class JobFeed:
         if not self._names:
             with self._lock:
                 self._watched = {job_id: watched for job_id, watched in self._watched.items() if job_id in ids}
-
-    def _begin(self, job: Job) -> None:
-        self.put(job.id, asks_since_s=time.time())
 
     def _show(self, seen: Seen) -> None:
         watched = self._watched.get(seen.job.id)

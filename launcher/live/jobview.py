@@ -75,32 +75,23 @@ def view(
     signs: Signs,
     now_s: float,
     note: str = "",
-) -> list[Text]:
-    """Return the screen's rows, `size` columns wide and rows high; `note` is the newest message of cloudtrain."""
+) -> tuple[list[Text], int]:
+    """Return the screen's rows, `size` columns wide and rows high, and the number of visible log lines.
+
+    `note` is the newest message of cloudtrain.
+    """
     width, height = size
-    sections = _sections(watched, (width, height), signs, now_s)
     room = height - 2 - bool(note)  # the log's title, the keys
-    kept = _kept(sections, room - _least_log(height, choice))
+    least = max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
+    kept = _kept(_sections(watched, size, signs, now_s), room - least)
     head = [each for section in kept for each in section.rows]
     left = max(0, room - len(head))
     log = help_rows(width, left, signs) if choice.helps else _log(tail, choice, width, left, signs)
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
     rows = [*head, _log_title(tail, choice, width, signs), *log]
     rows += [Text("")] * (height - 1 - len(notes) - len(rows))
-    return [*rows[: max(0, height - 1 - len(notes))], *notes, keys_of_job(choice, watched, width, signs)][:height]
-
-
-def log_page(
-    watched: WatchedJob, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
-) -> int:
-    """Return the number of visible log lines."""
-    room = size[1] - 2 - bool(note)
-    kept = _kept(_sections(watched, size, signs, now_s), room - _least_log(size[1], choice))
-    return max(1, room - sum(len(section.rows) for section in kept))
-
-
-def _least_log(height: int, choice: ViewState) -> int:
-    return max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
+    rows = [*rows[: max(0, height - 1 - len(notes))], *notes, keys_of_job(choice, watched, width, signs)][:height]
+    return rows, max(1, left)
 
 
 def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:

@@ -58,7 +58,7 @@ def show(names: Sequence[str], every_s: float = 0.0) -> int:
     is_left = False  # by a key, or because all jobs have ended, so a longer wait is acceptable
     try:
         with Screen(feed.still) as screen:
-            feed.start()
+            feed.watcher.start()
             _open(feed, state)
             code = _run(screen, feed, state, bool(names))
             is_left = True
@@ -69,7 +69,7 @@ def show(names: Sequence[str], every_s: float = 0.0) -> int:
     finally:
         has_terminal = code != 129  # after SIGHUP (129) no terminal is left for messages
         with suppress(KeyboardInterrupt):  # the user does not wait for the polls to end
-            feed.close(CLOSE_S if is_left else HURRY_S)
+            feed.watcher.close(CLOSE_S if is_left else HURRY_S)
             if state.tail is not None:
                 state.tail.close(HURRY_S)
         stops = _stops(feed, has_terminal=has_terminal)
@@ -121,11 +121,10 @@ def _take_in(screen: Screen, feed: JobFeed, state: FrameState) -> None:
     for words in screen.said():
         state.said.append(words)
         text = words.removeprefix(terminal_alerts.MARK)
-        is_alert = text != words
         if text.startswith("  ") or not text.strip():  # a detail of the line before
             continue
         feed.note(text.strip())
-        if is_alert:
+        if text != words:
             screen.write(b"\a")
 
 
@@ -138,15 +137,16 @@ def _press(key: str, feed: JobFeed, state: FrameState, screen: Screen) -> str:
     lines = state.tail.shot().lines if state.tail is not None else ()
     state.choice, action = steer(state.choice, key, ids, lines, state.page, ranks)
     feed.mark(state.choice.chosen)
-    kind = action.kind if action is not None else ""
-    if kind == "redraw":
+    if action is None:
+        return ""
+    if action.kind == "redraw":
         screen.is_stale = True
-    elif action is not None and kind == "open":
+    elif action.kind == "open":
         _open(feed, state)
-    elif action is not None and kind == "stop":
+    elif action.kind == "stop":
         feed.note(f"asking {action.job} to stop")
         feed.stop(action.job)
-    return kind
+    return action.kind
 
 
 def _open(feed: JobFeed, state: FrameState) -> None:
@@ -170,8 +170,7 @@ def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Tex
         rows = tableview.view(scene, choice, size, state.signs, note or words)
     else:
         shot = state.tail.shot() if state.tail is not None else TailShot()
-        state.page = jobview.log_page(watched, choice, size, state.signs, scene.now_s, note)
-        rows = jobview.view(watched, shot, choice, size, state.signs, scene.now_s, note)
+        rows, state.page = jobview.view(watched, shot, choice, size, state.signs, scene.now_s, note)
     return rows
 
 
@@ -214,8 +213,7 @@ def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
         say(words)
     scene = feed.scene(time.time())
     if state.choice.is_single and scene.jobs:
-        watched = scene.jobs[0]
-        print_text(as_lines(watched.view))
+        print_text(as_lines(scene.jobs[0].view))
     else:
         print_text([as_line(watched.view) for watched in scene.jobs])
     asked = feed.asked()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..backend import LogLine
@@ -84,7 +84,7 @@ class Scene:
 class TailShot:
     """The end of a job's log. `fault`: why the log cannot be read now; `is_read`: a first answer has come."""
 
-    lines: Sequence[LogLine] = field(default=())
+    lines: Sequence[LogLine] = ()
     fault: str = ""
     is_read: bool = False
     is_over: bool = False

@@ -94,8 +94,6 @@ def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
 
 def keys_of_job(choice: ViewState, watched: WatchedJob, width: int, signs: Signs) -> Text:
     """Return the keys of a job's view."""
-    if (asked := _asked(choice, width, signs)) is not None:
-        return asked
     keys = [
         ("q", "quit" if choice.is_single else "back"),
         ("l", "figures" if choice.is_large else "larger log"),
@@ -106,29 +104,24 @@ def keys_of_job(choice: ViewState, watched: WatchedJob, width: int, signs: Signs
         ("?", "help"),
         ("up/down", "scroll"),
     ]
-    return _keys(keys, width, signs)
+    return _keys(choice, keys, width, signs)
 
 
 def keys_of_table(choice: ViewState, width: int, signs: Signs) -> Text:
     """Return the keys of the table."""
-    if (asked := _asked(choice, width, signs)) is not None:
-        return asked
-    return _keys(
-        [("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit"), ("?", "help")], width, signs
-    )
+    keys = [("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit"), ("?", "help")]
+    return _keys(choice, keys, width, signs)
 
 
-def _asked(choice: ViewState, width: int, signs: Signs) -> Text | None:
+def _keys(choice: ViewState, keys: list[tuple[str, str]], width: int, signs: Signs) -> Text:
+    """Return the question or the answer to the last key, if any; else as many keys as fit completely."""
     if choice.asks is not None:
         return row(width, signs, (f"Stop {choice.asks} and let it save? [y/N] ", f"bold {WARNS}"))
     if choice.typing is not None:
         fault = f"   {choice.word}" if choice.word else "   as 0 or 0,3-5; nothing for all"
         return row(width, signs, ("ranks: ", "bold"), f"{choice.typing}_", (fault, WARNS if choice.word else QUIET))
-    return row(width, signs, (choice.word, "bold")) if choice.word else None
-
-
-def _keys(keys: list[tuple[str, str]], width: int, signs: Signs) -> Text:
-    """Return as many keys as fit completely."""
+    if choice.word:
+        return row(width, signs, (choice.word, "bold"))
     parts: list[Part] = []
     used = 0
     for key, what in keys:

@@ -20,7 +20,7 @@ import time
 import tty
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from rich.color import ColorSystem
@@ -40,22 +40,10 @@ _LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes of captured output
 
 ESCAPE = "escape"
 # Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
-_SEQUENCES = {
-    b"\x1b[A": "up",
-    b"\x1bOA": "up",
-    b"\x1b[B": "down",
-    b"\x1bOB": "down",
-    b"\x1b[5~": "page up",
-    b"\x1b[6~": "page down",
-    b"\x1b[H": "home",
-    b"\x1bOH": "home",
-    b"\x1b[1~": "home",
-    b"\x1b[7~": "home",
-    b"\x1b[F": "end",
-    b"\x1bOF": "end",
-    b"\x1b[4~": "end",
-    b"\x1b[8~": "end",
-}
+_LETTERS = {b"A": "up", b"B": "down", b"H": "home", b"F": "end"}
+_NUMBERS = {b"5": "page up", b"6": "page down", b"1": "home", b"7": "home", b"4": "end", b"8": "end"}
+_SEQUENCES = {b"\x1b" + mode + sign: name for sign, name in _LETTERS.items() for mode in (b"[", b"O")}
+_SEQUENCES |= {b"\x1b[" + sign + b"~": name for sign, name in _NUMBERS.items()}
 _SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
 _LONGEST = 32  # longer bytes without an end are not a sequence
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
@@ -108,13 +96,11 @@ class Screen:
         try:
             self._take()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # No signal may raise here until the terminal is restored; no signal is lost, since the view is ending already.
         for ends in (*_ENDS, signal.SIGINT):
             self._before.setdefault(ends, signal.getsignal(ends))
@@ -199,10 +185,8 @@ class Screen:
     def _give_back(self) -> None:
         """Restore the terminal, if still present."""
         self._has_it = False
-        with contextlib.suppress(OSError):
-            data = _LEAVE
-            while data:
-                data = data[os.write(self._out, data) :]
+        with contextlib.suppress(SignalExit):
+            self.write(_LEAVE)
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._in, termios.TCSANOW, self._modes)
             termios.tcflush(self._in, termios.TCIFLUSH)  # keys meant for the view must not reach the shell

@@ -62,7 +62,7 @@ class SweepFeed:
         self._notes = deque[str](maxlen=MOST_NOTES)
         self._busy = threading.Lock()  # held while the driver works, so that a suspension waits
         self._closing = threading.Event()
-        self._shot: SweepShot | None = None
+        self.shot: SweepShot | None = None  # None before the first read
         self.code: int | None = None
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._drive, self._read)]
 
@@ -70,10 +70,6 @@ class SweepFeed:
         """Start the threads."""
         for thread in self._threads:
             thread.start()
-
-    def shot(self) -> SweepShot | None:
-        """Return the newest picture; None before the first read."""
-        return self._shot
 
     def note(self, words: str) -> None:
         """Store a message for the view."""
@@ -114,7 +110,7 @@ class SweepFeed:
             try:
                 with closing(Registry(self._folder)) as registry:
                     sweep = sweeps.find(registry.database, self._id)
-                    self._shot = SweepShot(overview.as_json(registry.database, sweep), tuple(self._notes))
+                    self.shot = SweepShot(overview.as_json(registry.database, sweep), tuple(self._notes))
                     if not driving.is_going_on(registry.database, sweep):
                         self.code = driving.exit_code(registry.database, sweep)
             except Exception as error:
@@ -156,8 +152,7 @@ def _run(screen: Screen, feed: SweepFeed) -> int:
         if screen.is_stale:
             screen.is_stale = False
             renderer.forget()
-        shot = feed.shot()
-        if shot is not None and time.monotonic() >= next_s:
+        if (shot := feed.shot) is not None and time.monotonic() >= next_s:
             screen.write(renderer.render(view(shot, screen.size, signs, time.time())))
             next_s = time.monotonic() + FRAME_S
         keys = screen.keys(max(0.05, next_s - time.monotonic()))

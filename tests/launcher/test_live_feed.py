@@ -41,12 +41,12 @@ def feed() -> Iterator[Callable[..., JobFeed]]:
 
     def begin(*names: str) -> JobFeed:
         begun.append(JobFeed(names))
-        begun[-1].start()
+        begun[-1].watcher.start()
         return begun[-1]
 
     yield begin
     for each in begun:
-        each.close(3.0)
+        each.watcher.close(3.0)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_running_stop_is_waited_for(
     watched.stop("money")
     assert watched.stopping() == ["money"]
     assert watched.stops(0.0) == ["it is not known whether money was asked to stop"]
-    watched.close(0.1)
+    watched.watcher.close(0.1)
     goes_on.set()
     assert watched.stops(60.0) == ["stopping money after saving"]
     assert watched.stopping() == []

@@ -182,7 +182,7 @@ def picture(
 ) -> list[Text]:
     """Return the screen of a job."""
     choice = changes.pop("choice", ViewState(opened=watched.job.id, is_single=True))
-    return jobview.view(watched, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
+    return jobview.view(watched, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)[0]
 
 
 def test_job_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:

@@ -60,7 +60,7 @@ def screens_of(registry: Registry, view: JobView) -> dict[str, str]:
     """Return the text of each screen."""
     watched, shown = WatchedJob(view), series.read(registry.database, view.job.id)
     rows = {
-        "live": jobview.view(watched, TailShot(), ViewState(opened="job"), (160, 60), UNICODE, NOW_S),
+        "live": jobview.view(watched, TailShot(), ViewState(opened="job"), (160, 60), UNICODE, NOW_S)[0],
         "table": tableview.view(Scene((watched,), NOW_S), ViewState(), (160, 24), UNICODE, ""),
     }
     parts = pages.job_parts(site.Pages(site.assets(), csrf="", is_read_only=True), registry, view.job.id, "").parts
