@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from cloudtrain.entrypoints.notices.message import Notice
 
@@ -25,9 +25,7 @@ from ..job import Attempt, Job
 from ..store.database import QuiesceLock
 from ..store.registry import Registry
 from .refresh import refresh
-
-if TYPE_CHECKING:
-    from .view import JobView
+from .view import JobView
 
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
 CLOSE_S = 2.5  # for deliveries at the end of a command

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CloudtrainError
 from ..job import Job, State
 from ..planning.job_spec import PRIORITIES
+from ..store.registry import Registry
 from ..text.units import parse_duration
-
-if TYPE_CHECKING:
-    from ..store.registry import Registry
 
 RECENT = 100  # jobs that are looked at for an end, and for lost agents
 TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once

@@ -40,9 +40,9 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
         "attempts": [_attempt(attempt, series, view.now_s) for attempt in view.attempts],
         "steps": _columns(series.steps, spend),
         "evals": [
-            _placed(point, spend) | {"metrics": _short(point.fields.get("metrics", {}))}
+            _placed(point, spend) | {"metrics": {name: _rounded(value) for name, value in metrics.items()}}
             for point in series.marks
-            if point.kind == "eval" and point.fields.get("metrics")
+            if point.kind == "eval" and (metrics := point.fields.get("metrics"))
         ],
         "marks": [
             {"kind": point.kind} | _placed(point, spend) | {"text": _mark_text(point)}
@@ -162,10 +162,6 @@ def _placed(point: Point, spend: list[list[float]]) -> dict[str, Any]:
         "step": point.step,
         "usd": spent_at(spend)(point.time_s),
     }
-
-
-def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {name: _rounded(value) for name, value in metrics.items()}
 
 
 def _rounded(value: Any) -> Any:

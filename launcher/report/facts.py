@@ -296,11 +296,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def stamp(time_s: float) -> str:
-    """Return the time of the report, in UTC."""
-    return f"{moment(time_s)} UTC"
-
-
 def attempt_rows(data: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Return a row of text for each attempt of `chart_data`."""
     for each in data:

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..job import Job
 from ..jobs import shown_config
 from ..jobs.evaluations import tests_of
 from ..jobs.view import view_of
 from ..planning.bundle import GENERATOR, is_report
 from ..store import series as serieses
+from ..store.registry import Registry
+from ..text.money import moment
 from ..text.terminal import confirm, is_terminal, say
 from . import comparing, facts, tested
+from .comparing import Comparison
 from .data import chart_data
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from ..job import Job
-    from ..store.registry import Registry
-    from .comparing import Comparison
 
 _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
@@ -49,7 +49,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         title=f"{job.id}: {data['job']['state']}",
         job=job,
         data=data,
-        as_of=facts.stamp(now_s),
+        as_of=f"{moment(now_s)} UTC",
         cards=facts.headline(view, series),
         failures=facts.failures(view),
         attempts=list(facts.attempt_rows(data["attempts"])),
@@ -75,7 +75,7 @@ def comparison_html(found: Comparison, now_s: float) -> str:
         found.drawn,
         title=f"compared: {', '.join(names)}",
         heading=", ".join(names) if len(names) <= 3 else f"{len(names)} jobs compared",
-        as_of=facts.stamp(now_s),
+        as_of=f"{moment(now_s)} UTC",
         names=names,
         running=[job.id for job in found.jobs if job.active],
         results=comparing.rows(found),

@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cloudtrain.entrypoints.sweep.space import Dimension
 
 from .facts import figure
-
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.sweep.space import Dimension
 
 WIDTH, HEIGHT = 1120, 300
 TOP, BOTTOM, LEFT, RIGHT = 34, 26, 70, 90
@@ -76,7 +75,8 @@ def parallel(space: Sequence[Dimension], ends: Sequence[TrialEnd], metric: str) 
     names = [each.key for each in space]
     gap = (WIDTH - LEFT - RIGHT) / max(1, len(names))
     axes = [Axis(LEFT + i * gap, each.key.rpartition(".")[2], _dimension_ticks(each)) for i, each in enumerate(space)]
-    low, high = _span_of(known, ends)
+    is_max = bool(known) and ends[0].value is not None and ends[0].value > known[len(known) // 2]
+    low, high = _span_of(known, is_max=is_max) if known else (0.0, 1.0)
     axes.append(Axis(LEFT + len(names) * gap, metric, _number_ticks(low, high) if known else ()))
     ranked = [each for each in ends if each.value is not None]
     lines = []
@@ -100,9 +100,7 @@ def best_curve(results: Sequence[tuple[int, float, str]], mode: str) -> BestCurv
     if not found:
         return None
     values = sorted(value for _, value, _ in found)
-    low, high = values[0], values[-1]
-    if len(values) >= 20:
-        low, high = (values[len(values) // 10], high) if mode == "max" else (low, values[-1 - len(values) // 10])
+    low, high = _span_of(values, is_max=mode == "max")
     most = max(spent for spent, _, _ in found) / 1e6 or 1.0
     choose = max if mode == "max" else min
 
@@ -120,16 +118,10 @@ def best_curve(results: Sequence[tuple[int, float, str]], mode: str) -> BestCurv
     return BestCurve(points, dots, Axis(HEIGHT - BOTTOM, "", across), Axis(LEFT, "", _number_ticks(low, high)))
 
 
-def _span_of(known: Sequence[float], ends: Sequence[TrialEnd]) -> tuple[float, float]:
-    """Return the least and the greatest value of the metric's axis."""
-    if not known:
-        return 0.0, 1.0
-    low, high = known[0], known[-1]
-    if len(known) >= 20:
-        is_max = ends[0].value is not None and ends[0].value > known[len(known) // 2]
-        cut = len(known) // 10
-        low, high = (known[cut], high) if is_max else (low, known[-1 - cut])
-    return low, high
+def _span_of(known: Sequence[float], *, is_max: bool) -> tuple[float, float]:
+    """Return the least and the greatest value of the metric's axis, of values in order."""
+    cut = len(known) // 10 if len(known) >= 20 else 0
+    return (known[cut], known[-1]) if is_max else (known[0], known[-1 - cut])
 
 
 def _title(each: TrialEnd, metric: str) -> str:

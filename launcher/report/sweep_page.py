@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import amount, dollars
-from cloudtrain.entrypoints.sweep.search import best, values_of
+from cloudtrain.entrypoints.sweep.search import Search, best, values_of
 
 from ..planning import search_spec
 from ..store import sweeps
 from ..store.progress import finite
+from ..store.registry import Registry
+from ..store.sweeps import SegmentRecord, SweepRecord
 from ..sweeps import costs, overview, searching
+from ..sweeps.costs import SweepCost
+from ..text.money import moment
 from ..text.units import percent
-from . import comparing, facts, page
-from .sweep_charts import WIDTH, TrialEnd, best_curve, parallel
-
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.sweep.search import Search
-
-    from ..store.registry import Registry
-    from ..store.sweeps import SegmentRecord, SweepRecord
-    from ..sweeps.costs import SweepCost
-
-HEIGHT = 300
+from . import comparing, page
+from .sweep_charts import HEIGHT, WIDTH, TrialEnd, best_curve, parallel
 
 
 def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
@@ -38,7 +33,7 @@ def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
         "sweep.html",
         comparing.compared(registry, jobs, now_s).drawn if jobs else (),
         title=f"{sweep.id}: {sweep.state}",
-        as_of=facts.stamp(now_s),
+        as_of=f"{moment(now_s)} UTC",
         sweep=found,
         plan=overview.plan_lines(sweep.config),
         cards=_cards(found, cost),
@@ -125,13 +120,12 @@ def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]
     """Return the figures above the charts: name, figure, and an explanation."""
     first = found["best"][0] if found["best"] else None
     limit = "no budget" if found["limit_usd"] is None else f"of {dollars(found['limit_usd'] * 1e6)}"
-    cards = [
-        ("Trials", str(found["trials"]), f"of {found['planned']} planned"),
-        ("Spent", dollars(cost.spent_micro), limit),
-    ]
+    cards = []
     if first is not None:
         at = f"trial {first['trial']} at {overview.place_of(found, first)}"
-        cards.insert(0, (f"Best {found['metric']}", overview.figure(first["value"]), at))
+        cards.append((f"Best {found['metric']}", overview.figure(first["value"]), at))
+    cards.append(("Trials", str(found["trials"]), f"of {found['planned']} planned"))
+    cards.append(("Spent", dollars(cost.spent_micro), limit))
     if cost.starts_share is not None:
         cards.append(("Starts", percent(cost.starts_share), "of the paid time"))
     if cost.paused and cost.saved_micro is not None:

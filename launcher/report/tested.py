@@ -14,8 +14,6 @@ _MOST_CLASSES = 30  # in a matrix that a reader can read
 _FAINTEST = 0.12
 _WHICH, _COMPARED = ("checkpoint", "step", "weights"), ("accuracy", "loss", "macro_f1", "mae", "rmse", "r2")
 
-_TITLES = {"macro_f1": "Macro F1", "mae": "MAE", "rmse": "RMSE", "r2": "R2"}
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -63,12 +61,7 @@ def _picture(split: str, figures: Mapping[str, Any], words: str) -> Picture:
         words=words,
         warning=same if figures.get("same_as_eval") is True else "",
         compared=tuple(rows) if len(rows) > 1 else (),
-        head=(
-            "Checkpoint",
-            "Step",
-            "Weights",
-            *(name.replace("_f1", " F1").capitalize().replace("f1", "F1") for name in names),
-        ),
+        head=tuple(name.replace("_f1", " F1").capitalize().replace("f1", "F1") for name in (*_WHICH, *names)),
         classes=tuple((str(n), *map(_text, row)) for n, row in enumerate(_rows(figures.get("classes")))),
         count=len(table) if is_shown else 0,
         cells=tuple(_cells(table)) if is_shown else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import time
@@ -17,6 +18,8 @@ from starlette.routing import Route
 from ..errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from ..jobs import stopping
 from ..logs.view import parse_ranks
+from ..report.page import report_html
+from ..report.sweep_page import sweep_html
 from ..store import sweeps
 from ..store.registry import Registry
 from ..text.terminal import say
@@ -153,8 +156,6 @@ class _Handlers:
 
     def report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report` writes."""
-        from ..report.page import report_html
-
         return report_html(registry, registry.find(_name(request)), time.time())
 
     # -- a sweep ------------------------------------------------------------------------------------------------------
@@ -172,8 +173,6 @@ class _Handlers:
 
     def sweep_report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report SWEEP` writes."""
-        from ..report.sweep_page import sweep_html
-
         return sweep_html(registry, sweeps.find(registry.database, _name(request, "sweep")), time.time())
 
     # -- buttons ------------------------------------------------------------------------------------------------------
@@ -206,8 +205,6 @@ class _Handlers:
 
     async def _form(self, request: Request) -> dict[str, str]:
         """Return the form's fields. Raises UsageError if the form does not come from our own page."""
-        import hmac
-
         text = (await request.body()).decode("utf-8", "replace")
         try:
             fields = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
-from typing import TYPE_CHECKING
 
 from anyio import CancelScope, to_thread
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from ..backend import LogLine
 from ..errors import CapacityError, UnreachableError
+from ..logs.stream import LogStream
 from ..text import visible
 from .feeds import LogQuery
 from .site import Pool, Site
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from ..backend import LogLine
 
 MOST_DOWNLOADS = 4  # at the same time; each holds a page of lines and some open files
 PIECE_BYTES = 1 << 18  # of text that waits for the client
@@ -55,8 +52,6 @@ class Download(StreamingResponse):
 
 
 def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
-    from ..logs.stream import LogStream
-
     view = wanted.view()
     with pool.one() as registry:
         job = registry.find(wanted.job)

@@ -15,18 +15,16 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..backend import LogLine
 from ..errors import CapacityError, CloudtrainError, UsageError, in_words
+from ..job import Attempt
 from ..logs.reader import read_on
+from ..logs.stream import LogStream
 from ..logs.view import View
 from ..store.registry import Registry
 from ..text import visible
-
-if TYPE_CHECKING:
-    from ..backend import LogLine
-    from ..job import Attempt
-    from ..logs.stream import LogStream
 
 KEPT_LINES = 5_000
 KEPT_CHARS = 4_000_000  # all lines of a feed together
@@ -102,8 +100,6 @@ class LogFeed:
 
     def _read(self, registry: Registry) -> None:
         """Read the last existing lines, then new lines."""
-        from ..logs.stream import LogStream
-
         job = registry.find(self.wanted.job)
         attempt = registry.attempt(job, self.wanted.attempt)
         while attempt.ref is None and attempt.phase in ("intent", "queued") and not self._is_left():

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from .. import backend as backends
 from ..errors import BudgetError, CloudtrainError, UsageError
 from ..job import Attempt, Job
-from ..jobs import retry
+from ..jobs import retry, submit
 from ..jobs.approval import cost_words
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view, took_s
 from ..money import period, unit_cost
 from ..money.period import Spent
-from ..store import ledger, sweeps
+from ..report.data import chart_data
+from ..store import ledger, series, sweeps
 from ..store.budgets import OVERALL, Standing, month_of
 from ..store.database import Database
 from ..store.registry import Registry
@@ -69,9 +70,6 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
 
 def curves(registry: Registry, job_id: str) -> dict[str, Any]:
     """Return the data of a job's charts."""
-    from ..report.data import chart_data
-    from ..store import series
-
     view = read_view(registry, registry.find(job_id))
     return chart_data(view, series.drawable(series.read(registry.database, view.job.id)))
 
@@ -95,8 +93,6 @@ def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOff
 
     Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
     """
-    from ..jobs import submit
-
     job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
     try:
@@ -114,8 +110,6 @@ def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOff
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
     """Send the next attempt if the offer still holds; return a message. Raises CloudtrainError."""
-    from ..jobs import submit
-
     job = refresh(registry, registry.find(job_id))
     prepared = _prepared(registry, job, budget)
     if job.attempt.number + 1 != attempt:

@@ -27,6 +27,7 @@ from ..errors import CloudtrainError
 from ..jobs.poller import Seen, as_fault
 from ..jobs.watcher import Watcher
 from ..store.registry import Registry
+from ..sweeps import driving
 from ..text.terminal import say, when
 from .feeds import Feeds
 from .guard import Keys
@@ -132,8 +133,6 @@ class Site:
 
     async def _drive_sweeps(self) -> None:
         """Send the due trials of running sweeps, as `watch` does; the driver's lease keeps other drivers out."""
-        from ..sweeps import driving
-
         while not self.is_closing:
             try:
                 for line in await self.read(driving.advance_all):
