@@ -151,7 +151,6 @@ def refused(found: Sequence[BackendOffer]) -> list[str]:
 
 
 def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
-    """Return the result of `make`, or its error."""
     try:
         return make()
     except CloudtrainError as error:

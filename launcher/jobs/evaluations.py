@@ -72,7 +72,6 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
 
 
 def _name_of(parent: Job) -> str:
-    """Return the name of the parent's tests."""
     return f"{parent.name[:_LONGEST_NAME].rstrip('-')}-evaluate"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -33,6 +33,16 @@ _ATTEMPTS = 5  # the newest attempts in the table
 # Lines of a traceback, and lines before the failure. The first pair that fits the screen counts.
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
 _STILL_S = 120.0  # without a step and without a forecast; after that time the pause is shown
+
+_SPEED: dict[str, Callable[[float], str]] = {
+    "samples_per_s": lambda rate: f"{quantity(rate)} samples/s",
+    "tokens_per_s": lambda rate: f"{quantity(rate)} tokens/s",
+    "mfu": lambda share: f"mfu {100 * share:.2g} %",
+    "bubble": lambda share: f"bubble {100 * share:.2g} %",
+    "step_s": lambda seconds: f"{step_time(seconds)} a step",
+    "data_share": lambda share: f"{100 * share:.0f} % of it waits for data",
+    "memory_bytes": lambda count: f"{bytes_of(count)} of memory",
+}
 
 
 def as_lines(
@@ -155,21 +165,9 @@ def _left(view: JobView) -> str:
 
 def _speed(progress: dict[str, Any]) -> str:
     """Return the throughput, the used share of the machine, and the parts of a step."""
-    parts = []
-    for key, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
-        if isinstance(rate := progress.get(key), float | int):
-            parts.append(f"{quantity(rate)} {unit}")
-    if isinstance(used := progress.get("mfu"), float | int):
-        parts.append(f"mfu {100 * used:.2g} %")
-    if isinstance(idle := progress.get("bubble"), float | int):
-        parts.append(f"bubble {100 * idle:.2g} %")
-    if isinstance(step_s := progress.get("step_s"), float | int):
-        parts.append(f"{step_time(step_s)} a step")
-    if (share := data_share(progress)) is not None:
-        parts.append(f"{100 * share:.0f} % of it waits for data")
-    if isinstance(memory := progress.get("memory_bytes"), float | int):
-        parts.append(f"{bytes_of(memory)} of memory")
-    return ", ".join(parts)
+    figures = progress | {"data_share": data_share(progress)}
+    known = ((words, figures.get(name)) for name, words in _SPEED.items())
+    return ", ".join(words(figure) for words, figure in known if isinstance(figure, float | int))
 
 
 def _trend(progress: dict[str, Any]) -> str:

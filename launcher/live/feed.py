@@ -150,8 +150,6 @@ class JobFeed:
 
 
 class _Stop:
-    """A stop request for a job, in a separate thread."""
-
     def __init__(self, feed: JobFeed, job_id: str) -> None:
         self.job_id, self.words = job_id, ""
         self._feed = feed

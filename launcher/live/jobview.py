@@ -95,7 +95,6 @@ def view(
 
 
 def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
-    """Return the sections of the job, in screen order."""
     width, height = screen
     view, curves = replace(watched.view, now_s=now_s), watched.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
@@ -134,7 +133,6 @@ def _warning(words: str, width: int, signs: Signs) -> list[Text]:
 
 
 def _heading(view: JobView, width: int, signs: Signs) -> list[Text]:
-    """Return the job's id, its state and reason, and its run time."""
     job = view.job
     left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(job.attempt.word, "bold"))]
     took = "" if view.took_s is None else span(view.took_s)
@@ -155,7 +153,6 @@ def _trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
 
 
 def _progress(view: JobView, width: int, signs: Signs) -> list[Text]:
-    """Return the progress, with a bar if the last step is known, and the expected finish."""
     job, progress = view.job, view.progress
     if "step" not in progress:
         detail = cleaned(view.state.detail or "")
@@ -175,7 +172,6 @@ def _progress(view: JobView, width: int, signs: Signs) -> list[Text]:
 
 
 def _error(view: JobView, width: int, signs: Signs) -> list[Text]:
-    """Return the exception of the first failing rank."""
     if not view.state.error:
         return []
     words = [in_job(cleaned(line)) for line in failure_lines(view.state.error) if line.strip()] or ["unknown"]
@@ -183,7 +179,6 @@ def _error(view: JobView, width: int, signs: Signs) -> list[Text]:
 
 
 def _track(curve: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
-    """Return a curve with its newest, minimum and maximum values."""
     if curve is None:
         return []
     newest = quantity(curve.newest) if isinstance(curve.newest, float) else curve.newest.upper()
@@ -209,7 +204,6 @@ def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
 
 
 def _split(curves: Curves, width: int, signs: Signs) -> list[Text]:
-    """Return the step time, and the share of each part."""
     if curves.step_s is None:
         return []
     took = f"{step_time(curves.step_s)} "
@@ -228,7 +222,6 @@ def _split(curves: Curves, width: int, signs: Signs) -> list[Text]:
 
 
 def _exchange(view: JobView, width: int, signs: Signs) -> list[Text]:
-    """Return what the ranks exchange, and the staleness of updates."""
     bars = exchange_figures.histogram(view.progress, signs.levels)
     known = (("exchange", exchange_figures.words(view.progress)), ("staleness", bars))
     return [labelled(width, signs, name, words) for name, words in known if words]
@@ -271,7 +264,6 @@ def _limit(view: JobView, width: int, signs: Signs) -> list[Text]:
 
 
 def _checkpoint(view: JobView) -> str:
-    """Return the newest checkpoint and its age."""
     step, saved_s = view.money.checkpoint_step, view.money.saved_s
     parts = ["" if step is None else f"step {step}", "" if saved_s is None else f"{span(view.now_s - saved_s)} ago"]
     return ", ".join(filter(None, parts))

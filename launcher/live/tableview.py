@@ -85,7 +85,6 @@ def _values(watched: WatchedJob) -> list[float | None]:
 
 
 def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
-    """Return the text of each column."""
     view = replace(watched.view, now_s=now_s)
     job, state, fields, share = view.job, view.state, view.progress, view.share_done
     loss, left_s = fields.get("loss"), view.left_s if view.job.active else None

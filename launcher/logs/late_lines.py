@@ -88,7 +88,6 @@ class HoldBack:
         self._held.sort(key=itemgetter(0))
 
     def _too_many(self) -> int:
-        """Return the number of lines above the limits."""
         too_many = max(0, len(self._held) - MOST_HELD)
         characters = sum([len(line[0]) for _, _, line in self._held[too_many:]])
         while characters > MOST_CHARACTERS:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from cloudtrain.entrypoints import events
@@ -38,17 +38,13 @@ class View:
     as_json: bool = False
     prefix: bool = True
     """The rank before each line."""
-    attempt: int = field(default=1)
+    attempt: int = 1
     hold_back_s: float | None = None
     """None for the backend's default."""
 
     def wants(self, line: LogLine) -> bool:
         """Return whether the line is shown."""
         return bool(self.chosen([line]))
-
-    def show(self, line: LogLine) -> str:
-        """Return the line as printed."""
-        return self.shown([line])[0]
 
     def chosen(self, lines: list[LogLine]) -> list[LogLine]:
         """Return the lines to show; `grep` is matched against the visible text of a line."""

@@ -87,7 +87,6 @@ def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None
 
 
 def _mark_text(point: Point) -> str:
-    """Return a short text of a mark."""
     fields = point.fields
     if point.kind == "start":
         ranks = fields.get("ranks")

@@ -266,12 +266,10 @@ def _median(series: Series, name: str) -> float | None:
 
 
 def _ran_s(view: JobView) -> float:
-    """Return the run time of all attempts."""
     return sum(max(0.0, took_s(attempt, view.now_s) or 0.0) for attempt in view.attempts)
 
 
 def _losses(series: Series) -> list[tuple[float, int | None]]:
-    """Return the losses with their steps."""
     return [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
 
 

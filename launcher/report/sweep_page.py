@@ -117,7 +117,6 @@ def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
 
 
 def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]:
-    """Return the figures above the charts: name, figure, and an explanation."""
     first = found["best"][0] if found["best"] else None
     limit = "no budget" if found["limit_usd"] is None else f"of {dollars(found['limit_usd'] * 1e6)}"
     cards = []

@@ -96,7 +96,6 @@ class _Handlers:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def jobs(self, registry: Registry, request: Request) -> str:
-        """A page of the job list."""
         choice = joblist.JobListQuery.of(request.query_params)
         return self.site.pages.render(
             "jobs.html",
@@ -108,7 +107,6 @@ class _Handlers:
         )
 
     async def jobs_stream(self, request: Request) -> Response:
-        """Changes of the list."""
         choice = joblist.JobListQuery.of(request.query_params)
         return stream(self.site, request, lambda registry: self._table(registry, choice), None)
 
@@ -129,7 +127,6 @@ class _Handlers:
     # -- a job --------------------------------------------------------------------------------------------------------
 
     def job(self, registry: Registry, request: Request) -> str:
-        """A job's page."""
         values = pages.job_values(registry, _name(request))
         shown = self._job(registry, values["job"]["job"])
         return self.site.pages.render("job.html", parts=shown.parts, **values)
@@ -143,7 +140,6 @@ class _Handlers:
         return pages.job_parts(self.site.pages, registry, job_id, self.site.faults.get(job_id, ""))
 
     async def curves(self, request: Request) -> Response:
-        """Data of the job's charts."""
         self.site.asked()
         text = await self.site.read(
             lambda registry: json.dumps(pages.curves(registry, _name(request)), allow_nan=False)
@@ -161,13 +157,11 @@ class _Handlers:
     # -- a sweep ------------------------------------------------------------------------------------------------------
 
     def sweep(self, registry: Registry, request: Request) -> str:
-        """A sweep's page."""
         name = sweeps.find(registry.database, _name(request, "sweep")).id
         part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
         return self.site.pages.render("sweep.html", sweep_id=name, part=part)
 
     async def sweep_stream(self, request: Request) -> Response:
-        """Changes of the sweep's page."""
         name = _name(request, "sweep")
         return stream(self.site, request, lambda registry: pages.sweep_parts(self.site.pages, registry, name), None)
 
@@ -227,13 +221,11 @@ class _Handlers:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def spend(self, registry: Registry, request: Request) -> str:
-        """The costs of jobs."""
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
         values = pages.spend_values(registry.database, month, by)
         return self.site.pages.render("spend.html", urlencode=urlencode, **values)
 
     async def static(self, request: Request) -> Response:
-        """A static file."""
         found = self.site.assets.get(request.path_params["name"])
         if found is None:
             return PlainTextResponse("There is no such file.", 404)

@@ -148,7 +148,6 @@ class LogFeed:
             self.tell()
 
     def _is_left(self) -> bool:
-        """Return whether no page has used the feed for LINGER_S."""
         return self.is_closed or (self.pages <= 0 and time.monotonic() - self.left_s > LINGER_S)
 
 

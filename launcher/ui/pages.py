@@ -196,7 +196,6 @@ def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[
 
 
 def _can_kill(job: Job) -> bool:
-    """Return whether the job can be ended without a save."""
     if not job.active or job.attempt.ref is None:
         return False
     try:

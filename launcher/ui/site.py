@@ -214,7 +214,14 @@ class Pages:
         digests = {name: hashlib.sha256(content).hexdigest()[:12] for name, (content, _) in static.items()}
         self._templates.globals.update(shared, asset=lambda name: f"/static/{name}?v={digests[name]}")
         self._templates.filters.update(
-            ago=when, span=span, money=_money, clock=_clock, day=_day, number=_number, link=_link, part=_part
+            ago=when,
+            span=span,
+            money=_money,
+            clock=_clock,
+            day=_day,
+            number=_number,
+            link=_link,
+            part=partial(quote, safe=""),
         )
 
     def render(self, name: str, **values: Any) -> str:
@@ -254,8 +261,3 @@ def _link(url: Any) -> str:
     except ValueError:
         return ""
     return text if parts.scheme in ("http", "https") and parts.netloc else ""
-
-
-def _part(text: Any) -> str:
-    """Return the text encoded as a part of a path."""
-    return quote(str(text), safe="")

@@ -97,7 +97,6 @@ class _Page:
         self._trouble = ""
 
     async def news(self) -> list[str]:
-        """Return events for changed parts."""
         if self.wait_s() > 0:
             return []
         self._count = self._site.changes
@@ -141,7 +140,6 @@ class _Log:
         self._trouble = ""
 
     def news(self) -> list[str]:
-        """Return events for new lines."""
         feed = self._feed
         if feed is None:
             return []

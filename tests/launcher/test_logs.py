@@ -52,15 +52,15 @@ def test_invalid_ranks_are_a_usage_error(text: str) -> None:
 
 def test_view_hides_the_event_part_of_a_line() -> None:
     """People see the text; `--raw` shows the line as written."""
-    assert View(prefix=False).show(line(STEP)) == "step 3/9 loss 0.5"
-    assert View(prefix=False, raw=True).show(line(STEP)) == STEP
+    assert View(prefix=False).shown([line(STEP)])[0] == "step 3/9 loss 0.5"
+    assert View(prefix=False, raw=True).shown([line(STEP)])[0] == STEP
 
 
 def test_view_puts_the_rank_before_the_line() -> None:
     """A prefix separates the lines of ranks and nodes; with a single rank the lines need no prefix."""
-    assert View().show(line("hi", rank=3)) == "[r3] hi"
-    assert View().show(line("hi", node=1, rank=None)) == "[node1] hi"
-    assert View(prefix=False).show(line("hi")) == "hi"
+    assert View().shown([line("hi", rank=3)])[0] == "[r3] hi"
+    assert View().shown([line("hi", node=1, rank=None)])[0] == "[node1] hi"
+    assert View(prefix=False).shown([line("hi")])[0] == "hi"
 
 
 def test_view_filters_by_node_time_and_pattern() -> None:
@@ -75,7 +75,7 @@ def test_view_shows_times_to_the_millisecond(monkeypatch: pytest.MonkeyPatch) ->
     """The time is local and sortable."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    assert View(prefix=False, timestamps=True).show(line("x", time_s=1.25)) == "1970-01-01T00:00:01.250 x"
+    assert View(prefix=False, timestamps=True).shown([line("x", time_s=1.25)])[0] == "1970-01-01T00:00:01.250 x"
 
 
 def test_view_as_json_has_stable_names() -> None:
@@ -345,7 +345,7 @@ def test_long_line_is_cut_with_a_note() -> None:
     """`--raw` shows the complete line."""
     shown = visible.shown("x" * (visible.MOST_SHOWN + 5))
     assert shown == "x" * visible.MOST_SHOWN + "… [5 more characters: --raw shows them]"
-    assert View(prefix=False, raw=True).show(line("x" * 20_000)) == "x" * 20_000
+    assert View(prefix=False, raw=True).shown([line("x" * 20_000)])[0] == "x" * 20_000
 
 
 def test_line_that_is_cut_ends_its_colour() -> None:
