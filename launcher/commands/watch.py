@@ -138,12 +138,11 @@ def _is_live() -> bool:
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from ..jobs import watch as watching
-    from ..jobs import watcher
     from ..jobs.poller import Pacing, Poller, Seen
     from ..store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
-    selection, logs = watching.Selection(registry, names), watcher.LogKeeper(registry.folder)
+    selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
     if not once:
         from ..text.units import format_duration
 

@@ -17,7 +17,7 @@ from ..jobs import stopping
 from ..jobs import watch as watching
 from ..jobs.poller import Seen
 from ..jobs.view import read_view, view_of
-from ..jobs.watcher import Watcher
+from ..jobs.watch import Watcher
 from ..logs.reader import read_on
 from ..logs.stream import LogStream
 from ..logs.view import View

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import gc
 import hmac
 import json
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from urllib.parse import parse_qs, urlencode
 
+from anyio import CancelScope, to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from ..errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
+from ..backend import LogLine
+from ..errors import CapacityError, CloudtrainError, ConfigError, NoSuchJobError, UnreachableError, UsageError
 from ..jobs import stopping
+from ..logs.stream import LogStream
 from ..logs.view import parse_ranks
 from ..report.page import report_html
 from ..report.sweep_page import sweep_html
 from ..store import sweeps
 from ..store.registry import Registry
+from ..text import visible
 from ..text.terminal import say
 from . import joblist, pages
-from .download import Download
 from .feeds import LogQuery
 from .guard import CSRF_FIELD, CSRF_HEADER, Guard
-from .site import Site
+from .site import Pool, Site
 from .sse import Shown, stream
 
 MOST_COMPARED = 8
 MOST_FIELDS = 20
+MOST_DOWNLOADS = 4  # at the same time; each holds a page of lines and some open files
+PIECE_BYTES = 1 << 18  # of text that waits for the client
 # A report is a whole page with its own script: sandboxed, without network access and without forms.
 _REPORT_HEADERS = {
     "content-security-policy": "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
@@ -294,3 +308,63 @@ def _wants_json(request: Request) -> bool:
 def _encoded(text: str) -> bytes:
     """Return the page's bytes; characters that UTF-8 cannot encode become question marks."""
     return text.encode("utf-8", "replace")
+
+
+class Download(StreamingResponse):
+    """The existing lines; for a running job, the lines up to this moment.
+
+    Raises UsageError for an invalid pattern, and CapacityError during too many downloads.
+    """
+
+    def __init__(self, site: Site, wanted: LogQuery) -> None:
+        wanted.view()
+        self._site, self._text = site, _log_text(site.pool, wanted)
+        name = f"{wanted.job}-attempt-{wanted.attempt}.log"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        super().__init__(self._text, media_type="text/plain; charset=utf-8", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines; close the log's files also if the client leaves early."""
+        if self._site.downloads >= MOST_DOWNLOADS:
+            raise CapacityError(f"{MOST_DOWNLOADS} downloads are under way already", hint="cancel a download, or wait")
+        self._site.downloads += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._site.downloads -= 1
+            with CancelScope(shield=True):
+                await to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        self._text.close()
+        if not self._site.downloads:
+            gc.collect()  # an ended connection is a cycle of objects that holds all unsent lines
+
+
+def _log_text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
+    view = wanted.view()
+    with pool.one() as registry:
+        job = registry.find(wanted.job)
+        attempt = registry.attempt(job, wanted.attempt)
+        is_alone = attempt.plan.ranks == 1
+        stream = LogStream(registry, job, attempt, view, now=True)
+        try:
+            while True:
+                text = "".join(
+                    _line(line, is_alone=is_alone)
+                    for line in view.chosen(stream.read())
+                    if not line.text.endswith("\r")
+                ).encode("utf-8", "replace")
+                for start in range(0, len(text), PIECE_BYTES):
+                    yield text[start : start + PIECE_BYTES]
+                if stream.is_over or not stream.came:
+                    return
+        except UnreachableError as error:
+            yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")
+        finally:
+            stream.close()
+
+
+def _line(line: LogLine, *, is_alone: bool) -> str:
+    who = "" if is_alone else f"[r{line.rank}] " if line.rank is not None else f"[node{line.node}] "
+    return f"{who}{visible.shown(line.text, colour=False)}\n"

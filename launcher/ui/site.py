@@ -25,7 +25,7 @@ from cloudtrain.entrypoints.format import amount, span
 
 from ..errors import CloudtrainError
 from ..jobs.poller import Seen, as_fault
-from ..jobs.watcher import Watcher
+from ..jobs.watch import Watcher
 from ..store.registry import Registry
 from ..sweeps import driving
 from ..text.terminal import say, when

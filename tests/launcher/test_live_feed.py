@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import poller, retry, stopping, watcher
+from cloudtrain.launcher.jobs import poller, retry, stopping
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live.feed import JobFeed, LogTail
@@ -248,9 +248,9 @@ def test_busy_registry_stops_polls_only_for_a_moment(
             raise ConfigError("the job registry cannot be used: too many open files")
         return Registry(folder)
 
-    for module in (poller, watcher):
+    for module in (poller, watching):
         monkeypatch.setattr(module, "Registry", opened)
-    monkeypatch.setattr(watcher, "BACK_OFF_S", 0.05)
+    monkeypatch.setattr(watching, "BACK_OFF_S", 0.05)
     monkeypatch.setattr(poller, "_SILENT_S", 0.05)
     watched = feed("runs")
     assert "too many open files" in wait_until(lambda: watched.scene(0.0).notes)[0][1]

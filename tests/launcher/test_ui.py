@@ -14,7 +14,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.watcher import Watcher
+from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, joblist, pages

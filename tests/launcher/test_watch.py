@@ -23,12 +23,12 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import retry, watch_service, watcher
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs import retry, watch_service
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.overview import as_line
 from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watcher import LogKeeper
+from cloudtrain.launcher.jobs.watch import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
@@ -158,14 +158,14 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
     """Polls continue, and `close` waits for all logs or until its limit."""
     began, goes_on, done = threading.Event(), threading.Event(), list[str]()
 
-    def keep(registry: Registry, seen: Seen) -> None:
+    def keep(registry: Registry, job: Job, attempt: Attempt) -> None:
         began.set()
         assert goes_on.wait(60)
-        done.append(seen.job.id)
-        if seen.job.id == "a":
+        done.append(job.id)
+        if job.id == "a":
             raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(watcher, "_keep", keep)
+    monkeypatch.setattr(watching.stream, "keep_whole", keep)
     logs = LogKeeper(home)
     for name in ("a", "b"):
         job = seed(name, State("failed", "error", ended_s=time.time()))
