@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs
 
 from anyio import CancelScope, to_thread
 from starlette.applications import Starlette
@@ -236,8 +236,7 @@ class _Handlers:
 
     def spend(self, registry: Registry, request: Request) -> str:
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
-        values = pages.spend_values(registry.database, month, by)
-        return self.site.pages.render("spend.html", urlencode=urlencode, **values)
+        return self.site.pages.render("spend.html", **pages.spend_values(registry.database, month, by))
 
     async def static(self, request: Request) -> Response:
         found = self.site.assets.get(request.path_params["name"])

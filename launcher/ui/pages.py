@@ -7,7 +7,6 @@ A job and a sweep have the facts of `status`, the costs the figures of `cost`. A
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,12 @@ from ..jobs.approval import cost_words
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view, took_s
 from ..money import period, unit_cost
-from ..money.period import Spent
 from ..report.data import chart_data
 from ..store import ledger, series, sweeps
-from ..store.budgets import OVERALL, Standing, month_of
+from ..store.budgets import month_of
 from ..store.database import Database
 from ..store.registry import Registry
 from ..sweeps import driving, overview
-from ..text.money import as_usd
 from .site import Pages
 from .sse import Shown
 
@@ -152,30 +149,19 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     tags = sorted({name for job in chosen for name in job.tags})
     kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]
     by = by if by in kinds else "backend"
-    whole = period.total(chosen)
     groups = period.grouped(chosen, by)
-    totals = {name: period.total(sums[name]) for name in names}
-    most = max((each.spent_micro for each in totals.values()), default=0)
+    standings = ledger.standings(database, now_s)
     return {
         "month": month,
         "by": by,
         "kinds": kinds,
-        "months": [
-            {
-                "name": name,
-                "usd": as_usd(each.spent_micro),
-                "unknown": each.unknown,
-                "jobs": each.jobs,
-                "share": each.spent_micro / most if most else 0.0,
-            }
-            for name, each in totals.items()
-        ],
-        "whole": _row(whole.key, whole, whole.spent_micro),
-        "groups": [_row(each.key, each, whole.spent_micro) for each in groups[:MOST_ROWS]],
+        "months": {name: period.total(sums[name]) for name in names},
+        "whole": period.total(chosen),
+        "groups": groups[:MOST_ROWS],
         "more_groups": max(0, len(groups) - MOST_ROWS),
-        "jobs": [_spent(job, whole.spent_micro) for job in listed[:MOST_ROWS]],
+        "jobs": listed[:MOST_ROWS],
         "more_jobs": max(0, len(listed) - MOST_ROWS),
-        "budgets": _budgets(ledger.standings(database, now_s)),
+        "budgets": sorted(standings, key=lambda each: (each.budget.project, each.budget.period)),
         "shared": sorted(set(ledger.ledgers(database).values())),
         "unpriced": ledger.unpriced(database),
     }
@@ -185,11 +171,9 @@ def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[
     """Return the attempt as in the description of the job, with the further values of the page."""
     state = attempt.state
     more = {
-        "detail": state.detail,
         "restarts": state.restarts,
         "began_s": state.started_s or attempt.created_s,
         "took_s": took_s(attempt, now_s),
-        "ranks": attempt.plan.ranks,
         "url": state.url,
     }
     return {**described, **more, **({} if attempt.phase == "sent" else {"spend_usd": 0.0})}
@@ -219,51 +203,5 @@ def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
 def _months(now_s: float) -> list[str]:
     """Return the current month and the months before, the oldest first."""
     year, month = (int(part) for part in month_of(now_s).split("-"))
-    found = []
-    for back in range(MONTHS - 1, -1, -1):
-        count = year * 12 + month - 1 - back
-        found.append(f"{count // 12:04d}-{count % 12 + 1:02d}")
-    return found
-
-
-def _row(key: str, group: period.Group, whole_micro: int) -> dict[str, Any]:
-    return {
-        "key": key,
-        "jobs": group.jobs,
-        "unknown": group.unknown,
-        "usd": as_usd(group.spent_micro),
-        "node_hours": group.node_s / 3600,
-        "share": group.spent_micro / whole_micro if whole_micro else 0.0,
-    }
-
-
-def _spent(job: Spent, whole_micro: int) -> dict[str, Any]:
-    return {
-        "job": job.job_id,
-        "backend": job.backend,
-        "state": job.state,
-        "tags": job.tags,
-        "node_hours": job.node_s / 3600,
-        "usd": None if job.unknown else as_usd(job.spent_micro),
-        "share": job.spent_micro / whole_micro if whole_micro else 0.0,
-    }
-
-
-def _budgets(standings: Sequence[Standing]) -> list[dict[str, Any]]:
-    found = []
-    for each in sorted(standings, key=lambda one: (one.budget.project, one.budget.period)):
-        limit = each.budget.limit_micro
-        found.append(
-            {
-                "whose": "all jobs" if each.budget.project == OVERALL else each.budget.project,
-                "period": each.month if each.budget.period == "month" else "ever",
-                "limit_usd": as_usd(limit),
-                "spent_usd": as_usd(each.spent_micro),
-                "reserved_usd": as_usd(each.reserved_micro),
-                "left_usd": as_usd(each.left_micro),
-                "spent_share": min(1.0, each.spent_micro / limit) if limit else 1.0,
-                "taken_share": min(1.0, (each.spent_micro + each.reserved_micro) / limit) if limit else 1.0,
-                "unknown": [held.job_id for held in each.unknown],
-            }
-        )
-    return found
+    last = year * 12 + month - 1
+    return [f"{count // 12:04d}-{count % 12 + 1:02d}" for count in range(last - MONTHS + 1, last + 1)]

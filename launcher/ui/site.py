@@ -217,6 +217,7 @@ class Pages:
             ago=when,
             span=span,
             money=_money,
+            micro=amount,
             clock=_clock,
             day=_day,
             number=_number,
