@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
@@ -59,12 +59,8 @@ _ALERTS = {
 _ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 
 
-@dataclass(frozen=True)
-class ViewSection:
-    """Rows that are shown or hidden together: on a low screen the sections of the highest rank are hidden first."""
-
-    rank: int
-    rows: list[Text]
+# Rows that are shown or hidden together, and their rank: on a low screen the highest rank is hidden first.
+_Section = tuple[int, list[Text]]
 
 
 def view(
@@ -84,7 +80,7 @@ def view(
     room = height - 2 - bool(note)  # the log's title, the keys
     least = max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
     kept = _kept(_sections(watched, size, signs, now_s), room - least)
-    head = [each for section in kept for each in section.rows]
+    head = [text for _, texts in kept for text in texts]
     left = max(0, room - len(head))
     log = help_rows(width, left, signs) if choice.helps else _log(tail, choice, width, left, signs)
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
@@ -94,7 +90,7 @@ def view(
     return rows, max(1, left)
 
 
-def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
+def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[_Section]:
     width, height = screen
     view, curves = replace(watched.view, now_s=now_s), watched.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
@@ -124,8 +120,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (6, lambda: _alerts(watched, width, signs, now_s)),
         (9, lambda: texts("before", _before(view))),
     )
-    sections = (ViewSection(rank, _rows(draw, width, signs)) for rank, draw in ranked)
-    return [section for section in sections if section.rows]
+    return [(rank, rows) for rank, draw in ranked if (rows := _rows(draw, width, signs))]
 
 
 def _warning(words: str, width: int, signs: Signs) -> list[Text]:
@@ -302,11 +297,11 @@ def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text
         return [row(width, signs, (f"! not shown: {in_words(error)}", WARNS))]
 
 
-def _kept(sections: Sequence[ViewSection], room: int) -> list[ViewSection]:
+def _kept(sections: Sequence[_Section], room: int) -> list[_Section]:
     """Return the sections that fit, dropping the least important; the heading stays."""
     kept = list(sections)
-    while len(kept) > 1 and sum(len(section.rows) for section in kept) > room:
-        kept.remove(max(reversed(kept), key=lambda section: section.rank))
+    while len(kept) > 1 and sum(len(rows) for _, rows in kept) > room:
+        kept.remove(max(reversed(kept), key=lambda section: section[0]))
     return kept
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -15,7 +15,7 @@ from ..errors import in_words
 from ..jobs.view import with_reason
 from ..money.forecast import Forecast
 from ..store import loss_bins
-from ..text import charts as spark
+from ..text import charts
 from ..text.charts import Signs
 from ..text.units import percent, quantity
 from ..text.visible import cleaned
@@ -30,14 +30,8 @@ _MOST_NAME = 24  # a longer name is cut if space is short
 _LEAST_SPARK, _MOST_SPARK = 6, 48
 _GAP = 2
 _NOTES = 6  # maximum number of messages
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The widths of the columns, by head in order, and of the curves; 0 if no curve fits."""
-
-    widths: dict[str, int]
-    spark: int
+# The widths of the columns, by head in order, and of the curves; 0 if no curve fits.
+_Shape = tuple[dict[str, int], int]
 
 
 def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
@@ -109,7 +103,7 @@ def _spent(money: Forecast) -> str:
     return f"{amount(money.spent_micro)}{share}"
 
 
-def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
+def _shape(texts: Sequence[dict[str, str]], width: int) -> _Shape:
     """Return the columns that fit beside the name, by priority; the remaining space is for the curves."""
     natural = {head: max([len(head), *(cell_len(each[head]) for each in texts)]) for head in _HEADS}
     room = width - 2 - min(natural["JOB"], _MOST_NAME)
@@ -125,26 +119,25 @@ def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
     longer = min(natural["JOB"] - min(natural["JOB"], _MOST_NAME), max(0, room - _LEAST_SPARK - 1))
     widths["JOB"] = min(natural["JOB"], _MOST_NAME) + longer
     over = room - longer - 1
-    return Shape(widths, min(_MOST_SPARK, over) if "LOSS" in kept and over >= _LEAST_SPARK else 0)
+    return widths, min(_MOST_SPARK, over) if "LOSS" in kept and over >= _LEAST_SPARK else 0
 
 
-def _head(shape: Shape, width: int, signs: Signs) -> Text:
-    parts = []
-    for head, columns in shape.widths.items():
-        here = columns + (shape.spark + 1 if head == "LOSS" and shape.spark else 0)
-        parts.append(filled(head, here))
+def _head(shape: _Shape, width: int, signs: Signs) -> Text:
+    widths, spark = shape
+    curve = {"LOSS": spark + 1} if spark else {}
+    parts = [filled(head, columns + curve.get(head, 0)) for head, columns in widths.items()]
     return row(width, signs, (f"  {(' ' * _GAP).join(parts)}".rstrip(), QUIET))
 
 
 def _row(
-    watched: WatchedJob, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool
+    watched: WatchedJob, texts: dict[str, str], shape: _Shape, width: int, signs: Signs, *, is_chosen: bool
 ) -> Text:
-    state = watched.job.attempt.word
+    (widths, spark), state = shape, watched.job.attempt.word
     parts: list[Part] = [(signs.pointer + " ", "bold") if is_chosen else "  "]
-    for place, (head, columns) in enumerate(shape.widths.items()):
+    for place, (head, columns) in enumerate(widths.items()):
         parts.append(" " * _GAP if place else "")
-        if head == "LOSS" and shape.spark:
-            parts += [(filled(spark.chart(_values(watched), shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
+        if head == "LOSS" and spark:
+            parts += [(filled(charts.chart(_values(watched), spark, 1, signs)[0], spark), "cyan"), " "]
         text = texts[head]
         if cell_len(text) > columns:
             text = text[: columns - 1] + signs.cut

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..jobs.evaluations import Tested, headline, quantiles
@@ -15,37 +14,19 @@ _FAINTEST = 0.12
 _WHICH, _COMPARED = ("checkpoint", "step", "weights"), ("accuracy", "loss", "macro_f1", "mae", "rmse", "r2")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A test in the report. `cells`: x, y, opacity, count, whether the text is light, and the title.
-
-    `bars`: x, y, height and title of the calibration's bins, whose width is a tenth of SIDE; `dots`: x and y.
-    """
-
-    split: str
-    words: str
-    warning: str
-    compared: tuple[tuple[str, ...], ...]
-    head: tuple[str, ...]
-    classes: tuple[tuple[str, ...], ...]
-    count: int
-    cells: tuple[tuple[float, float, float, str, bool, str], ...]
-    bars: tuple[tuple[float, float, float, str], ...]
-    dots: tuple[tuple[float, float], ...]
-    pairs: tuple[str, ...]
-    residuals: str
-    worst: tuple[tuple[str, ...], ...]
-    worst_head: tuple[str, ...]
-
-
-def section(tests: Sequence[Tested]) -> list[Picture]:
+def section(tests: Sequence[Tested]) -> list[dict[str, Any]]:
     """Return the newest test of each split; an odd value of a job's event is left out."""
     newest = {str(each.figures.get("split")): each for each in tests}
     words = dict(zip(newest, headline(tests), strict=True))
     return [_picture(split, each.figures, words[split]) for split, each in newest.items()]
 
 
-def _picture(split: str, figures: Mapping[str, Any], words: str) -> Picture:
+def _picture(split: str, figures: Mapping[str, Any], words: str) -> dict[str, Any]:
+    """Return a test for the template.
+
+    `cells`: x, y, opacity, count, whether the text is light, and the title. `bars`: x, y, height and title of the
+    calibration's bins, whose width is a tenth of SIDE; `dots`: x and y.
+    """
     compared = [each for each in figures.get("compared") or () if isinstance(each, dict)]
     names = [name for name in _COMPARED if any(name in each for each in compared)]
     which = [[str(each.get(key) or "-") for key in _WHICH] for each in compared]
@@ -56,22 +37,22 @@ def _picture(split: str, figures: Mapping[str, Any], words: str) -> Picture:
     keys = tuple(worst[0]) if worst else ()
     bins = _rows(figures.get("calibration"), 3)
     same = "This split is the eval split, which chose the best checkpoint: the figures are too good."
-    return Picture(
-        split=split,
-        words=words,
-        warning=same if figures.get("same_as_eval") is True else "",
-        compared=tuple(rows) if len(rows) > 1 else (),
-        head=tuple(name.replace("_f1", " F1").capitalize().replace("f1", "F1") for name in (*_WHICH, *names)),
-        classes=tuple((str(n), *map(_text, row)) for n, row in enumerate(_rows(figures.get("classes")))),
-        count=len(table) if is_shown else 0,
-        cells=tuple(_cells(table)) if is_shown else (),
-        bars=tuple(_bar(place, *row) for place, row in enumerate(bins) if row[0]),
-        dots=tuple((_x(row[2]), _y(row[1])) for row in bins if row[0]),
-        pairs=tuple(f"{a:.0f} as {b:.0f}: {n:.0f}" for n, a, b in _rows(figures.get("pairs"), 3)),
-        residuals=quantiles(figures),
-        worst=tuple(tuple(_text(each.get(key)) for key in keys) for each in worst),
-        worst_head=tuple(key.capitalize() for key in keys),
-    )
+    return {
+        "split": split,
+        "words": words,
+        "warning": same if figures.get("same_as_eval") is True else "",
+        "compared": tuple(rows) if len(rows) > 1 else (),
+        "head": tuple(name.replace("_f1", " F1").capitalize().replace("f1", "F1") for name in (*_WHICH, *names)),
+        "classes": tuple((str(n), *map(_text, row)) for n, row in enumerate(_rows(figures.get("classes")))),
+        "count": len(table) if is_shown else 0,
+        "cells": tuple(_cells(table)) if is_shown else (),
+        "bars": tuple(_bar(place, *row) for place, row in enumerate(bins) if row[0]),
+        "dots": tuple((_x(row[2]), _y(row[1])) for row in bins if row[0]),
+        "pairs": tuple(f"{a:.0f} as {b:.0f}: {n:.0f}" for n, a, b in _rows(figures.get("pairs"), 3)),
+        "residuals": quantiles(figures),
+        "worst": tuple(tuple(_text(each.get(key)) for key in keys) for each in worst),
+        "worst_head": tuple(key.capitalize() for key in keys),
+    }
 
 
 def _cells(table: Sequence[Sequence[float]]) -> list[tuple[float, float, float, str, bool, str]]:
