@@ -18,10 +18,10 @@ def section(tests: Sequence[Tested]) -> list[dict[str, Any]]:
     """Return the newest test of each split; an odd value of a job's event is left out."""
     newest = {str(each.figures.get("split")): each for each in tests}
     words = dict(zip(newest, headline(tests), strict=True))
-    return [_picture(split, each.figures, words[split]) for split, each in newest.items()]
+    return [_picture(each.figures, words[split]) for split, each in newest.items()]
 
 
-def _picture(split: str, figures: Mapping[str, Any], words: str) -> dict[str, Any]:
+def _picture(figures: Mapping[str, Any], words: str) -> dict[str, Any]:
     """Return a test for the template.
 
     `cells`: x, y, opacity, count, whether the text is light, and the title. `bars`: x, y, height and title of the
@@ -38,7 +38,6 @@ def _picture(split: str, figures: Mapping[str, Any], words: str) -> dict[str, An
     bins = _rows(figures.get("calibration"), 3)
     same = "This split is the eval split, which chose the best checkpoint: the figures are too good."
     return {
-        "split": split,
         "words": words,
         "warning": same if figures.get("same_as_eval") is True else "",
         "compared": tuple(rows) if len(rows) > 1 else (),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import backend as backends
 from ..errors import BudgetError, CloudtrainError, UsageError
-from ..job import Attempt, Job
+from ..job import Job
 from ..jobs import retry, submit
 from ..jobs.approval import cost_words
 from ..jobs.refresh import refresh
-from ..jobs.view import lines_before, read_view, took_s
+from ..jobs.view import lines_before, read_view
 from ..money import period, unit_cost
 from ..report.data import chart_data
 from ..store import ledger, series, sweeps
@@ -49,7 +49,7 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
     """Return the templates' values of a job. Raises NoSuchJobError."""
     job = registry.find(job_id)
     view = read_view(registry, job)
-    shown, state, attempts = view.as_json(), view.state, view.attempts
+    shown, state = view.as_json(), view.state
     return {
         "job": shown,
         "view": view,
@@ -57,9 +57,8 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
         "can_kill": _can_kill(job),
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
-        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, view.now_s)),
-        "attempts": [_attempt(*each, view.now_s) for each in zip(shown["attempts"][::-1], attempts[::-1], strict=True)],
-        "trace": _trace(state.error),
+        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(view.attempts, view.now_s)),
+        "attempts": list(zip(shown["attempts"], view.attempts, strict=True))[::-1],
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
     }
@@ -167,18 +166,6 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     }
 
 
-def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[str, Any]:
-    """Return the attempt as in the description of the job, with the further values of the page."""
-    state = attempt.state
-    more = {
-        "restarts": state.restarts,
-        "began_s": state.started_s or attempt.created_s,
-        "took_s": took_s(attempt, now_s),
-        "url": state.url,
-    }
-    return {**described, **more, **({} if attempt.phase == "sent" else {"spend_usd": 0.0})}
-
-
 def _can_kill(job: Job) -> bool:
     if not job.active or job.attempt.ref is None:
         return False
@@ -186,13 +173,6 @@ def _can_kill(job: Job) -> bool:
         return backends.load(job.backend).pace(job.attempt.ref).can_kill
     except CloudtrainError:  # a plug-in that was removed
         return False
-
-
-def _trace(error: dict[str, Any] | None) -> str:
-    """Return the traceback if it adds to the message."""
-    if not error or error.get("kind") == "config":
-        return ""
-    return str(error.get("traceback") or "")[:20_000]
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:

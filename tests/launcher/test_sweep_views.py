@@ -20,7 +20,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.live.sweep import SweepShot, view
 from cloudtrain.launcher.planning import search_spec
-from cloudtrain.launcher.report.sweep_charts import best_curve
+from cloudtrain.launcher.report.sweep_page import best_curve
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.store.sweeps import SweepRecord
