@@ -36,7 +36,7 @@ from ..store import sweeps
 from ..store.registry import Registry
 from ..text import visible
 from ..text.terminal import say
-from . import joblist, pages
+from . import pages
 from .feeds import LogQuery
 from .guard import CSRF_FIELD, CSRF_HEADER, Guard
 from .site import Pool, Site
@@ -110,22 +110,22 @@ class _Handlers:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def jobs(self, registry: Registry, request: Request) -> str:
-        choice = joblist.JobListQuery.of(request.query_params)
+        choice = pages.JobListQuery.of(request.query_params)
         return self.site.pages.render(
             "jobs.html",
             choice=choice,
             table=self._table(registry, choice).parts["jobs"],
-            states=joblist.STATES,
+            states=pages.STATES,
             stream=f"/stream{choice.query()}",
-            **joblist.choices(registry),
+            **pages.choices(registry),
         )
 
     async def jobs_stream(self, request: Request) -> Response:
-        choice = joblist.JobListQuery.of(request.query_params)
+        choice = pages.JobListQuery.of(request.query_params)
         return stream(self.site, request, lambda registry: self._table(registry, choice), None)
 
-    def _table(self, registry: Registry, choice: joblist.JobListQuery) -> Shown:
-        listed, searches = joblist.listed(registry, choice), joblist.sweeps(registry, choice)
+    def _table(self, registry: Registry, choice: pages.JobListQuery) -> Shown:
+        listed, searches = pages.listed(registry, choice), pages.newest_sweeps(registry, choice)
         is_live = any(job["exit_code"] is None for job in listed.jobs)
         is_live = is_live or any(sweep["state"] == "running" for sweep in searches)
         values = {"choice": choice, "listed": listed, "sweeps": searches, "faults": self.site.faults}

@@ -17,7 +17,7 @@ from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.ui import feeds, joblist, pages
+from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pool
 
 RUNS = State("running", started_s=time.time() - 60)
@@ -112,7 +112,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     seed("near", RUNS)
     watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
-    assert [job["state"] for job in joblist.listed(registry, joblist.JobListQuery()).jobs] == ["succeeded", "running"]
+    assert [job["state"] for job in pages.listed(registry, pages.JobListQuery()).jobs] == ["succeeded", "running"]
     hangs.set()
     registry.close()
 
@@ -231,32 +231,32 @@ def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callabl
 def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
     """Filters combine, and the pages follow in order."""
     registry = Registry()
-    for number in range(joblist.PAGE + 10):
-        tags = {"team": "vision" if number % 2 else "speech", "run": number}
+    for number in range(pages.PAGE + 10):
+        tags = {"team": "vision" if number % 2 else "speech", "run": str(number)}
         change = {"config": {"tags": tags}, "backend": "ssh" if number % 5 == 0 else "local"}
         registry.add(f"job-{number}", lambda name, _, change=change: make_job(name, **change), exclusive=True, key=None)
 
     def ids(**words: Any) -> list[str]:
-        return [job["job"] for job in joblist.listed(registry, joblist.JobListQuery(**words)).jobs]
+        return [job["job"] for job in pages.listed(registry, pages.JobListQuery(**words)).jobs]
 
     assert ids()[:2] == ["job-59", "job-58"]
     assert ids(page=2)[-1] == "job-0"
-    assert joblist.listed(registry, joblist.JobListQuery()).pages == 2
+    assert pages.listed(registry, pages.JobListQuery()).pages == 2
     assert len(ids(backend="ssh")) == 12
     assert len(ids(backend="ssh", tag="team=vision")) == 6
     assert ids(tag="run=7") == ["job-7"]
-    assert len(ids(tag="run")) == joblist.PAGE
+    assert len(ids(tag="run")) == pages.PAGE
     assert ids(text="JOB-12") == ["job-12"]
     assert ids(text="%") == ids(tag="team=%") == ids(state="failed") == []
-    assert len(ids(state="active")) == joblist.PAGE
-    assert joblist.choices(registry)["tags"][:2] == ["team=speech", "team=vision"]
+    assert len(ids(state="active")) == pages.PAGE
+    assert pages.choices(registry)["tags"][:2] == ["team=speech", "team=vision"]
     registry.close()
 
 
 @pytest.mark.parametrize("query", [{"page": "-1"}, {"page": "x"}, {"page": "9" * 30}, {"state": "'; DROP TABLE jobs"}])
 def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> None:
     """Invalid or unknown values are ignored."""
-    assert joblist.JobListQuery.of(query) == joblist.JobListQuery()
+    assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
 def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[..., Job]) -> None:
