@@ -42,15 +42,16 @@ class JobFeed:
     Start the `watcher` once the view has the terminal, because a poll may print; close the watcher at the end.
     """
 
-    def __init__(self, names: Sequence[str], every_s: float = 0.0, folder: Path | None = None) -> None:
+    def __init__(self, names: Sequence[str], every_s: float = 0.0) -> None:
         """Raises NoSuchJobError for an unknown name, ConfigError if the registry cannot be used."""
         self._names = tuple(names)
-        with closing(Registry(folder)) as registry:
+        with closing(Registry()) as registry:
             self.folder = registry.folder
             jobs = watching.chosen(registry, names, time.time())
             self._watched = {job.id: WatchedJob(read_view(registry, job)) for job in jobs}
         self._lock = threading.Lock()
-        self._opened = self._marked = ""
+        self.opened = ""  # the job whose curves and alerts are read, too
+        self.marked = ""  # the selected job, which stays in the picture even if it ended long ago
         self._notes: list[tuple[float, str]] = []
         self._stops: list[_Stop] = []
         self._drawn: object = None
@@ -68,14 +69,6 @@ class JobFeed:
         if not self._names:
             jobs.sort(key=lambda watched: (not watched.job.active, -watched.job.created_s))
         return Scene(tuple(jobs), now_s, notes)
-
-    def open(self, job_id: str) -> None:
-        """Also read this job's curves and alerts; of no job if the id is empty."""
-        self._opened = job_id
-
-    def mark(self, job_id: str) -> None:
-        """Keep this job in the picture even if it ended long ago, since the user has selected it."""
-        self._marked = job_id
 
     def note(self, words: str) -> None:
         """Store a message of cloudtrain itself for the view, if not empty."""
@@ -116,7 +109,7 @@ class JobFeed:
 
     def _watch(self, registry: Registry, jobs: list[Job]) -> None:
         """Add new jobs and attempts to the picture; remove jobs that ended too long ago, unless named or in view."""
-        ids = {job.id for job in jobs} | {self._opened, self._marked}
+        ids = {job.id for job in jobs} | {self.opened, self.marked}
         for job in jobs:
             before = self._watched.get(job.id)
             if before is None or before.job.attempt.number != job.attempt.number:
@@ -136,7 +129,7 @@ class JobFeed:
         """Take in the chosen jobs, if changed; read the opened job's curves, if changed, and its alerts."""
         if jobs is not None:
             self._watch(registry, jobs)
-        job_id = self._opened
+        job_id = self.opened
         watched = self._watched.get(job_id)
         if watched is None:
             return

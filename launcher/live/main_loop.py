@@ -136,7 +136,7 @@ def _press(key: str, feed: JobFeed, state: FrameState, screen: Screen) -> str:
     ranks = opened.job.attempt.plan.ranks if opened is not None else 0
     lines = state.tail.shot().lines if state.tail is not None else ()
     state.choice, action = steer(state.choice, key, ids, lines, state.page, ranks)
-    feed.mark(state.choice.chosen)
+    feed.marked = state.choice.chosen
     if action is None:
         return ""
     if action.kind == "redraw":
@@ -155,7 +155,7 @@ def _open(feed: JobFeed, state: FrameState) -> None:
         state.tail.close()
         state.tail = None
     opened = state.choice.opened
-    feed.open(opened or "")
+    feed.opened = opened or ""
     if opened is not None:
         ranks = parse_ranks(state.choice.ranks) if state.choice.ranks else None
         state.tail = LogTail(feed.folder, opened, ranks)

@@ -62,7 +62,7 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
         Route("/compare", handlers.page(handlers.compare)),
         Route("/spend", handlers.page(handlers.spend)),
         Route("/static/{name}", handlers.static),
-        Route("/favicon.ico", handlers.icon),
+        Route("/favicon.ico", handlers.static),  # for a page that names no icon
         Route("/jobs/{job}", handlers.page(handlers.job)),
         Route("/jobs/{job}/stream", handlers.job_stream),
         Route("/jobs/{job}/curves", handlers.curves),
@@ -126,7 +126,7 @@ class _Handlers:
 
     def _table(self, registry: Registry, choice: pages.JobListQuery) -> Shown:
         listed, searches = pages.listed(registry, choice), pages.newest_sweeps(registry, choice)
-        is_live = any(job["exit_code"] is None for job in listed.jobs)
+        is_live = any(job["exit_code"] is None for job in listed["jobs"])
         is_live = is_live or any(sweep["state"] == "running" for sweep in searches)
         values = {"choice": choice, "listed": listed, "sweeps": searches, "faults": self.site.faults}
         return Shown({"jobs": self.site.pages.render("_jobs.html", **values)}, is_live=is_live)
@@ -239,16 +239,11 @@ class _Handlers:
         return self.site.pages.render("spend.html", **pages.spend_values(registry.database, month, by))
 
     async def static(self, request: Request) -> Response:
-        found = self.site.assets.get(request.path_params["name"])
+        found = self.site.assets.get(request.path_params.get("name", "icon.svg"))
         if found is None:
             return PlainTextResponse("There is no such file.", 404)
         headers = {"cache-control": "private, max-age=31536000, immutable"} if "v" in request.query_params else {}
         return Response(found[0], headers=headers, media_type=found[1])
-
-    async def icon(self, request: Request) -> Response:
-        """The icon, for a page that names no icon."""
-        content, kind = self.site.assets["icon.svg"]
-        return Response(content, media_type=kind)
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """An error page for a refused request."""

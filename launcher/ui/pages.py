@@ -97,26 +97,15 @@ class JobListQuery:
         return f"?{urlencode(given)}" if given else ""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A page of jobs."""
-
-    jobs: list[dict[str, Any]]
-    """Each as in `status --json`."""
-    count: int
-    """Of all matching jobs."""
-    pages: int
-
-
-def listed(registry: Registry, choice: JobListQuery) -> Listed:
-    """Return a page of matching jobs, the newest first."""
+def listed(registry: Registry, choice: JobListQuery) -> dict[str, Any]:
+    """Return a page of matching jobs, the newest first, each as in `status --json`; the count of jobs and of pages."""
     lines = listing.chosen(registry, choice.job_filter).lines
     if choice.text:
         found = {row[0] for row in registry.database.execute(_WITH_TEXT, (choice.text.lower(),))}
         lines = [line for line in lines if line.job_id in found]
     shown = registry.numbered([line.seq for line in lines[PAGE * (choice.page - 1) : PAGE * choice.page]])
     jobs = [read_view(registry, job).as_json() for job in shown]
-    return Listed(jobs, len(lines), max(1, -(-len(lines) // PAGE)))
+    return {"jobs": jobs, "count": len(lines), "pages": max(1, -(-len(lines) // PAGE))}
 
 
 def newest_sweeps(registry: Registry, choice: JobListQuery) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def test_opened_job_has_its_curves_and_alerts(
         outbox.mark_sent(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
     registry.close()
     watched = feed("told")
-    watched.open("told")
+    watched.opened = "told"
     curves = wait_until(lambda: watched_job(watched, "told").curves)
     assert curves.loss.newest == 0.5
     assert watched_job(watched, "told").alerts == (outbox.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
@@ -217,8 +217,8 @@ def test_job_that_ended_long_ago_leaves_the_table(
     for name in ("old", "opened", "marked"):
         seed(name, ended())
     watched = feed()
-    watched.open("opened")
-    watched.mark("marked")
+    watched.opened = "opened"
+    watched.marked = "marked"
     of_late = watching.chosen
 
     def chosen(*args: Any) -> list[Job]:

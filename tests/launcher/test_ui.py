@@ -112,7 +112,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     seed("near", RUNS)
     watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
-    assert [job["state"] for job in pages.listed(registry, pages.JobListQuery()).jobs] == ["succeeded", "running"]
+    assert [job["state"] for job in pages.listed(registry, pages.JobListQuery())["jobs"]] == ["succeeded", "running"]
     hangs.set()
     registry.close()
 
@@ -237,11 +237,11 @@ def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: C
         registry.add(f"job-{number}", lambda name, _, change=change: make_job(name, **change), exclusive=True, key=None)
 
     def ids(**words: Any) -> list[str]:
-        return [job["job"] for job in pages.listed(registry, pages.JobListQuery(**words)).jobs]
+        return [job["job"] for job in pages.listed(registry, pages.JobListQuery(**words))["jobs"]]
 
     assert ids()[:2] == ["job-59", "job-58"]
     assert ids(page=2)[-1] == "job-0"
-    assert pages.listed(registry, pages.JobListQuery()).pages == 2
+    assert pages.listed(registry, pages.JobListQuery())["pages"] == 2
     assert len(ids(backend="ssh")) == 12
     assert len(ids(backend="ssh", tag="team=vision")) == 6
     assert ids(tag="run=7") == ["job-7"]
