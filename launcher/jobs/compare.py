@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.format import dollars, span, up
 
+from ..advice.preparing import prepare
+from ..backend import Bundle
+from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError
 from ..metering.rate import stale
+from ..money.budget_preview import books_of
+from ..plan import Plan
 from ..planning.plan_text import provenance
+from ..planning.prepare import Prepared
 from ..planning.request_rules import notes_of
 from ..text.tables import hidden, table, wrapped
-
-if TYPE_CHECKING:
-    from ..config.schema import JobConfig
-    from ..plan import Plan
-    from ..planning.prepare import Prepared
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
@@ -82,9 +83,6 @@ def offers(
     no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
     of the code. Raises ConfigError if the file itself cannot be read.
     """
-    from ..advice.preparing import prepare
-    from ..backend import Bundle
-
     configs = {name: _attempted(partial(load, name)) for name in names}
     faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]
     if len(faults) == len(names):
@@ -140,8 +138,6 @@ def unlike(found: Sequence[BackendOffer]) -> list[str]:
 
 def refused(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers a budget of this installation would refuse at submit, and why."""
-    from ..money.budget_preview import books_of
-
     planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
     if not planned:
         return []

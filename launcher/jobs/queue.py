@@ -32,7 +32,8 @@ def advance_queue(registry: Registry) -> list[str]:
     told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
     waiting = in_order(registry.jobs(active=True))
     refused: dict[tuple[Any, ...], str] = {}
-    ended_s = _last_end_s(registry) if waiting else 0.0
+    recent = registry.jobs(limit=RECENT) if waiting else ()
+    ended_s = max((job.attempt.state.ended_s or 0.0 for job in recent if not job.active), default=0.0)
     for place, job in enumerate(waiting, 1):
         now_s, kind = time.time(), _machines(job)
         if _is_over(job, now_s, job.attempt.created_s):
@@ -86,11 +87,6 @@ def _machines(job: Job) -> tuple[Any, ...]:
     """Return the kind of the job's machines: jobs of the same kind share a quota."""
     asked = job.asked.resources
     return job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))
-
-
-def _last_end_s(registry: Registry) -> float:
-    """Return when a job of this home folder last ended, by the stored states; 0 if none has ended."""
-    return max((job.attempt.state.ended_s or 0.0 for job in registry.jobs(limit=RECENT) if not job.active), default=0.0)
 
 
 def _is_over(job: Job, now_s: float, since_s: float) -> bool:

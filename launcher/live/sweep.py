@@ -8,9 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,8 @@ _RUNG_HEADS = ("RUNG", "STEP", "DONE", "RUNNING", "FAILED", "BEST")
 _STYLES = {"running": "bold cyan", "ended": "bold green", "stopped": "bold magenta", "failed": "bold red"}
 
 
-@dataclass(frozen=True)
-class SweepShot:
-    """A sweep as last read."""
-
-    told: dict[str, Any]
-    """The JSON of `status`."""
-    notes: tuple[str, ...] = ()
-    """The newest messages of the driver."""
+# A sweep as last read: the JSON of `status`, and the newest messages of the driver.
+SweepShot = tuple[dict[str, Any], Sequence[str]]
 
 
 class SweepFeed:
@@ -110,7 +103,7 @@ class SweepFeed:
             try:
                 with closing(Registry(self._folder)) as registry:
                     sweep = sweeps.find(registry.database, self._id)
-                    self.shot = SweepShot(overview.as_json(registry.database, sweep), tuple(self._notes))
+                    self.shot = overview.as_json(registry.database, sweep), tuple(self._notes)
                     if not driving.is_going_on(registry.database, sweep):
                         self.code = driving.exit_code(registry.database, sweep)
             except Exception as error:
@@ -165,7 +158,7 @@ def _run(screen: Screen, feed: SweepFeed) -> int:
 def view(shot: SweepShot, size: tuple[int, int], signs: Signs, now_s: float) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high. Trials that do not fit are left out."""
     width, height = size
-    told = shot.told
+    told, messages = shot
     about = f"  {told['algorithm']}, {told['trials']} of {told['planned']} trials began"
     clock = time.strftime("%H:%M:%S", time.localtime(now_s))
     state = (told["state"], _STYLES[told["state"]])
@@ -178,7 +171,7 @@ def view(shot: SweepShot, size: tuple[int, int], signs: Signs, now_s: float) -> 
     keys = row(
         width, signs, ("q", "bold"), (" leave; the running trials go on   ", QUIET), ("^L", "bold"), " draw again"
     )
-    notes = [row(width, signs, (cleaned(words), WARNS)) for words in shot.notes[-3:]]
+    notes = [row(width, signs, (cleaned(words), WARNS)) for words in messages[-3:]]
     room = height - len(rows) - len(notes) - 1
     trials = [*_running(told, width, signs), *_best(told, width, signs)]
     rows += trials[: max(0, room)]

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from cloudtrain.entrypoints import events
 
@@ -67,7 +66,7 @@ class View:
         if self.raw:
             texts = [visible.tame(text) for text in texts] if sys.stdout.isatty() else texts
         elif not visible.are_plain(texts):
-            colour = self._wants_colour
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             texts = [visible.shown(text, colour=colour) for text in texts]
         if self.prefix and not self.raw:
             before = {who: self._prefix(*who) for who in {line[1:3] for line in lines}}
@@ -76,10 +75,6 @@ class View:
             clock = _Clock()
             texts = [f"{clock.at(line.time_s)} {text}" for line, text in zip(lines, texts, strict=True)]
         return texts
-
-    @cached_property
-    def _wants_colour(self) -> bool:
-        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def _prefix(self, node: int, rank: int | None) -> str:
         who = f"[r{rank}]" if rank is not None else f"[node{node}]"

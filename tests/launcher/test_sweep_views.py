@@ -18,7 +18,7 @@ from cloudtrain.entrypoints.sweep.search import Allowance, decide, values_of
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.live.sweep import SweepShot, view
+from cloudtrain.launcher.live.sweep import view
 from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.report.sweep_page import best_curve
 from cloudtrain.launcher.store import sweeps
@@ -203,7 +203,7 @@ def running_sweep(registry: Registry) -> SweepRecord:
 def test_screen_of_a_sweep_has_rungs_money_and_trials(registry: Registry) -> None:
     """The screen fits any terminal, and leaves trials out where the terminal is low."""
     sweep = running_sweep(registry)
-    shot = SweepShot(overview.as_json(registry.database, sweep), ("sent: digits-x7k2p-3, rung 2",))
+    shot = overview.as_json(registry.database, sweep), ("sent: digits-x7k2p-3, rung 2",)
     rows = [each.plain for each in view(shot, (100, 30), UNICODE, 0.0)]
     assert len(rows) == 30
     text = "\n".join(rows)
