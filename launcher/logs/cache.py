@@ -106,8 +106,8 @@ class LogCacheWriter:
         self._waiting: list[LogLine] = []
         self._waiting_bytes = 0
         self._committed_s = time.monotonic()
-        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...], bool] | None = None  # arguments of the last add
-        self._is_torn = False
+        # The arguments of the last add; None while an add or a commit has not ended.
+        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...], bool] | None = None
         self._safe_size = found.size  # a commit covers at most this length
 
     def add(
@@ -117,7 +117,7 @@ class LogCacheWriter:
 
         An interrupted call, for example by Ctrl-C, is never committed: its lines are read again from the commit before.
         """
-        self._is_torn = True
+        self._behind = None
         for begin in range(0, len(lines), BLOCK_LINES):
             part = lines[begin : begin + BLOCK_LINES]
             self._waiting += part
@@ -125,7 +125,6 @@ class LogCacheWriter:
             if self._waiting_bytes >= blocks.BLOCK_BYTES or len(self._waiting) >= BLOCK_LINES:
                 self._write()
         self._behind = cursor, tuple(held), is_complete
-        self._is_torn = False
 
     @property
     def is_due(self) -> bool:
@@ -136,10 +135,10 @@ class LogCacheWriter:
 
     def commit(self) -> None:
         """Commit the added lines with their cursor; no effect if the last `add` was interrupted or never happened."""
-        if self._is_torn or self._behind is None:
+        if self._behind is None:
             return
-        self._is_torn = True
-        cursor, held, is_complete = self._behind
+        behind, self._behind = self._behind, None
+        cursor, held, is_complete = behind
         if self._waiting:
             self._write()
         for file in (self._lines, self._index):
@@ -150,8 +149,7 @@ class LogCacheWriter:
         self._safe_size = self._size
         self._database.execute("INSERT OR REPLACE INTO kept_logs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         self.place = CachePosition(cursor, held, self._size, self._count, is_complete, now_s, self.place.round)
-        self._committed_s = time.monotonic()
-        self._is_torn = False
+        self._committed_s, self._behind = time.monotonic(), behind
         if not self._is_alone:
             self._is_alone = True
             _remove_others(self._folder, self.place.round)
@@ -161,11 +159,10 @@ class LogCacheWriter:
         if not self._safe_size:
             for name in ("lines", "index"):
                 (self._folder / f"{name}-{self.place.round}").unlink(missing_ok=True)
-        for file, size in ((self._lines, self._safe_size), (self._index, None)):
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lines, self._safe_size)
+        for file in (self._lines, self._index):
             if file >= 0:
-                if size is not None:
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(file, size)
                 os.close(file)
         self._lines = self._index = -1
         if self._lock >= 0:

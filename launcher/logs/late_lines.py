@@ -37,18 +37,16 @@ class EndDetector:
             return False
         if not page.is_clean:
             return self.is_out_of_patience()
-        if time.monotonic() - self.quiet_since_s >= self._late_s():
+        # No silence is needed if the job never ran, or ended long ago.
+        is_old = self.state.ended_s is not None and time.time() - self.state.ended_s > LONG_OVER_S
+        late_s = 0.0 if is_old or self.state.started_s is None else self.pace.late_s
+        if time.monotonic() - self.quiet_since_s >= late_s:
             self.pages += 1
         return page.is_complete or self.pages >= CLEAN_PAGES
 
     def is_out_of_patience(self) -> bool:
         """Return whether the log has brought no line for longer than PATIENCE_S."""
         return time.monotonic() - self.quiet_since_s > PATIENCE_S
-
-    def _late_s(self) -> float:
-        """Return the necessary seconds of silence: 0 if the job never ran, or ended long ago."""
-        is_old = self.state.ended_s is not None and time.time() - self.state.ended_s > LONG_OVER_S
-        return 0.0 if is_old or self.state.started_s is None else self.pace.late_s
 
 
 class HoldBack:

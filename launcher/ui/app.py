@@ -107,8 +107,6 @@ class _Handlers:
 
         return handle
 
-    # -- jobs ---------------------------------------------------------------------------------------------------------
-
     def jobs(self, registry: Registry, request: Request) -> str:
         choice = pages.JobListQuery.of(request.query_params)
         return self.site.pages.render(
@@ -138,8 +136,6 @@ class _Handlers:
             raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
         return self.site.pages.render("compare.html", jobs=[pages.job_values(registry, name) for name in names])
 
-    # -- a job --------------------------------------------------------------------------------------------------------
-
     def job(self, registry: Registry, request: Request) -> str:
         values = pages.job_values(registry, _name(request))
         shown = self._job(registry, values["job"]["job"])
@@ -168,8 +164,6 @@ class _Handlers:
         """The page that `cloudtrain report` writes."""
         return report_html(registry, registry.find(_name(request)), time.time())
 
-    # -- a sweep ------------------------------------------------------------------------------------------------------
-
     def sweep(self, registry: Registry, request: Request) -> str:
         name = sweeps.find(registry.database, _name(request, "sweep")).id
         part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
@@ -182,8 +176,6 @@ class _Handlers:
     def sweep_report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report SWEEP` writes."""
         return sweep_html(registry, sweeps.find(registry.database, _name(request, "sweep")), time.time())
-
-    # -- buttons ------------------------------------------------------------------------------------------------------
 
     async def stop(self, request: Request) -> Response:
         """Ask the job to save and stop."""
@@ -231,8 +223,6 @@ class _Handlers:
         if _wants_json(request):
             return JSONResponse({"said": words})
         return RedirectResponse(f"/jobs/{_name(request)}", 303)
-
-    # -- the rest -----------------------------------------------------------------------------------------------------
 
     def spend(self, registry: Registry, request: Request) -> str:
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
