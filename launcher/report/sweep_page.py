@@ -115,13 +115,12 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
     """Return the trials at their last results: the best first, trials without a result last."""
     left = searching.results_of(segments)
     results, rank = dict(left), dict[int, int]()
+    sign = -1.0 if search.mode == "max" else 1.0
     while (key := best(search, left)) is not None:
         rung = key[1]
-        some = sorted(trial for trial, at in left if at == rung)
-        ranked = sorted(some, key=lambda trial: _order(search, left[trial, rung], trial))
-        for trial in ranked:
-            if (value := left[trial, rung]) is not None and value == value:
-                rank.setdefault(trial, len(rank))
+        known = ((value, trial) for (trial, at), value in left.items() if at == rung and value is not None)
+        for _, trial in sorted((sign * value, trial) for value, trial in known if not math.isnan(value)):
+            rank.setdefault(trial, len(rank))
         left = {each: value for each, value in left.items() if each[1] < rung}
     last: dict[int, SegmentRecord] = {}
     for each in segments:
@@ -129,11 +128,6 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
             last[each.trial] = each
     trials = sorted(last, key=lambda trial: (rank.get(trial, len(last)), trial))
     return [_end(search, results, last[trial], trial in rank, cost) for trial in trials]
-
-
-def _order(search: Search, value: float | None, trial: int) -> tuple[float, int]:
-    sign = -1.0 if search.mode == "max" else 1.0
-    return (float("inf") if value is None or value != value else sign * value), trial
 
 
 def _end(

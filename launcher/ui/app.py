@@ -87,16 +87,15 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
     return Guard(app, keys=site.keys, port=port, used=used)
 
 
-_Show = Callable[[Registry, Request], str]
-
-
 class _Handlers:
     """The handlers of all routes; blocking work runs in a thread."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def page(self, show: _Show, headers: dict[str, str] | None = None) -> Callable[[Request], Awaitable[Response]]:
+    def page(
+        self, show: Callable[[Registry, Request], str], headers: dict[str, str] | None = None
+    ) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler of a whole page; `show` runs in a thread."""
 
         async def handle(request: Request) -> Response:
