@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import backend as backends
+from ..backend import Bundle
 from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..planning.search_spec import fixed, is_packed
 from ..text.terminal import say
 from .shown_config import differences
 
 if TYPE_CHECKING:
-    from ..backend import Bundle
     from ..config.schema import JobConfig
     from ..job import Job
     from ..planning.prepare import Prepared
@@ -72,8 +72,6 @@ def prepare_other(registry: Registry, job: Job, config: JobConfig, *, update_cod
 
 def _shipped(job: Job) -> Bundle:
     """Return the archive of the submitted code. Raises ConfigError if the archive is gone."""
-    from ..backend import Bundle
-
     shipped = Bundle.load(job.bundle)
     if not shipped.path.exists():
         raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from .. import backend as backends
@@ -22,6 +22,7 @@ from ..jobs.listing import JobFilter
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view
 from ..money import period, unit_cost
+from ..planning.prepare import Prepared
 from ..report.data import chart_data
 from ..store import ledger, series, sweeps
 from ..store.budgets import month_of
@@ -30,9 +31,6 @@ from ..store.registry import Registry
 from ..sweeps import driving, overview, summary
 from .site import Pages
 from .sse import Shown
-
-if TYPE_CHECKING:
-    from ..planning.prepare import Prepared
 
 JOB_PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
 MONTHS = 12
