@@ -98,8 +98,7 @@ def _run(screen: Screen, feed: JobFeed, state: FrameState, is_named: bool) -> in
     while True:
         _take_in(screen, feed, state)
         scene = feed.scene(time.time())
-        code = _ended(scene, state, is_named)
-        if code is not None:
+        if (code := _ended(scene, state, is_named)) is not None:
             return code
         if screen.is_stale:
             screen.is_stale = False
