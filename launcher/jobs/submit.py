@@ -108,17 +108,24 @@ def send_queued(registry: Registry, job: Job) -> Job | None:
     return _send(registry, replace(job, attempt=attempt), backend, backends.Bundle.load(job.bundle), secrets)
 
 
-def resend(registry: Registry, job: Job, prepared: Prepared, *, start_over: bool = False) -> Job:
+def resend(
+    registry: Registry,
+    job: Job,
+    prepared: Prepared,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    start_over: bool = False,
+) -> Job:
     """Journal and send the job's next attempt, which resumes from the newest checkpoint.
 
     `start_over`: the attempt, and no later attempt, may train from step 0 if all checkpoints are damaged. An unset
     address that only notifications need (`from_job`) is no error: a follower sends the notifications instead.
     """
-    sent = _without_unknown_addresses(prepared.config)
+    sent = _without_unknown_addresses(prepared.config, environ)
     if start_over:
         checkpoint = sent.checkpoint.model_copy(update={"all_damaged": "start-over"})
         sent = sent.model_copy(update={"checkpoint": checkpoint})
-    secrets = _secrets(sent, os.environ)
+    secrets = _secrets(sent, environ)
     _require_ready(registry, prepared)
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
@@ -262,12 +269,12 @@ def _send(
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
 
 
-def _without_unknown_addresses(config: JobConfig) -> JobConfig:
+def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:
     """Return the config without secrets for notifications that are not set here; print a note for each."""
     from ..config.schema import carried_by
 
     addresses = {name for entry in config.notify for name in carried_by(entry)}
-    unknown = [name for name in config.secrets if name in addresses and name not in os.environ]
+    unknown = [name for name in config.secrets if name in addresses and name not in environ]
     for name in unknown:
         say(f"notify: {name} is not set here, so this attempt does not tell by itself (from_job)")
     return config.model_copy(update={"secrets": tuple(name for name in config.secrets if name not in unknown)})

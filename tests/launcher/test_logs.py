@@ -80,7 +80,7 @@ def test_view_shows_times_to_the_millisecond(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_view_as_json_has_stable_names() -> None:
     """Each line is an object with its origin, the text for people, and the full event."""
-    shown = json.loads(View(as_json=True, attempt=2).show(line(STEP, node=1, rank=4)))
+    shown = json.loads(View(as_json=True, attempt=2).shown([line(STEP, node=1, rank=4)])[0])
     assert shown == {
         "time_s": 100.0, "attempt": 2, "node": 1, "rank": 4,
         "text": "step 3/9 loss 0.5", "event": {"e": "step", "step": 3, "loss": 0.5},
@@ -90,7 +90,7 @@ def test_view_as_json_has_stable_names() -> None:
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_view_as_json_is_valid_json_for_a_non_finite_loss(loss: float) -> None:
     """NaN is not JSON, and a strict reader must be able to read an important line."""
-    text = View(as_json=True).show(line(events.format_line("step", "step 1", {"loss": loss})))
+    text = View(as_json=True).shown([line(events.format_line("step", "step 1", {"loss": loss}))])[0]
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -296,7 +296,7 @@ def test_log_pages_replace_invalid_bytes(tmp_path: Path) -> None:
 
 def test_view_as_json_has_the_number_of_its_attempt() -> None:
     """A follower shows the followed attempt."""
-    assert replace(View(as_json=True), attempt=3).show(line("x")).count('"attempt": 3') == 1
+    assert replace(View(as_json=True), attempt=3).shown([line("x")])[0].count('"attempt": 3') == 1
 
 
 # -- protection of the terminal from hostile or verbose jobs ---------------------------------------------------------
@@ -374,7 +374,7 @@ def test_progress_bar_is_reduced_to_its_last_state(text: str, shown: str) -> Non
 
 def test_json_has_no_control_characters() -> None:
     """People view JSON lines on a terminal too."""
-    shown = View(as_json=True).show(line("\x1b[2J\x9b2J\u2028\u202e\u2066"))
+    shown = View(as_json=True).shown([line("\x1b[2J\x9b2J\u2028\u202e\u2066")])[0]
     assert shown.isprintable()
     assert json.loads(shown)["text"] == "\x1b[2J\x9b2J\u2028\u202e\u2066"
 
