@@ -14,9 +14,8 @@ from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
 from .api import Google, GoogleError, VertexAccess, translated
-from .logs_feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
+from .logs_feed import FOLLOWING, PAGES, PASSING, WIDE_S, EntryFeed, LogQuota, lists, query_of, since
 from .logs_order import Order
-from .logs_quota import FOLLOWING, PASSING, LogQuota
 
 PACE_S = 0.5  # between two polls; most polls make no call
 HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; the default window of its own tail

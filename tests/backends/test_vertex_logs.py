@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cloudtrain.backends.vertex import logs, logs_entries, logs_quota
+from cloudtrain.backends.vertex import logs, logs_feed, logs_order
 from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
@@ -38,14 +38,14 @@ class Writer:
             mark = {"l": life, "n": number, "t": int(time.time() * 1000)}
             tag = "" if rank is None else f"[{rank}] "
             lines.append(json.dumps({"severity": "INFO", "message": f"{tag}{text}", "ct": mark}))
-        self.google.write_log(self.job, *lines, task=logs_entries.task_of(node))
+        self.google.write_log(self.job, *lines, task=logs_order.task_of(node))
 
     def end(self, node: int, *, final: bool = True, life: str | None = None) -> None:
         """Write the container's end event."""
         life = life or f"life-{node}"
         fields = {"node": node, "final": final, "life": life, "lines": self.counts.get(life, 0)}
         self.google.write_log(
-            self.job, events.format_line("end", "it has ended", fields), task=logs_entries.task_of(node)
+            self.job, events.format_line("end", "it has ended", fields), task=logs_order.task_of(node)
         )
 
 
@@ -290,9 +290,9 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
     """Calls of all processes of the home folder count, in any number."""
-    quota = logs_quota.LogQuota(reader.home, PROJECT)
-    for _ in range(logs_quota.FOLLOWING):
-        assert quota.may_ask(logs_quota.PASSING)
+    quota = logs_feed.LogQuota(reader.home, PROJECT)
+    for _ in range(logs_feed.FOLLOWING):
+        assert quota.may_ask(logs_feed.PASSING)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
     writer.write(0, "unseen")
     page = reader.page()
@@ -304,7 +304,7 @@ def numbered(google: Google, reader: Reader, number: int, age_s: float, node: in
     """Add a container's line now with an earlier time."""
     mark = {"l": f"life-{node}", "n": number, "t": int((time.time() - age_s) * 1000)}
     line = json.dumps({"severity": "INFO", "message": f"[0] {number}", "ct": mark})
-    google.write_log(reader.job, line, task=logs_entries.task_of(node), at_s=time.time() - age_s)
+    google.write_log(reader.job, line, task=logs_order.task_of(node), at_s=time.time() - age_s)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_follower_keeps_its_limit_in_a_backlog(google_project: Google, writer: W
         writer.write(0, *(f"{piece}-{number}" for number in range(100)))
     while reader.page().lines:
         pass
-    assert len(google_project.journal("logging.list")) <= logs_quota.FOLLOWING
+    assert len(google_project.journal("logging.list")) <= logs_feed.FOLLOWING
 
 
 def test_refused_call_pauses_all_calls(google_project: Google, writer: Writer, reader: Reader) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import logs_entries, logs_order, logs_quota
-from cloudtrain.backends.vertex.logs_entries import LogEntry
-from cloudtrain.backends.vertex.logs_order import HOLD_S, MOST_HELD, Order
-from cloudtrain.backends.vertex.logs_quota import LogQuota
+from cloudtrain.backends.vertex import logs_feed, logs_order
+from cloudtrain.backends.vertex.logs_feed import LogQuota
+from cloudtrain.backends.vertex.logs_order import HOLD_S, MOST_HELD, LogEntry, Order
 
 BOTH = frozenset({0, 1})
 
@@ -139,7 +138,7 @@ RESOURCE = {"labels": {"job_id": "1", "task_name": "workerpool1-2"}}
 def test_entry_becomes_a_line(payload: dict[str, Any], expected: tuple[Any, ...]) -> None:
     """Cloud Logging may parse the object or keep its text, and foreign entries have no rank."""
     raw = {"timestamp": "1970-01-01T00:00:02.500000001Z", "insertId": "i", "resource": RESOURCE, **payload}
-    found = logs_entries.of_json(raw)
+    found = logs_order.of_json(raw)
     assert (found.text, found.rank, found.life, found.number, pytest.approx(found.time_s)) == expected
     assert found.node == 3
 
@@ -152,8 +151,8 @@ def test_split_entries_are_one_line() -> None:
         split = {"uid": "u", "index": index, "totalSplits": 3}
         return {"insertId": f"i{index}", "jsonPayload": {"message": text, "ct": MARK}, "split": split}
 
-    assert list(logs_entries.joined([part(2, "c"), {"insertId": "x"}, part(0, "a")], parts)) == [{"insertId": "x"}]
-    [whole] = logs_entries.joined([part(1, "b")], parts)
+    assert list(logs_order.joined([part(2, "c"), {"insertId": "x"}, part(0, "a")], parts)) == [{"insertId": "x"}]
+    [whole] = logs_order.joined([part(1, "b")], parts)
     assert (whole["jsonPayload"]["message"], whole["insertId"], parts) == ("abc", "u", {})
 
 
@@ -169,9 +168,9 @@ def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
 def test_followers_take_turns_after_half_of_the_share(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 15 calls of followers come at any time, later calls two seconds apart; a single pass does not wait."""
     now_s = 1000.0
-    monkeypatch.setattr(logs_quota.time, "time", lambda: now_s)
+    monkeypatch.setattr(logs_feed.time, "time", lambda: now_s)
     assert [LogQuota(tmp_path, "p").may_ask() for _ in range(17)] == [*[True] * 15, False, False]
-    assert LogQuota(tmp_path, "p").may_ask(logs_quota.PASSING)
+    assert LogQuota(tmp_path, "p").may_ask(logs_feed.PASSING)
     now_s += 1.9
     assert not LogQuota(tmp_path, "p").may_ask()
     now_s += 0.2
@@ -180,6 +179,6 @@ def test_followers_take_turns_after_half_of_the_share(tmp_path: Any, monkeypatch
 
 def test_nodes_map_to_replicas() -> None:
     """Pool 0 is the leader, pool 1 has the remaining nodes; service messages count as the leader's."""
-    assert [logs_entries.node_of(logs_entries.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
-    assert [logs_entries.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
+    assert [logs_order.node_of(logs_order.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
+    assert [logs_order.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
     assert logs_order.HOLD_S < 4  # half of all lines must appear within four seconds
