@@ -56,9 +56,8 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
         files.upload(access, shipment.bundle.path, plan.code_uri)
         if plan.wheel_uri is not None:  # the boot as a package, for Google's prebuilt images
             from . import request as requests
-            from . import request_package
 
-            files.upload(access, request_package.build(requests.boot_source())[1], plan.wheel_uri)
+            files.upload(access, requests.wheel(requests.boot_source())[1], plan.wheel_uri)
         files.of(access).claim(plan.owner_uri, owner)
     _require_new(access, request, owner)
     secret = _secret(plan, owner)

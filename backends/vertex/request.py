@@ -8,7 +8,11 @@ of the job. Google's prebuilt images run Python packages instead, so for them th
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -49,7 +53,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-BOOT_MODULE = "cloudtrain_boot"  # of request_package.py
+BOOT_MODULE = "cloudtrain_boot"  # of `wheel`
+_INFO = f"{BOOT_MODULE}-1.dist-info"
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
 RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no name, so this label identifies jobs
 # On Docker Hub. PyTorch 2.8 runs the trainer, and CUDA 12.6 builds support GPUs from Pascal to Hopper; Blackwell needs
@@ -165,11 +171,33 @@ def boot_source() -> str:
     return (files("cloudtrain.entrypoints") / "container" / "bucket_boot.py").read_text(encoding="utf-8")
 
 
-def _wheel_uri(root: str) -> str:
-    from . import request_package  # only prebuilt images need the wheel
+def wheel(source: str) -> tuple[str, bytes]:
+    """Return the file name and the bytes of the boot as a package: prebuilt images install packages by pip.
 
-    name, data = request_package.build(boot_source())
-    return f"{root}/code/{request_package.digest(data)}/{name}"
+    No network is needed. A wheel is a zip archive with three files of metadata (PEP 427), the same bytes for the same
+    source.
+    """
+    parts = {
+        f"{BOOT_MODULE}.py": source,
+        f"{_INFO}/METADATA": f"Metadata-Version: 2.1\nName: {BOOT_MODULE.replace('_', '-')}\nVersion: 1\n",
+        f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: cloudtrain\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = [f"{name},sha256={_hash(text)},{len(text.encode())}" for name, text in parts.items()]
+    parts[f"{_INFO}/RECORD"] = "\n".join([*record, f"{_INFO}/RECORD,,"]) + "\n"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, text in parts.items():
+            archive.writestr(zipfile.ZipInfo(name, _TIME), text)
+    return f"{BOOT_MODULE}-1-py3-none-any.whl", buffer.getvalue()
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def _wheel_uri(root: str) -> str:
+    name, data = wheel(boot_source())
+    return f"{root}/code/{hashlib.sha256(data).hexdigest()}/{name}"
 
 
 def _is_prebuilt(config: JobConfig) -> bool:

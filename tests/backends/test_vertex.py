@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 
-from cloudtrain.backends.vertex import machine, request, request_package
+from cloudtrain.backends.vertex import machine, request
 from cloudtrain.backends.vertex.backend import VertexBackend
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.launcher import config as configs
@@ -90,7 +91,7 @@ def without_boot(body: dict[str, Any]) -> dict[str, Any]:
 
 def wheel_digest() -> str:
     """Return the name of the boot's package in the bucket."""
-    return request_package.digest(request_package.build(request.boot_source())[1])
+    return hashlib.sha256(request.wheel(request.boot_source())[1]).hexdigest()
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
@@ -275,13 +276,13 @@ def test_fence_marks_job_and_order_alike(render: Render) -> None:
 
 def test_boot_wheel_is_installable_by_pip(tmp_path: Path) -> None:
     """The same source gives the same bytes; pip installs the wheel without a network, and the module runs."""
-    name, data = request_package.build("import sys\nprint('booted', *sys.argv[1:])\n")
-    assert (name, data) == request_package.build("import sys\nprint('booted', *sys.argv[1:])\n")
+    name, data = request.wheel("import sys\nprint('booted', *sys.argv[1:])\n")
+    assert (name, data) == request.wheel("import sys\nprint('booted', *sys.argv[1:])\n")
     assert zipfile.ZipFile(BytesIO(data)).testzip() is None
     (tmp_path / name).write_bytes(data)
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*install, "--target", tmp_path / "site", tmp_path / name], check=True)
-    command = [sys.executable, "-m", request_package.MODULE, "a"]
+    command = [sys.executable, "-m", request.BOOT_MODULE, "a"]
     done = subprocess.run(command, cwd=tmp_path / "site", capture_output=True, text=True, check=True)
     assert done.stdout == "booted a\n"
 

@@ -103,7 +103,7 @@ errors
 ROOMS = {"launcher": LAUNCHER.split(), "entrypoints": ENTRYPOINTS.split()}
 MOST_AT_THE_TOP = 10  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
-# The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_skus`.
+# The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_list`.
 DUTIES = {
     "api",
     "backend",
