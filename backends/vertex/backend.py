@@ -102,6 +102,6 @@ class VertexBackend(CloudAdapter):
         return Pace(lines_s=logs.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=logs.HOLD_BACK_S)
 
     def rehearsal_service(self, kept: Path) -> AbstractContextManager[str]:
-        from . import rehearsal_store
+        from . import rehearsal
 
-        return rehearsal_store.serving(kept)
+        return rehearsal.serving(kept)
