@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.backend import JobRef, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
 
-    from .status_history import RunHistory
+    from .status import RunHistory
 
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
@@ -40,7 +40,7 @@ class AzureMLBackend(CloudAdapter):
     @cached_property
     def connections(self) -> RunHistory:
         """The connections, with the runs' newest answers."""
-        from .status_history import RunHistory
+        from .status import RunHistory
 
         return RunHistory()
 
@@ -87,10 +87,10 @@ class AzureMLBackend(CloudAdapter):
 
         The pause stays short for a run that may fail at any moment; a run that waits for machines gets a longer pause.
         """
-        from . import logs, status_history
+        from . import logs, status
 
         name = AzureMLRef.load(ref).name
         answer, quiet_s = self.connections.known(name), self.connections.quiet_s(name)
-        is_waiting = answer is not None and answer.status in (*status_history.WAITING, "Preparing")
+        is_waiting = answer is not None and answer.status in (*status.WAITING, "Preparing")
         lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
         return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=logs.HOLD_BACK_S)

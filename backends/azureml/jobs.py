@@ -21,13 +21,13 @@ from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
 from ..http import object_in
-from . import api, files, machine_cluster, status, status_history
+from . import api, files, machine_cluster, status
 from . import logs as streams
 from . import secrets as job_secrets
 from .api import Azure, AzureAccess
 from .machine import block_of, workspace_of
 from .records import AzureMLRef, AzureMLSending, Unpriced
-from .status_history import RunHistory
+from .status import RunHistory
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -110,7 +110,7 @@ def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttemp
     with api.answers("list the jobs"):
         page = api.get_json(access, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
         while True:
-            there = (job for job in page["value"] if job["properties"].get("status") not in status_history.OVER)
+            there = (job for job in page["value"] if job["properties"].get("status") not in status.OVER)
             attempts += [_as_found(access, job, home) for job in there]
             if not page.get("nextLink"):
                 return [each for each in attempts if each is not None]
@@ -176,7 +176,7 @@ def lines(
     handle = AzureMLRef.load(ref)
     root = _root_of(AzureAccess(handle.workspace, azure), ref, handle)
 
-    def ask(fresh_s: float) -> status_history.Details:
+    def ask(fresh_s: float) -> status.Details:
         return azure.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
 
     page = streams.page(azure, ask, handle.nodes, cursor, nodes)
@@ -197,7 +197,7 @@ def stop(azure: RunHistory, ref: JobRef, *, now: bool) -> None:
             api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
         except api.AzureError as error:
             there = describe(access, handle.name) if error.status in (400, 409) else None
-            if there is None or there["properties"].get("status") not in status_history.OVER:
+            if there is None or there["properties"].get("status") not in status.OVER:
                 raise
 
 
@@ -219,7 +219,7 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
         limit_s=plan.limit_s,
         limit_reason=plan.limit_reason,
         name=request.name,
-        history=status_history.root_of(plan.workspace, services),
+        history=status.root_of(plan.workspace, services),
         studio=(services.get("Studio") or {}).get("endpoint"),
         vault=vault_url,
         idle_s=idle_s,
@@ -304,14 +304,14 @@ def _root_of(access: AzureAccess, ref: JobRef, handle: AzureMLRef) -> str:
         return handle.history
     with api.polls(f"ask for {handle.name}"):
         there = describe(access, handle.name)
-    root = status_history.root_of(handle.workspace, _services(there)) if there else None
+    root = status.root_of(handle.workspace, _services(there)) if there else None
     if root is None:
         raise UnreachableError(f"Azure ML does not say yet where the run {handle.name} is to be followed")
     ref.update(history=root)  # for this process's next polls
     return root
 
 
-def _account(azure: Azure, answer: status_history.Details) -> dict[str, Any] | None:
+def _account(azure: Azure, answer: status.Details) -> dict[str, Any] | None:
     """Return a container's exit report: the report of the lowest node that has written one.
 
     Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
@@ -336,7 +336,7 @@ def _account(azure: Azure, answer: status_history.Details) -> dict[str, Any] | N
             raise
 
 
-def _hourly_usd(answer: status_history.Details, handle: AzureMLRef) -> float | None:
+def _hourly_usd(answer: status.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
     if handle.prices is None:
         return None

@@ -19,7 +19,7 @@ from cloudtrain.launcher.errors import UnreachableError
 
 from . import api
 from .api import Azure
-from .status_history import Details
+from .status import Details
 
 PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and the least for each file: bounds the memory
 TAIL_BYTES = 64 << 10  # of a file, where the end of the log is searched

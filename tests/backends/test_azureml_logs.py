@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends import http
-from cloudtrain.backends.azureml import logs, status_history
+from cloudtrain.backends.azureml import logs, status
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, azure: Azure, nodes: int) -> None:
         self.azure, self.nodes = azure, nodes
-        self.history = self.client = status_history.RunHistory()
+        self.history = self.client = status.RunHistory()
         self.cursor: dict[str, Any] | None = None
         azure.compute("cpu-cluster", maxNodeCount=100)
         azure.submit("j", "true", {"x": b"x"}, nodes=nodes)

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.backends.azureml import status
 from cloudtrain.backends.azureml.records import Workspace
-from cloudtrain.backends.azureml.status_history import Details, root_of
+from cloudtrain.backends.azureml.status import Details, root_of
 from cloudtrain.launcher.job import Attempt, State, exit_code
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from doubles.plans import plan_of
