@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
 from . import api, files, machine_cluster, prices
@@ -16,10 +18,6 @@ from .api import Azure, AzureAccess
 from .block import AzureML
 from .machine import block_of, choose, workspace_of
 from .records import plain_region
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.metering.rate import Machine
 
 
 def checks(azure: Azure, config: JobConfig | None) -> list[Check]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
@@ -19,9 +20,6 @@ from ..http import object_in
 from . import api
 from .api import Azure
 from .machine import block_of, choose, region_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 URL = "https://prices.azure.com/api/retail/prices"
 VERSION = "2023-01-01-preview"

@@ -11,12 +11,14 @@ import base64
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.contract import KeyVaultSecrets, Places
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
@@ -24,10 +26,6 @@ from cloudtrain.launcher.planning.request_rules import notes_of, places
 from ..cloud import unsupported
 from .machine import block_of, choose, idle_s_of, unknown_region, workspace_of
 from .records import AzureMLSending
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
 
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"

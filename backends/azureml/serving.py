@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cloudtrain.launcher.backend import ServedModel, ServingFiles
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.planning import serving
 from cloudtrain.launcher.planning.serving import Blank
 
 from .machine import block_of, named, region_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import ServedModel, ServingFiles
-    from cloudtrain.launcher.config.schema import JobConfig
 
 MACHINE = "Standard_DS3_v2"  # 4 cores, 14 GB
 _MOST_NAME = 19  # letters of the model's name in the endpoint's, which is unique in a region and has at most 32

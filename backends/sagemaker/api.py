@@ -8,21 +8,14 @@ import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cloudtrain.launcher.errors import (
-    CapacityError,
-    ConfigError,
-    CredentialError,
-    UnreachableError,
-)
+from cloudtrain.launcher.errors import CapacityError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.extras import install
 
 from .. import edge
 from ..edge import RemoteFault
-
-if TYPE_CHECKING:
-    from .records import SageMakerRef, SageMakerSending
+from .records import SageMakerRef, SageMakerSending
 
 CONNECT_S, READ_S = 10, 60
 RENEW_S = 5.0

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
 from . import api, prices, request_images
 from .api import AwsAccess, AwsClients
 from .block import SageMaker
 from .machine import block_of, choose, place_of, region_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.metering.rate import Machine
 
 SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists

@@ -15,9 +15,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints.stores.retries import tries
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
@@ -27,9 +28,6 @@ from . import api
 from .api import AwsAccess, AwsClients
 from .block import SageMaker
 from .machine import block_of, choose, region_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 SERVICE = "AmazonSageMaker"
 HOME = "us-east-1"  # few regions serve GetProducts, each for all regions

@@ -5,16 +5,12 @@ The image holds the model: a model of SageMaker needs no files in S3 then, and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cloudtrain.launcher.backend import ServedModel, ServingFiles
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.planning import serving
 from cloudtrain.launcher.planning.serving import Blank
 
 from .machine import account_of, block_of, named, region_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import ServedModel, ServingFiles
-    from cloudtrain.launcher.config.schema import JobConfig
 
 MACHINE = "ml.m5.xlarge"  # 4 cores, 16 GB
 _REGION = Blank("REGION", "the AWS region", "eu-west-1")

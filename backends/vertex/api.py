@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.format import one_line
@@ -24,9 +24,7 @@ from cloudtrain.launcher.text.extras import install
 from .. import edge
 from ..edge import RemoteFault, cause
 from ..http import BUSY, HttpClient, Platform, RemoteError, error_in, object_in
-
-if TYPE_CHECKING:
-    from .records import VertexRef, VertexSending
+from .records import VertexRef, VertexSending
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # For a refused send, and for a job that failed by a lack of machines.

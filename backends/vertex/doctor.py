@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.prices.refreshing import compared
 
@@ -15,12 +16,7 @@ from . import api, files, logs_feed, prices_list
 from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
 from .block import Vertex
-from .machine import block_of, choose, kind_of, location_of, place_of, project_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-
-    from .machine import Kind, MachineChoice
+from .machine import Kind, MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
 
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:

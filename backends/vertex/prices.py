@@ -9,13 +9,12 @@ Source: an article with that bill, zenn.dev/google_cloud_jp, 2025-08; cloud.goog
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from cloudtrain.launcher.metering.rate import Kind as RateKind
-    from cloudtrain.launcher.metering.rate import Machine, Rate
+from cloudtrain.launcher.metering.rate import Kind as RateKind
+from cloudtrain.launcher.metering.rate import Machine, Rate
 
-    from .machine import Kind
+from .machine import Kind
 
 MONTH_H = 730  # hours, by Google's count
 FEE = 0.15  # as a share of Compute Engine's on-demand price

@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
@@ -22,13 +23,8 @@ from cloudtrain.launcher.prices import catalog
 from . import api, prices
 from .api import Google, VertexAccess
 from .block import Vertex
-from .machine import block_of, choose, label_of, location_of, project_of
+from .machine import Kind, block_of, choose, label_of, location_of, project_of
 from .prices import FEE, MONTH_H
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-
-    from .machine import Kind
 
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
 SHOWN = 0.001  # differences between both rules below this share are not shown

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.contract import (
     ContainerOrder,
@@ -28,8 +28,10 @@ from cloudtrain.entrypoints.contract import (
     SyncedFolder,
 )
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
@@ -37,21 +39,8 @@ from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import unsupported
 from . import machine_types
-from .machine import (
-    Kind,
-    MachineChoice,
-    block_of,
-    choose,
-    disk_of,
-    kind_of,
-    place_of,
-    unknown_region,
-)
+from .machine import Kind, MachineChoice, block_of, choose, disk_of, kind_of, place_of, unknown_region
 from .records import VertexSending
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
 
 BOOT_MODULE = "cloudtrain_boot"  # of `wheel`
 _INFO = f"{BOOT_MODULE}-1.dist-info"

@@ -5,16 +5,12 @@ The image holds the model: the container needs no files in Cloud Storage then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cloudtrain.launcher.backend import ServedModel, ServingFiles
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.planning import serving
 from cloudtrain.launcher.planning.serving import Blank
 
 from .machine import block_of, location_of, named, project_of
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import ServedModel, ServingFiles
-    from cloudtrain.launcher.config.schema import JobConfig
 
 MACHINE = "n1-standard-4"  # 4 cores, 15 GB
 _PROJECT = Blank("PROJECT", "the id of your Google Cloud project", "my-project")
