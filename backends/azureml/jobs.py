@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +176,7 @@ def lines(
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
     handle = AzureMLRef.load(ref)
     root = _root_of(AzureAccess(handle.workspace, azure), ref, handle)
-
-    def ask(fresh_s: float) -> status.Details:
-        return azure.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
-
+    ask = partial(azure.details, handle.workspace, root, handle.name)
     page = streams.page(azure, ask, handle.nodes, cursor, nodes)
     if page.lines:
         azure.heard(handle.name)
@@ -316,20 +314,13 @@ def _account(azure: Azure, answer: status.Details) -> dict[str, Any] | None:
 
     Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
     """
-    urls = [
-        url
-        for _, url in sorted(
-            (streams.node_of(name), url) for name, url in answer.log_files.items() if streams.node_of(name) is not None
-        )
-    ]
-
-    def ask(url: str) -> dict[str, Any] | None:
-        return streams.last_event(azure, url, "ended")
-
+    files_of = ((streams.node_of(name), url) for name, url in answer.log_files.items())
+    urls = [url for _, url in sorted(each for each in files_of if each[0] is not None)]
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
             with api.polls("read the end of the log"):
-                return next((found for found in pool.map(ask, urls) if found is not None), None)
+                reports = pool.map(lambda url: streams.last_event(azure, url, "ended"), urls)
+                return next((report for report in reports if report is not None), None)
         except UnreachableError:
             if not status.is_fresh(answer, LONG_OVER_S):
                 return None

@@ -34,9 +34,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     home = f"/mnt/azureml/cr/j/{request.name}"
     data = {name: f"{home}/cap/data-capability/wd/{name}" for name in (*body.get("inputs", {}), *body["outputs"])}
     given = ContainerOrder.load(json.loads(base64.b64decode(body["environment_variables"][ORDER])))
-    mounted = {}
-    for name in body["outputs"]:
-        mounted[data[name]] = _made(stage.kept / name)
+    mounted = {data[name]: _made(stage.kept / name) for name in body["outputs"]}
     for name, entry in body.get("inputs", {}).items():
         mounted[data[name]] = stage.inputs.get(name) or _empty(stage.kept / "inputs" / name, entry["type"])
     job, mirrored = stage.with_own_mirror(given.job)

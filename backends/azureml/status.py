@@ -64,7 +64,7 @@ class RunHistory(Azure):
         self._known: dict[str, Details] = {}
         self._last_line_s: dict[str, float] = {}
 
-    def details(self, workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
+    def details(self, workspace: Workspace, root: str, name: str, fresh_s: float = 0.0) -> Details:
         """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
         held = self._known.get(name)
         if held is not None and time.monotonic() - held.answered_s < fresh_s:

@@ -59,11 +59,8 @@ class SageMakerBackend(CloudAdapter):
         warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
         spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
         if own is not None or machine.hourly_usd is None:
-            where, own_source = (
-                region_of(block_of(config)) or "an unknown region",
-                f"sagemaker.price_per_hour{spot}{warm}",
-            )
-            usd, source = catalog.unlisted("sagemaker", own, own_source, name, where)
+            where = region_of(block_of(config)) or "an unknown region"
+            usd, source = catalog.unlisted("sagemaker", own, f"sagemaker.price_per_hour{spot}{warm}", name, where)
             return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=unknown_region(config))
         size_gb = disk_gb(config)
         disk = disk_usd(name, size_gb)

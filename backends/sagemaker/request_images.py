@@ -47,17 +47,10 @@ def serves(accelerator: str) -> bool:
     return accelerator not in ("V100", "GB200")
 
 
-def torch_version(image: str) -> tuple[int, int] | None:
-    """Return the PyTorch version at the start of an image's tag, or None if the tag has no version."""
-    tag = image.rpartition(":")[2]
-    found = re.match(r"(\d+)\.(\d+)", tag)
-    return (int(found[1]), int(found[2])) if found else None
-
-
 def has_smddp(image: str, instance_type: str) -> bool:
-    """Return whether SMDDP may be in the image and runs on the type."""
-    version = torch_version(image)
-    return instance_type in _SMDDP_TYPES and version is not None and version <= _SMDDP_TORCH
+    """Return whether SMDDP may be in the image, by the PyTorch version in its tag, and runs on the type."""
+    version = re.match(r"(\d+)\.(\d+)", image.rpartition(":")[2])
+    return instance_type in _SMDDP_TYPES and version is not None and (int(version[1]), int(version[2])) <= _SMDDP_TORCH
 
 
 def newest_of_sdk(region: str, instance_type: str) -> str | None:

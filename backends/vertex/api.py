@@ -148,11 +148,6 @@ class GoogleLogin:
             raise GoogleError(0, "", cause(error)) from error
 
 
-def credentials(access: VertexAccess) -> Any:
-    """Return the credentials for a client of Google's. Raises ConfigError without the library, GoogleError."""
-    return access.google.login(access.project).credentials()
-
-
 def call(access: VertexAccess, method: str, url: str, **options: Any) -> Any:
     """Return the answer to a call in the project's name; options as `HttpClient.call`. Raises GoogleError."""
     return access.google.call(method, url, signer=access.google.login(access.project), **options)

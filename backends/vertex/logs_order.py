@@ -12,6 +12,7 @@ their keys, for as long as a copy may arrive.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -64,9 +65,21 @@ def of_json(raw: dict[str, Any]) -> LogEntry:
     """Return the line of an entry in REST form."""
     stamp = str(raw.get("timestamp") or raw.get("receiveTimestamp") or "")
     payload = raw.get("jsonPayload")
-    task = str(((raw.get("resource") or {}).get("labels") or {}).get("task_name", ""))
-    key = f"{_plain_time(stamp)} {raw.get('insertId', '')}"
-    return _entry(key, task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
+    node = node_of(str(((raw.get("resource") or {}).get("labels") or {}).get("task_name", "")))
+    key, stamp_s = f"{stamp} {raw.get('insertId', '')}", seconds(stamp) or 0.0
+    message = raw.get("textPayload") if payload is None else payload.get("message")
+    if payload is not None and not isinstance(message, str):  # structured output of the user's program
+        message = json.dumps(payload, ensure_ascii=False, sort_keys=True)
+    message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
+    if mark is None and message.startswith("{") and '"ct"' in message:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # the platform may keep a line as plain text
+            found = json.loads(message)
+            message, mark = str(found["message"]), found["ct"]
+    line = container_lines.parse(message, stamped=False)
+    if not isinstance(mark, dict) or "n" not in mark:
+        return LogEntry(key, node, stamp_s, stamp_s, line.text, line.rank, own=line.own)
+    time_s = float(mark.get("t", stamp_s * 1000)) / 1000
+    return LogEntry(key, node, stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
 
 
 def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> Iterator[dict[str, Any]]:
@@ -85,35 +98,6 @@ def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> I
             # Every part repeats the fields beside the message.
             payload = {**(each.get("jsonPayload") or {}), "message": text}
             yield {**whole, "insertId": split.get("uid"), "jsonPayload": payload}
-
-
-def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, text: str | None) -> LogEntry:
-    message = text if payload is None else payload.get("message")
-    if payload is not None and not isinstance(message, str):  # structured output of the user's program
-        message = json.dumps(payload, ensure_ascii=False, sort_keys=True)
-    message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
-    if mark is None and message.startswith("{") and '"ct"' in message:
-        message, mark = _unparsed(message)
-    line = container_lines.parse(message, stamped=False)
-    if not isinstance(mark, dict) or "n" not in mark:
-        return LogEntry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
-    time_s = float(mark.get("t", stamp_s * 1000)) / 1000
-    return LogEntry(key, node_of(task), stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
-
-
-def _plain_time(stamp: str) -> str:
-    """Return the time without trailing zeros: the keys in stored cursors have this form."""
-    whole, point, fraction = stamp.removesuffix("Z").partition(".")
-    return f"{whole}{point}{fraction}".rstrip("0") if point else whole
-
-
-def _unparsed(message: str) -> tuple[str, Any]:
-    """Return the message and mark of a cloudtrain line that the platform has kept as plain text."""
-    try:
-        found = json.loads(message)
-        return str(found["message"]), found["ct"]
-    except (ValueError, KeyError, TypeError):
-        return message, None
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ class VertexLocation:
 
     project: str
     location: str
-    bucket: str
     root: str
 
 
@@ -146,9 +145,8 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
         hosts = ", ".join(machine_types.hosts_for(kind, count)[:3])
         raise ConfigError(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")
     label = label_of(machine_type, kind, count)  # the attached accelerators are a part of the price
-    return MachineChoice(
-        machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location))
-    )
+    machine = Machine(label, kind, count, catalog.rates("vertex", label, location))
+    return MachineChoice(machine_type, kind, count, machine)
 
 
 def named(machine_type: str, key: str, location: str | None) -> MachineChoice:
@@ -186,18 +184,15 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
         if value is None:
             faults.append(Fault(missing, key=f"vertex.{key}", hint=f"write `{key}: {example}`{more}"))
         elif not pattern.fullmatch(value):
-            faults.append(
-                Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=_meant(key, value, pattern, example))
-            )
+            hint = _meant(key, value, pattern, example)
+            faults.append(Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=hint))
     if not _PREFIX.fullmatch(block.prefix):
         message = f"`{block.prefix}` is not a safe folder name"
         faults.append(Fault(message, key="vertex.prefix", hint="letters, digits and . _ - / as in teams/vision"))
     faults += _endpoint_faults(block.endpoints)
     if faults:
         raise ConfigError(faults)
-    return VertexLocation(
-        str(project), str(location), str(bucket), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/")
-    )
+    return VertexLocation(str(project), str(location), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
 
 
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:

@@ -51,11 +51,10 @@ RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no nam
 # 12.8. Neither image was tried on Vertex AI (docs/vertex.md).
 IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime"
 BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
-MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and the maximum with flex start
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # kinds of failure (entrypoints/agent/) of possibly correct code
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # kinds of failure of possibly correct code, as in coordinate.py
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")

@@ -42,7 +42,8 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
     options = {"api_endpoint": url if is_plain else urlsplit(url).netloc}
     transport = "rest" if is_plain else None  # REST for an address without TLS, because gRPC would need TLS
     with _errors(exceptions):
-        client = JobServiceClient(credentials=api.credentials(access), client_options=options, transport=transport)
+        credentials = access.google.login(access.project).credentials()
+        client = JobServiceClient(credentials=credentials, client_options=options, transport=transport)
         with client:
             begins()
             made = client.create_custom_job(

@@ -22,7 +22,7 @@ _RUNNING: dict[str, JobState] = {
     "JOB_STATE_CANCELLING": "stopping",
 }
 _OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
-_DETAILS = {
+_DETAILS = {  # of a state other than plain training
     "JOB_STATE_QUEUED": "queued: the project's quota has no room for it yet",
     "JOB_STATE_PENDING": "waiting for machines",
     "JOB_STATE_PAUSED": "paused",
@@ -76,7 +76,7 @@ def state_of(
     common: dict[str, Any] = {"started_s": started_s, "billed_s": billed_s, "restarts": accounts.restarts(account)}
     if not is_over(described):
         unknown: JobState = "pending" if started_s is None else "running"
-        return State(_RUNNING.get(name, unknown), detail=_detail(described), **common)
+        return State(_RUNNING.get(name, unknown), detail=_error(described)[1] or _DETAILS.get(name), **common)
     common["ended_s"] = seconds(described.get("endTime")) or now_s
     is_resumable = bool((account or {}).get("resumable")) if has_checkpoint is None else has_checkpoint
     if name.endswith("SUCCEEDED") and not name.endswith("PARTIALLY_SUCCEEDED"):
@@ -129,13 +129,6 @@ def _times(described: Mapping[str, Any], now_s: float) -> tuple[float | None, fl
     """
     started_s, ended_s = seconds(described.get("startTime")), seconds(described.get("endTime"))
     return started_s, 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
-
-
-def _detail(described: Mapping[str, Any]) -> str | None:
-    """Return the platform's message, or a description of a state other than plain training."""
-    _, words = _error(described)
-    state = str(described.get("state", ""))
-    return words or _DETAILS.get(state)
 
 
 def _error(described: Mapping[str, Any]) -> tuple[int, str]:
