@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from cloudtrain.backends.vertex.prices import standard_usd, with_fee_usd
+from cloudtrain.backends.vertex.prices import FEE
 
 BACKENDS = Path(__file__).parents[1] / "backends"
 COLUMNS = {  # ours: theirs
@@ -37,6 +37,22 @@ SPOT_RULE = "; spot: Compute Engine's + 0.15 x its on demand"
 # Where its collector found a text again: of no use to anybody else.
 _PLACES = ((r" \(text index id \d+\)| \(pages corpus\)", ""), (r"\(text index id \d+; ", "("))
 _PLACES += ((r"text index id \d+ \(specs only\)", "specifications only"),)
+
+
+def standard_usd(on_demand_usd: float) -> float:
+    """Return the hourly price of a STANDARD job's machine, from Compute Engine's on-demand price.
+
+    n1-standard-4, us-central1: 1.15 x (4 x 0.031611 + 15 x 0.004237) = 0.21849885, as on the pricing page of 2026-10.
+    """
+    return on_demand_usd * (1 + FEE)
+
+
+def with_fee_usd(infrastructure_usd: float, on_demand_usd: float) -> float:
+    """Return the hourly price if Compute Engine bills the machine and Vertex bills its fee.
+
+    One H100 by flex start: 4.2008 + 0.15 x 9.7966 = 5.670; 1.15 x 4.2008 = 4.831 would be 15 % too little.
+    """
+    return infrastructure_usd + on_demand_usd * FEE
 
 
 def table(facts: str) -> str:

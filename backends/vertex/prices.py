@@ -24,22 +24,6 @@ PD_SSD_USD_PER_GB_MONTH = 0.1955
 AT_MOST_PD_SSD = ("pd-ssd", "pd-balanced", "pd-standard")
 
 
-def standard_usd(on_demand_usd: float) -> float:
-    """Return the hourly price of a STANDARD job's machine, from Compute Engine's on-demand price.
-
-    n1-standard-4, us-central1: 1.15 x (4 x 0.031611 + 15 x 0.004237) = 0.21849885, as on the pricing page of 2026-10.
-    """
-    return on_demand_usd * (1 + FEE)
-
-
-def with_fee_usd(infrastructure_usd: float, on_demand_usd: float) -> float:
-    """Return the hourly price if Compute Engine bills the machine and Vertex bills its fee.
-
-    One H100 by flex start: 4.2008 + 0.15 x 9.7966 = 5.670; 1.15 x 4.2008 = 4.831 would be 15 % too little.
-    """
-    return infrastructure_usd + on_demand_usd * FEE
-
-
 def disk_hourly(disk_type: str, size_gb: float) -> float | None:
     """Return the upper bound of a boot disk's hourly price in us-central1, or None if no price is known."""
     return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type in AT_MOST_PD_SSD else None

@@ -28,7 +28,7 @@ from .prices import FEE, MONTH_H
 
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
 SHOWN = 0.001  # differences between both rules below this share are not shown
-SHARE = "fee, of Compute Engine's"
+SHARE = "fee, of Compute Engine's"  # Vertex's fee as a share of that price, instead of a fee from the list
 _ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
 COMPUTE_ENGINE = "6F81-5844-456A"
 VERTEX = "C7E2-9256-1C43"
@@ -87,8 +87,10 @@ def of_machine(found: Catalogue, machine_type: str, accelerator: str | None, cou
     except NotListed as error:
         return Quote(key, None, f"Google's list has no price of {key.instance_type}: {error}")
     other = f"; by {price.other_rule} {price.difference:+.1%}" if abs(price.difference) >= SHOWN else ""
-    source = f"Cloud Billing Catalog, {price.rule}, since {price.effective_time[:10]}{other}"
-    factor, is_derived = round(max(1.0, price.at_most_usd / price.total_usd), 4), price.is_by_share
+    since = max(part.effective_time for part in price.parts)  # the latest of the parts
+    source = f"Cloud Billing Catalog, {price.rule}, since {since[:10]}{other}"
+    factor = round(max(1.0, (price.other_usd or 0.0) / price.total_usd), 4)
+    is_derived = any(part.description.startswith(SHARE) for part in price.parts)
     rate = Rate(price.total_usd, rating.today().isoformat(), source, is_derived, is_own=True, factor=factor)
     return Quote(key, rate)
 
@@ -121,9 +123,6 @@ class Price:
     `other_usd` is the same price by `other_rule`, None if the catalogue lacks a price that the other rule needs.
     """
 
-    machine_type: str
-    region: str
-    kind: Kind
     parts: tuple[Part, ...]
     rule: str
     other_usd: float | None = None
@@ -135,24 +134,9 @@ class Price:
         return _total(self.parts)
 
     @property
-    def is_by_share(self) -> bool:
-        """Whether Vertex's fee is computed as a share of Compute Engine's price, instead of taken from the list."""
-        return any(part.description.startswith(SHARE) for part in self.parts)
-
-    @property
-    def effective_time(self) -> str:
-        """The latest `effective_time` of the parts."""
-        return max(part.effective_time for part in self.parts)
-
-    @property
     def difference(self) -> float:
         """How much more the other rule gives, as a share: 0.02 is 2 %."""
         return 0.0 if self.other_usd is None else self.other_usd / self.total_usd - 1
-
-    @property
-    def at_most_usd(self) -> float:
-        """The higher price of both rules; a budget should use this figure."""
-        return max(self.total_usd, self.other_usd or 0.0)
 
 
 class Need(NamedTuple):
@@ -193,9 +177,8 @@ _BUNDLES = {
     "a3-highgpu": MachineResources("a3", ("h100 80gb",), 26, 234, 750),
     "a3-megagpu": MachineResources("a3plus", ("h100 80gb mega", "h100 80gb plus"), 26, 234, 750),
     "a3-ultragpu": MachineResources("a3ultra", ("h200 141gb",), 28, 369, 1500),
-    "a4-highgpu": MachineResources(
-        "", ("a4 b200 1 slice",), 0, 0
-    ),  # a slice is the GPU with its cores, memory and disks
+    # A slice is the GPU with its cores, memory and disks.
+    "a4-highgpu": MachineResources("", ("a4 b200 1 slice",), 0, 0),
 }
 _L4 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
 
@@ -207,18 +190,17 @@ def assemble(listed: Catalogue, machine_type: str, kind: Kind, accelerator: str 
     disks, without a fee. Raises NotListed.
     """
     needs, disks = _needs(machine_type, accelerator, count)
-    found: list[tuple[str, tuple[Part, ...]]] = []
+    found: list[Price] = []
     missing = ""
     for rule, parts in _ways(listed, kind, needs, disks):
         try:
-            found.append((rule, tuple(parts())))
+            found.append(Price(tuple(parts()), rule))
         except NotListed as error:
             missing = str(error)
     if not found:
         raise NotListed(f"{machine_type}: {missing}")
-    (rule_, parts_), *more = found
-    price = Price(machine_type, listed.region, kind, parts_, rule_)
-    return replace(price, other_usd=_total(more[0][1]), other_rule=more[0][0]) if more else price
+    price, *others = found
+    return replace(price, other_usd=others[0].total_usd, other_rule=others[0].rule) if others else price
 
 
 def _total(parts: tuple[Part, ...]) -> float:
@@ -325,9 +307,8 @@ def catalogue(get: Callable[[str, dict[str, str]], Mapping[str, Any]], region: s
                 key = _key(raw)
                 sku = None if key is None else _sku(raw)
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"a price of Google cannot be parsed: {raw.get('description')!r}: {error!r}"
-                ) from error
+                message = f"a price of Google cannot be parsed: {raw.get('description')!r}: {error!r}"
+                raise ValueError(message) from error
             # The highest of several prices: a price that is too low would break a budget.
             if key is not None and sku is not None and (key not in skus or skus[key].usd < sku.usd):
                 skus[key] = sku
