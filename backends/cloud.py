@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.launcher.backend import StoredRecord, nodes_of
+from cloudtrain.launcher.backend import JobRef, LogPage, ServedModel, ServingFiles, StoredRecord, nodes_of
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.metering.rate import Machine, Quote
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
@@ -17,9 +17,7 @@ from .adapter import Adapter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import JobRef, LogPage, ServedModel, ServingFiles
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.metering.rate import Quote
 
     from .job_folder import JobFolder
 
@@ -75,23 +73,16 @@ class CloudAdapter(Adapter):
             message, hint = self.NO_CHECKPOINTS
             raise ConfigError(message, hint=hint)
         uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
-
-        def download(files: JobFolder) -> list[Path]:
-            return files.download(uri, folder, may_be_empty=self.MAY_BE_EMPTY)
-
-        return self._with_files(handle, uri, "download the checkpoints", download)
+        doing, empty = "download the checkpoints", self.MAY_BE_EMPTY
+        return self._with_files(handle, uri, doing, lambda files: files.download(uri, folder, may_be_empty=empty))
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the job's saved weights, by the headers alone."""
         from cloudtrain.entrypoints.models import saved
 
         handle = self.REF.load(ref)
-        uri = str(handle.checkpoint_uri)
-
-        def read(files: JobFolder) -> dict[str, tuple[int, ...]]:
-            return saved.shapes(files.open_at(uri), averaged=averaged)
-
-        return self._with_files(handle, uri, "read the checkpoints", read)
+        uri, doing = str(handle.checkpoint_uri), "read the checkpoints"
+        return self._with_files(handle, uri, doing, lambda files: saved.shapes(files.open_at(uri), averaged=averaged))
 
     def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
         """Return what the vendor's own tools take to serve the model."""

@@ -30,7 +30,7 @@ WORKSPACE_ROLE = "AzureML Data Scientist on the workspace"
 MARGIN_S = 120  # a token with less time left is not used
 
 # Cloud -> host of ARM, host of the login, suffix of key vaults' hosts.
-_HOSTS = {
+HOSTS = {
     "AzureCloud": ("management.azure.com", "login.microsoftonline.com", "vault.azure.net"),
     "AzureUSGovernment": ("management.usgovcloudapi.net", "login.microsoftonline.us", "vault.usgovcloudapi.net"),
     "AzureChinaCloud": ("management.chinacloudapi.cn", "login.chinacloudapi.cn", "vault.azure.cn"),
@@ -54,11 +54,6 @@ AzureError = RemoteError
 _AZURE = Platform("Azure", _HINT_LOGIN, "az login", "its owner")
 
 
-def hosts(cloud: str) -> tuple[str, str, str]:
-    """Return the hosts of Azure's control plane and login, and the suffix of key vaults."""
-    return _HOSTS[cloud]
-
-
 class Azure(HttpClient):
     """The process's connections to Azure, its credentials by cloud, and its tokens by cloud and service."""
 
@@ -80,7 +75,7 @@ class Azure(HttpClient):
             logging.getLogger("msal").setLevel(logging.CRITICAL)
             # requests, which all of Azure's libraries use, would replace the token by a line of ~/.netrc.
             os.environ["NETRC"] = os.devnull
-            found = self._credentials[cloud] = DefaultAzureCredential(authority=hosts(cloud)[1])
+            found = self._credentials[cloud] = DefaultAzureCredential(authority=HOSTS[cloud][1])
         return found
 
     def token(self, cloud: str, audience: str) -> str:
@@ -130,7 +125,7 @@ class AzureAccess:
     @property
     def control_plane(self) -> str:
         """The address of Azure's control plane, which is also the audience of its tokens."""
-        return f"https://{hosts(self.workspace.cloud)[0]}"
+        return f"https://{HOSTS[self.workspace.cloud][0]}"
 
     def call(self, method: str, url: str, audience: str = "", **options: Any) -> Any:
         """Return the answer with a token for the audience, else for the control plane; options as `HttpClient.call`.

@@ -9,14 +9,13 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.prices import catalog
 
 from ..cloud import CloudAdapter
 from .records import AzureMLRef, AzureMLSending
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import JobRef, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
 
     from .status import RunHistory

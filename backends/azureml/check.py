@@ -95,7 +95,8 @@ def faults(job: Job) -> Iterator[Fault]:
         return
     if not in_file:  # load_job makes no body from a file that it refuses
         for path, message, is_warning in violations(request_body.body_of(job)):
-            yield _by_table(_snake(path), path, message, is_warning)
+            name = re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", path.removeprefix("properties."))
+            yield _by_table(name, path, message, is_warning)
     for rules in (_naming, _sizes, _command, _machines, _time, _processes, _environment, _variables, _mounts, _rest):
         yield from rules(job)
 
@@ -331,11 +332,6 @@ def _by_table(path: str, said: str, message: str, is_warning: bool) -> Fault:
 
 def _at(path: str, message: str, hint: str = "", *, is_warning: bool = False) -> Fault:
     return Fault(message, key_of(path, _KEYS, "azureml.raw"), hint=hint, is_warning=is_warning)
-
-
-def _snake(path: str) -> str:
-    """Return the file's name for a path in the body."""
-    return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", path.removeprefix("properties."))
 
 
 def _table() -> request_rules.Table:

@@ -65,7 +65,7 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
 
 def _signed_in(azure: Azure, cloud: str) -> Check:
     """Ask for a token; the next checks show its permissions."""
-    azure.token(cloud, f"https://{api.hosts(cloud)[0]}")
+    azure.token(cloud, f"https://{api.HOSTS[cloud][0]}")
     return Check("credentials", "ok", "Azure has given a token")
 
 
@@ -109,7 +109,6 @@ def _vault(access: AzureAccess) -> Check:
 
 
 def _price(azure: Azure, machine: Machine, region: str, *, is_spot: bool) -> Check:
-    """Compare our price table with Azure's list of today."""
     return compared(
         lambda: prices.quotes(azure, None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates
     )

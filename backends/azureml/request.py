@@ -140,7 +140,6 @@ def _own_tags(config: JobConfig, job_id: str, attempt: int) -> dict[str, str]:
 
 
 def _notes(config: JobConfig) -> Iterator[str]:
-    """Yield notes for the plan."""
     yield from notes_of(unknown_region(config))
     if block_of(config).conda:
         yield "a conda environment is built into an image first, which takes Azure 10 to 45 minutes, once"

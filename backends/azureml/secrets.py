@@ -26,7 +26,7 @@ def url_of(access: AzureAccess, job: str) -> str:
             f"the workspace {access.workspace.name} has no key vault for secrets", hint="leave `secrets` out"
         )
     name = hashlib.sha256(f"{access.workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
-    return f"https://{vault}.{api.hosts(access.workspace.cloud)[2]}/secrets/cloudtrain-{name}"
+    return f"https://{vault}.{api.HOSTS[access.workspace.cloud][2]}/secrets/cloudtrain-{name}"
 
 
 def put(access: AzureAccess, url: str, secrets: Mapping[str, str]) -> None:
@@ -48,6 +48,5 @@ def remove(access: AzureAccess, url: str) -> None:
 
 
 def _call(access: AzureAccess, method: str, url: str, body: Any = None) -> None:
-    audience = f"https://{api.hosts(access.workspace.cloud)[2]}"
-    params = {"api-version": VERSION}
-    access.call(method, url, audience, params=params, body=body)
+    audience = f"https://{api.HOSTS[access.workspace.cloud][2]}"
+    access.call(method, url, audience, params={"api-version": VERSION}, body=body)

@@ -8,18 +8,17 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import CloudAdapter
-from .machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
+from .machine import DISK_GB, block_of, choose, disk_usd, region_of, unknown_region
 from .records import SageMakerRef, SageMakerSending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import JobRef, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
 
     from .api import AwsClients
@@ -62,7 +61,7 @@ class SageMakerBackend(CloudAdapter):
             where = region_of(block_of(config)) or "an unknown region"
             usd, source = catalog.unlisted("sagemaker", own, f"sagemaker.price_per_hour{spot}{warm}", name, where)
             return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=unknown_region(config))
-        size_gb = disk_gb(config)
+        size_gb = config.resources.disk_gb or DISK_GB
         disk = disk_usd(name, size_gb)
         source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
         usd, known = machine.hourly_usd + disk, (machine.uncertainty, machine.as_of)

@@ -133,7 +133,6 @@ def _quota(access: AwsAccess, name: str, needed: int) -> Check:
 
 
 def _price(access: AwsAccess, config: JobConfig, machine: Machine) -> Check:
-    """Compare our price table with AWS's list of today."""
     return compared(
         lambda: prices.quotes(access.clients, config, access.region, (machine.instance_type,))[0], machine.rates
     )

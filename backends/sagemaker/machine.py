@@ -69,11 +69,6 @@ def has_local_disk(instance_type: str) -> bool:
     return bool(_LOCAL_DISK.match(instance_type))
 
 
-def disk_gb(config: JobConfig) -> int:
-    """Return the size of each instance's disk in GB."""
-    return config.resources.disk_gb or DISK_GB
-
-
 def disk_usd(instance_type: str, size_gb: int) -> float:
     """Return the hourly price of the volume that SageMaker gives each instance, 0 for a type with local disks."""
     return 0.0 if has_local_disk(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H

@@ -22,14 +22,14 @@ from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import unsupported
 from . import request_images
-from .machine import S3Location, block_of, choose, disk_gb, place_of, unknown_region
+from .machine import DISK_GB, S3Location, block_of, choose, place_of, unknown_region
 from .records import SageMakerSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run and of its wait
+MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run, and of a spot job's run with its wait
 WAIT_S = 86_400  # for spot machines, if the config sets none
 CODE, JOB = "code", "job"  # our channels: no input may have these names
 BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in the channels
@@ -83,7 +83,7 @@ def require(config: JobConfig) -> None:
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
-    block, place = block_of(config), place_of(config)
+    block, place, is_spot = block_of(config), place_of(config), config.resources.spot
     _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
@@ -110,13 +110,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
         "instance_type": machine.instance_type,
-        "disk_gb": disk_gb(config),
+        "disk_gb": config.resources.disk_gb or DISK_GB,
         "metrics": _metrics(config),
-        "max_wait_s": _max_wait(plan, config),
+        "max_wait_s": min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S) if is_spot else None,
         "retries": config.retry.max_attempts - 1 or None,
         "tags": [*config.tags.items(), *_own_tags(config, job_id, attempt)],
     }
-    body = render.render_json("sagemaker/request.json", job=job, plan=plan, block=block, spot=config.resources.spot)
+    body = render.render_json("sagemaker/request.json", job=job, plan=plan, block=block, spot=is_spot)
     planned = body
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
@@ -135,7 +135,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order)}
-    carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
+    carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
     return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
 
 
@@ -146,7 +146,6 @@ def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, s
 
 
 def _notes(config: JobConfig) -> Iterator[str]:
-    """Yield notes for the plan."""
     yield from notes_of(unknown_region(config))
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
@@ -309,10 +308,3 @@ def _require_reachable(config: JobConfig) -> None:
 def _output(config: JobConfig) -> str | None:
     """Return the URI for the output folder's archive: SageMaker has one place for all outputs."""
     return next(iter(config.outputs.values()), None)
-
-
-def _max_wait(plan: Plan, config: JobConfig) -> int | None:
-    """Return the limit of a spot job's time with its wait; without spot, SageMaker has no such limit."""
-    if not config.resources.spot:
-        return None
-    return min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S)

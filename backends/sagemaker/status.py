@@ -110,22 +110,20 @@ def _restarts(moves: list[dict[str, Any]]) -> int:
 
 
 def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: float) -> float | None:
-    """Return the billed seconds of each instance: SageMaker's number, or before the end the sum over transitions."""
+    """Return the billed seconds of each instance: SageMaker's number, or before the end the sum over transitions.
+
+    Warm machines after the job count by SageMaker's number, else by the maximum.
+    """
     if described.get(BILLABLE) is not None:
-        return float(described[BILLABLE]) + _kept_warm_s(described)
+        most_s = described.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0
+        warm_s = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+        return float(described[BILLABLE]) + float(most_s if warm_s is None else warm_s)
     total = 0.0
     for move in moves:
         if move["Status"] in _BILLED:
             begin_s, end_s = _seconds(move.get("StartTime")), _seconds(move.get("EndTime"))
             total += max(0.0, (now_s if end_s is None else end_s) - (begin_s or now_s))
     return total
-
-
-def _kept_warm_s(described: dict[str, Any]) -> float:
-    """Return the billed seconds of warm machines after the job: SageMaker's number, else the maximum."""
-    most = described.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0
-    report = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
-    return float(most if report is None else report)
 
 
 def _seconds(when: datetime | None) -> float | None:

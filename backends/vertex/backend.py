@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.prices import catalog
 
 from ..cloud import CloudAdapter
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import JobRef, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 

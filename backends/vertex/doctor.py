@@ -114,7 +114,6 @@ def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check
 
 
 def _secrets(access: VertexAccess) -> Check:
-    """Store an entry in Secret Manager and remove it."""
     secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
     with api.answers("store secrets in Secret Manager", needs=job_secrets.ROLE):
         job_secrets.put(access, secret, {})
@@ -124,7 +123,6 @@ def _secrets(access: VertexAccess) -> Check:
 
 
 def _price(access: VertexAccess, choice: MachineChoice, kind: Kind) -> Check:
-    """Compare our price table with Google's catalogue of today."""
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
     return compared(
         lambda: prices_list.of_machine(prices_list.listed(access), choice.machine_type, *attached, kind),

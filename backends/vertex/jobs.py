@@ -217,6 +217,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     UnreachableError if the outcome of the send is unknown.
     """
     from . import sdk
+    from .request import with_fence  # few users of this module need the function
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
     plan = VertexSending.load(request.sending)
@@ -226,7 +227,8 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
             with api.answers("start the job"):
                 order = _order(plan, owner, fence, time.time()) | {"record": record}
                 files.of(access).put_order(plan.order_uri, order)
-                made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
+                labels = {**request.body["labels"], OWNER_LABEL: owner}
+                made = sdk.create(access, with_fence({**request.body, "labels": labels}, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
                     _cancel_others(access, request.name, owner, made["name"])
@@ -259,13 +261,6 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
     if isinstance(order.secrets, SecretManagerSecrets):
         order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(plan, owner)}/versions/latest"))
     return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()
-
-
-def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
-    from .request import with_fence  # few users of this module need the function
-
-    body = with_fence(request.body, fence)
-    return {**body, "labels": {**body["labels"], OWNER_LABEL: owner}}
 
 
 def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
@@ -316,24 +311,19 @@ def _settle(access: VertexAccess, request: Request, owner: str, candidates: list
     """
     plan = VertexSending.load(request.sending)
     order = files.of(access).read_order(plan.order_uri)
-    own = [job for job in candidates if order.get("fence") == _mark_of(job)]
+    own = [job for job in candidates if order.get("fence") == _arguments(job)[2]]
     taken = (own or [job for job in candidates if not status.is_over(job)] or candidates)[0]
     for job in candidates:
         if job["name"] != taken["name"] and not status.is_over(job):
             _cancel(access, str(job["name"]))
     if not own:
         kept = {"record": order.get("record")}
-        files.of(access).put_order(plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
+        files.of(access).put_order(plan.order_uri, _order(plan, owner, _arguments(taken)[2]) | kept)
     return str(taken["name"])
 
 
-def _mark_of(job: dict[str, Any]) -> str:
-    """Return the mark of the send that made the job: the third of the boot's arguments."""
-    return _arguments(job)[2]
-
-
 def _arguments(job: dict[str, Any]) -> list[str]:
-    """Return the arguments of the job's boot, padded to at least three."""
+    """Return the arguments of the job's boot, padded to at least three; the third is the mark of the job's send."""
     pool = (job.get("jobSpec", {}).get("workerPoolSpecs") or [{}])[0]
     spec: dict[str, Any] = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
     return [*map(str, spec.get("args", ())), "", "", ""]

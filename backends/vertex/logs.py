@@ -118,7 +118,6 @@ class LogReader(Google):
         return LogPage(lines, after, is_clean=is_clean, is_complete=is_clean and order.is_complete(asked.wanted))
 
     def _live(self, asked: _LogQuestion, at: dict[str, Any], order: Order) -> LogPage:
-        """Read the new lines."""
         feed = self._feed(asked, order.high_s)
         try:
             feed.look(order.gaps(asked.wanted))

@@ -70,7 +70,6 @@ def rate_kind(kind: Kind) -> RateKind:
 
 
 def _words(rate: Rate, kind: RateKind) -> str:
-    """Return the source of the price in words."""
     way = kind.replace("_", " ")
     if rate.is_own or not rate.is_derived:
         return f"{rate.words}, {way}"

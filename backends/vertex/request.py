@@ -111,7 +111,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "package": wheel,
         "module": BOOT_MODULE,
         "command": ["python3", "-u", "-c", boot_source()],
-        "args": [code_uri, order_uri, name, *_storage_endpoint(config)],
+        "args": [code_uri, order_uri, name, *filter(None, [block_of(config).endpoints.get("storage")])],
         "output_uri": home,
     }
     planned = render.render_yaml("vertex/job.yml", job=job, machine=choice, block=block_of(config))
@@ -282,13 +282,7 @@ def _as_label(text: str) -> str:
     return re.sub(r"[^\w-]", "_", text.lower())[:63]
 
 
-def _storage_endpoint(config: JobConfig) -> list[str]:
-    endpoint = block_of(config).endpoints.get("storage")
-    return [endpoint] if endpoint else []
-
-
 def _notes(config: JobConfig, kind: Kind) -> Iterator[str]:
-    """Yield notes for the plan."""
     yield from notes_of(unknown_region(config))
     if kind == "flex_start":
         yield f"flex start: it may wait for its machines up to {format_duration(config.limits.max_wait or FLEX_WAIT_S)}"
@@ -346,7 +340,6 @@ def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_pr
 
 
 def _planned_of(pool: Any) -> Any:
-    """Return the part of a pool that `raw` must not change."""
     if not isinstance(pool, dict):
         return pool
     own = pool.get("containerSpec") or pool.get("pythonPackageSpec")
