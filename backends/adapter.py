@@ -45,8 +45,7 @@ class Adapter:
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         """Return the request, the same bytes for the same input."""
-        request: Request = self.duty("request").build(plan, config, job_id, attempt, bundle_sha256)
-        return request
+        return self.duty("request").build(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which the platform would refuse the request."""
@@ -54,23 +53,19 @@ class Adapter:
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start the job."""
-        ref: JobRef = self.duty(self.SENDS).send(self.connections, request, shipment)
-        return ref
+        return self.duty(self.SENDS).send(self.connections, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job with the request's name on the platform, or None."""
-        ref: JobRef | None = self.duty(self.SENDS).find(self.connections, request, home)
-        return ref
+        return self.duty(self.SENDS).find(self.connections, request, home)
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         """Return the running attempts; with a config, the attempts where the config's jobs run."""
-        attempts: list[FoundAttempt] = self.duty(self.SENDS).jobs(self.connections, config, home)
-        return attempts
+        return self.duty(self.SENDS).jobs(self.connections, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the platform's state of the job."""
-        state: State = self.duty("jobs").state(self.connections, ref)
-        return state
+        return self.duty("jobs").state(self.connections, ref)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask the job to save and stop."""
@@ -78,13 +73,11 @@ class Adapter:
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
-        checks: list[Check] = self.duty("doctor").checks(self.connections, config)
-        return checks
+        return self.duty("doctor").checks(self.connections, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the start of the job's nodes on this machine."""
-        rehearsal: Rehearsal = self.duty("rehearsal").rehearsal(request, stage)
-        return rehearsal
+        return self.duty("rehearsal").rehearsal(request, stage)
 
 
 class HostsAdapter(Adapter):
@@ -113,27 +106,22 @@ class HostsAdapter(Adapter):
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        page: LogPage = self.duty("jobs").logs(self.connections, ref, cursor, ranks, now=now)
-        return page
+        return self.duty("jobs").logs(self.connections, ref, cursor, ranks, now=now)
 
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
-        cursor: dict[str, Any] = self.duty("jobs").logs_from(self.connections, ref, ranks, lines=lines, since_s=since_s)
-        return cursor
+        return self.duty("jobs").logs_from(self.connections, ref, ranks, lines=lines, since_s=since_s)
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         """Return the command that runs `argv`, or a shell if `argv` is empty, where the node's ranks run."""
-        command: list[str] = self.duty("jobs").shell(self.connections, ref, node, argv)
-        return command
+        return self.duty("jobs").shell(self.connections, ref, node, argv)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
-        checks: list[Check] = self.duty("doctor").checks(self.connections, config, self.capacity)
-        return checks
+        return self.duty("doctor").checks(self.connections, config, self.capacity)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's machines."""
-        use: list[HostUse] = self.duty("doctor").hosts(self.connections, config)
-        return use
+        return self.duty("doctor").hosts(self.connections, config)

@@ -86,13 +86,11 @@ class CloudAdapter(Adapter):
 
     def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
         """Return what the vendor's own tools take to serve the model."""
-        files: ServingFiles = self.duty("serving").files(model, config)
-        return files
+        return self.duty("serving").files(model, config)
 
     def _with_files(self, handle: CloudRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
         """Return the result of `use` for the files at the URI; errors of the store become cloudtrain's."""
-        result: _T = self.duty("files").used(self.connections, handle, uri, doing, use)
-        return result
+        return self.duty("files").used(self.connections, handle, uri, doing, use)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""
@@ -100,13 +98,11 @@ class CloudAdapter(Adapter):
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the region for prices: the config's, else the environment's; None if unknown."""
-        region: str | None = self.duty(self.PRICES).region(config)
-        return region
+        return self.duty(self.PRICES).region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         """Return the vendor's prices of the types; without types, of all useful types, with the job's type."""
-        quotes: list[Quote] = self.duty(self.PRICES).quotes(self.connections, config, region, types)
-        return quotes
+        return self.duty(self.PRICES).quotes(self.connections, config, region, types)
 
 
 def machine_with(backend: str, whose: str, accelerators: str, region: str | None) -> Machine:

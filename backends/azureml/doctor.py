@@ -15,14 +15,13 @@ from cloudtrain.launcher.prices.refreshing import compared
 from . import api, files, machine_cluster, prices
 from . import secrets as job_secrets
 from .api import Azure, AzureAccess
-from .block import AzureML
 from .machine import block_of, choose, workspace_of
 from .records import plain_region
 
 
 def checks(azure: Azure, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
-    block = AzureML() if config is None else block_of(config)
+    block = block_of(config)
     found = [_tried("credentials", _signed_in, azure, block.cloud)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
         names = "workspace, compute, datastore, key vault, price"

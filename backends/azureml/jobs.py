@@ -105,9 +105,7 @@ def find(azure: Azure, request: Request, home: Path) -> JobRef | None:
 
 def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the workspace with our tag."""
-    from .block import AzureML
-
-    access, attempts = AzureAccess(workspace_of(AzureML() if config is None else block_of(config)), azure), []
+    access, attempts = AzureAccess(workspace_of(block_of(config)), azure), []
     with api.answers("list the jobs"):
         page = api.get_json(access, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
         while True:
@@ -331,6 +329,7 @@ def _hourly_usd(answer: status.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
     if handle.prices is None:
         return None
-    size, region = status.machine_of(answer.data)
-    machine = catalog.by_type("azureml", size, region or handle.prices.region) if size else None
+    compute = answer.data.get("compute") or {}
+    size, region = compute.get("vmSize"), compute.get("region") or handle.prices.region
+    machine = catalog.by_type("azureml", size, region) if size else None
     return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * handle.nodes

@@ -60,16 +60,6 @@ class _Piece:
     begin: int = 0
 
 
-@dataclass(frozen=True)
-class _ReadLines:
-    """A piece's parsed lines, their times, which never decrease, and their sizes; the lines begin at byte `begin`."""
-
-    begin: int
-    lines: list[container_lines.ContainerLine]
-    times: list[float]
-    sizes: list[int]
-
-
 def node_of(name: str) -> int | None:
     """Return the node of a log file, or None for any other file."""
     match = _FILE.fullmatch(name)
@@ -106,11 +96,9 @@ def page(
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
     lines_of = {name: _read_lines(piece) for name, piece in pieces.items()}
     # Some files are longer than a page: younger lines of the remaining files must wait.
-    ends = [lines_of[name].times[-1] for name, piece in pieces.items() if piece.has_more and lines_of[name].times]
+    ends = [times[-1] for name, (_, times) in lines_of.items() if pieces[name].has_more and times]
     until_s = min(ends, default=None)
-    lines = [
-        line for name, piece in pieces.items() for line in _lines(name, piece.place, lines_of[name], until_s, places)
-    ]
+    lines = [line for name, piece in pieces.items() for line in _lines(name, piece, *lines_of[name], until_s, places)]
     lines.sort(key=lambda line: line.time_s)
     is_clean = not lines and not failures and all(places[name].at_end for name in urls)
     seen = {node_of(name) for name in urls if places[name].has_ended}
@@ -199,7 +187,8 @@ def _at_the_end(
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 
-def _read_lines(piece: _Piece) -> _ReadLines:
+def _read_lines(piece: _Piece) -> tuple[list[container_lines.ContainerLine], list[float]]:
+    """Return the piece's parsed lines, and their times, which never decrease."""
     found = [
         container_lines.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
     ]
@@ -209,18 +198,24 @@ def _read_lines(piece: _Piece) -> _ReadLines:
     for line in found:  # a node's lines keep the file's order, whatever its clock does
         latest_s = max(latest_s, line.time_s or 0.0)
         times.append(latest_s or begin_s)
-    return _ReadLines(piece.begin, found, times, [len(raw) + 1 for raw in piece.lines])
+    return found, times
 
 
 def _lines(
-    name: str, place: _FileCursor, read: _ReadLines, until_s: float | None, places: dict[str, _FileCursor]
+    name: str,
+    piece: _Piece,
+    lines: list[container_lines.ContainerLine],
+    times: list[float],
+    until_s: float | None,
+    places: dict[str, _FileCursor],
 ) -> Iterator[LogLine]:
     """Yield the lines up to that time, and note in `places` where the next read begins."""
-    count = len(read.lines) if until_s is None else bisect_right(read.times, until_s)
-    if count < len(read.lines):
-        place = replace(place, at=read.begin + sum(read.sizes[:count]), at_end=False, pending=0)
+    place, count = piece.place, len(lines) if until_s is None else bisect_right(times, until_s)
+    if count < len(lines):
+        at = piece.begin + sum(len(raw) + 1 for raw in piece.lines[:count])
+        place = replace(place, at=at, at_end=False, pending=0)
     node = node_of(name) or 0
-    for line, time_s in zip(read.lines[:count], read.times, strict=False):
+    for line, time_s in zip(lines[:count], times, strict=False):
         if line.time_s is not None:
             place = replace(place, last_s=max(place.last_s, line.time_s))
         if line.own is not None:

@@ -28,11 +28,11 @@ _SUBSCRIPTION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 
-def block_of(config: JobConfig) -> AzureML:
+def block_of(config: JobConfig | None) -> AzureML:
     """Return the config's `azureml` block, or a block of defaults."""
     from .block import AzureML  # a poll of a job's state needs no config
 
-    return config.block(AzureML)
+    return AzureML() if config is None else config.block(AzureML)
 
 
 def region_of(block: AzureML) -> str | None:

@@ -33,7 +33,7 @@ Meter = Mapping[str, Any]
 
 def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices."""
-    return None if config is None else region_of(block_of(config))
+    return region_of(block_of(config))
 
 
 def quotes(azure: Azure, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:

@@ -82,11 +82,12 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     spec, own = job_spec(plan, config, job_id, attempt), _own_order(plan, config)
     order = container_order(plan, config, spec, bundle_sha256, **own).dump()
     inputs = [{"name": key, "type": _type_of(uri), "uri": uri} for key, uri in config.inputs.items()]
+    project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
     job = {
         "name": name,
         "display_name": f"{job_id}, attempt {attempt}",
         "experiment": block.experiment or config.name,
-        "tags": {**config.tags, **_own_tags(config, job_id, attempt)},
+        "tags": {**config.tags, "cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt), **project},
         "command": _command(inputs, outputs),
         "environment": _environment(config),
         "order": encoded(order),
@@ -131,12 +132,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
 def encoded(data: dict[str, Any]) -> str:
     """Return the object in a form that a variable can carry unchanged."""
     return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
-
-
-def _own_tags(config: JobConfig, job_id: str, attempt: int) -> dict[str, str]:
-    """Return the tags that identify the job and its project."""
-    project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
-    return {"cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt), **project}
 
 
 def _notes(config: JobConfig) -> Iterator[str]:

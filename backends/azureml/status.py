@@ -156,12 +156,6 @@ def _is_preempted(data: Mapping[str, Any]) -> bool:
     return bool(_PREEMPTED.search(f"{_error(data).get('code', '')} {_words(data)}"))
 
 
-def machine_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the machines' type and region; each is empty if the answer lacks the field."""
-    compute = data.get("compute") or {}
-    return str(compute.get("vmSize") or ""), str(compute.get("region") or "")
-
-
 def _running(status: str) -> JobState:
     if status in ("CancelRequested", "Canceling"):
         return "stopping"

@@ -20,7 +20,8 @@ from .records import SageMakerRef, SageMakerSending
 CONNECT_S, READ_S = 10, 60
 RENEW_S = 5.0
 
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+# New credentials fix these errors.
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "AllAccessDisabled")
 _NO_CAPACITY = ("ResourceLimitExceeded", "LimitExceededException", "InsufficientCapacity", "CapacityError")
@@ -143,11 +144,6 @@ def is_refusal(error: Exception) -> bool:
     return bool(code_of(error)) and code_of(error) not in _BUSY and not retries
 
 
-def is_expired(error: Exception) -> bool:
-    """Return whether the credentials have expired; new credentials fix the error."""
-    return code_of(error) in _EXPIRED
-
-
 def _fault(error: Exception) -> RemoteFault | None:
     _, botocore = _sdk()
     kinds = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, botocore.parsers.ResponseParserError)
@@ -156,7 +152,7 @@ def _fault(error: Exception) -> RemoteFault | None:
 
 def _classified(error: Exception) -> RemoteFault:
     code, words = code_of(error), _words(error)
-    if code in _EXPIRED or type(error).__name__ in ("TokenRetrievalError", "SSOTokenLoadError", "LoginRefreshRequired"):
+    if code in EXPIRED or type(error).__name__ in ("TokenRetrievalError", "SSOTokenLoadError", "LoginRefreshRequired"):
         return RemoteFault(CredentialError, "the AWS credentials have expired", "aws sso login, or renew them")
     if "UnauthorizedSSOToken" in type(error).__name__:
         return RemoteFault(CredentialError, "the AWS sign-in has expired", "aws sso login")

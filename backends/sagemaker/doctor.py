@@ -15,7 +15,6 @@ from cloudtrain.launcher.prices.refreshing import compared
 
 from . import api, prices, request_images
 from .api import AwsAccess, AwsClients
-from .block import SageMaker
 from .machine import block_of, choose, place_of, region_of
 
 SERVICE = "sagemaker.amazonaws.com"
@@ -24,7 +23,7 @@ MAX_ROLES = 5  # the most suitable roles that a check lists
 
 def checks(clients: AwsClients, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
-    block = SageMaker() if config is None else block_of(config)
+    block = block_of(config)
     try:
         region = region_of(block)
     except CloudtrainError as error:

@@ -75,9 +75,7 @@ def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
 
 def jobs(clients: AwsClients, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
-    from .block import SageMaker
-
-    block = SageMaker() if config is None else block_of(config)
+    block = block_of(config)
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
     access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)

@@ -230,7 +230,7 @@ def _call(access: AwsAccess, operation: str, query: dict[str, Any], doing: str) 
             try:
                 answer: dict[str, Any] = getattr(api.client(access, "logs"), operation)(**query)
             except Exception as error:
-                if not api.is_expired(error):
+                if api.code_of(error) not in api.EXPIRED:
                     raise
                 access.clients.renew()
                 answer = getattr(api.client(access, "logs"), operation)(**query)

@@ -44,11 +44,11 @@ class S3Location:
     root: str
 
 
-def block_of(config: JobConfig) -> SageMaker:
+def block_of(config: JobConfig | None) -> SageMaker:
     """Return the config's `sagemaker` block, or a block of defaults."""
     from .block import SageMaker  # a poll of a job's state needs no config
 
-    return config.block(SageMaker)
+    return SageMaker() if config is None else config.block(SageMaker)
 
 
 def choose(config: JobConfig) -> Machine:

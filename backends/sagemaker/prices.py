@@ -26,7 +26,6 @@ from cloudtrain.launcher.prices import catalog
 
 from . import api
 from .api import AwsAccess, AwsClients
-from .block import SageMaker
 from .machine import block_of, choose, region_of
 
 SERVICE = "AmazonSageMaker"
@@ -50,7 +49,7 @@ class PriceRow(NamedTuple):
 
 def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
-    return region_of(SageMaker() if config is None else block_of(config))
+    return region_of(block_of(config))
 
 
 def quotes(clients: AwsClients, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
@@ -58,7 +57,7 @@ def quotes(clients: AwsClients, config: JobConfig | None, region: str, types: tu
 
     Raises UnreachableError if AWS's list cannot be read, ConfigError if the region has no prices.
     """
-    block = SageMaker() if config is None else block_of(config)
+    block = block_of(config)
     access = AwsAccess(HOME, block.profile, tuple(sorted(block.endpoints.items())), clients)
     items, way = _items(access, region)
     found: dict[str, list[PriceRow]] = {}

@@ -96,6 +96,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
+    # AWS's bill can be split by job and by project.
+    project = [("cloudtrain:project", config.project.name)] if config.project is not None else []
     job = {
         "name": name,
         "role": place.role,
@@ -114,7 +116,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "metrics": _metrics(config),
         "max_wait_s": min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S) if is_spot else None,
         "retries": config.retry.max_attempts - 1 or None,
-        "tags": [*config.tags.items(), *_own_tags(config, job_id, attempt)],
+        "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project],
     }
     body = render.render_json("sagemaker/request.json", job=job, plan=plan, block=block, spot=is_spot)
     planned = body
@@ -137,12 +139,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     files = {"create-training-job.json": text, SPEC: render.as_json(order)}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
     return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
-
-
-def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, str]]:
-    """Return the tags that identify the job and its project: AWS's bill can be split by both."""
-    project = [("cloudtrain:project", config.project.name)] if config.project is not None else []
-    return [("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project]
 
 
 def _notes(config: JobConfig) -> Iterator[str]:

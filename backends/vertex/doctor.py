@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema import JobConfig
@@ -15,13 +14,12 @@ from cloudtrain.launcher.prices.refreshing import compared
 from . import api, files, logs_feed, prices_list
 from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
-from .block import Vertex
 from .machine import Kind, MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
 
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
-    block = Vertex() if config is None else block_of(config)
+    block = block_of(config)
     project, location = project_of(block), location_of(block)
     if project is None or location is None:
         missing = "project" if project is None else "location"
@@ -82,14 +80,11 @@ def _bucket(access: VertexAccess, root: str) -> Check:
     """Write an object and remove it: only a write proves the permission to write."""
     bucket, uri = api.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
     with api.answers(f"write to the bucket {bucket}", needs=files.ROLE):
-        files.require_bucket(access, root)
+        where = files.region_of(access, root)
         files.of(access).put_order(uri, {})
         files.of(access).retract(uri)
-    try:
-        answer = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
-    except GoogleError:  # a role may allow writing objects and forbid reading the bucket's metadata
+    if where is None:  # a role may allow writing objects and forbid reading the bucket's metadata
         return Check("bucket", "ok", f"{root} can be written")
-    where = str(answer.get("location", "?")).lower()
     region = access.location.partition("-")[0]
     if where not in (access.location, {"us": "us", "europe": "eu", "asia": "asia"}.get(region)):
         cure = f"take one in {access.location}: checkpoints and data cross regions, which costs time and money"

@@ -42,12 +42,16 @@ def used(google: Google, handle: VertexRef, uri: str, doing: str, use: Callable[
         return use(of(VertexAccess.of(handle, google)))
 
 
-def require_bucket(access: VertexAccess, uri: str) -> None:
-    """Raise ConfigError if the bucket does not exist. A 403 passes: the upload reports missing permissions."""
+def region_of(access: VertexAccess, uri: str) -> str | None:
+    """Return the bucket's region, None after a 403: the upload reports missing permissions.
+
+    Raises ConfigError if the bucket does not exist.
+    """
     bucket = api.split_uri(uri)[0]
     with api.answers(f"look at the bucket {bucket}", needs=ROLE):
         try:
-            api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+            answer = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+            return str(answer.get("location", "?")).lower()
         except GoogleError as error:
             if error.status == 404:
                 hint = f"gcloud storage buckets create gs://{bucket} --location {access.location}, or fix the name"
@@ -55,6 +59,7 @@ def require_bucket(access: VertexAccess, uri: str) -> None:
                 raise ConfigError([fault]) from error
             if error.status != 403:
                 raise
+    return None
 
 
 def upload(access: VertexAccess, source: Path | bytes, uri: str) -> None:

@@ -51,7 +51,7 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     plan, owner = VertexSending.load(request.sending), identity(shipment.home)
     access = VertexAccess.of(plan, google)
     shipment.sending.prepares()
-    files.require_bucket(access, plan.code_uri)
+    files.region_of(access, plan.code_uri)  # the bucket must exist
     with api.answers("write to the bucket", needs=files.ROLE):
         files.upload(access, shipment.bundle.path, plan.code_uri)
         if plan.wheel_uri is not None:  # the boot as a package, for Google's prebuilt images
@@ -97,9 +97,7 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
 
 def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
-    from .block import Vertex
-
-    block = Vertex() if config is None else block_of(config)
+    block = block_of(config)
     project, location = project_of(block), location_of(block)
     if project is None or location is None:
         missing = "project" if project is None else "location"

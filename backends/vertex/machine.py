@@ -62,11 +62,11 @@ class VertexLocation:
     root: str
 
 
-def block_of(config: JobConfig) -> Vertex:
+def block_of(config: JobConfig | None) -> Vertex:
     """Return the config's `vertex` block, or a block of defaults."""
     from .block import Vertex  # a poll of a job's state needs no config
 
-    return config.block(Vertex)
+    return Vertex() if config is None else config.block(Vertex)
 
 
 def kind_of(config: JobConfig) -> Kind:

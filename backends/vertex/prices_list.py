@@ -22,7 +22,6 @@ from cloudtrain.launcher.prices import catalog
 
 from . import api, prices
 from .api import Google, VertexAccess
-from .block import Vertex
 from .machine import Kind, block_of, choose, label_of, location_of, project_of
 from .prices import FEE, MONTH_H
 
@@ -45,7 +44,7 @@ class NotListed(LookupError):
 
 def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices."""
-    return location_of(Vertex() if config is None else block_of(config))
+    return location_of(block_of(config))
 
 
 def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
@@ -55,7 +54,7 @@ def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[s
     and reserved kinds without a price are left out. Raises CredentialError, UnreachableError if Google's list cannot be
     read, or ConfigError without a project.
     """
-    block = Vertex() if config is None else block_of(config)
+    block = block_of(config)
     project = project_of(block)
     if project is None:
         hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
