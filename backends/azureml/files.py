@@ -82,10 +82,7 @@ def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) 
         place, datastore = _place(access, uri)
 
         def folder(credential: Any) -> JobFolder:
-            def open_at(_: str) -> _BlobJobStore:
-                return _BlobJobStore(place, lambda: (_client(place, credential), ""))
-
-            return JobFolder(open_at, workers=WORKERS)
+            return JobFolder(lambda _: _BlobJobStore(place, lambda: (_client(place, credential), "")), workers=WORKERS)
 
         try:
             return use(folder(access.azure.credential(access.workspace.cloud)))

@@ -27,11 +27,7 @@ _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 def of(access: AwsAccess) -> JobFolder:
     """Return the files of jobs by their URIs."""
-
-    def open_at(uri: str) -> S3Store:
-        return _S3JobStore(*_parts(uri), lambda: api.client(access, "s3"))
-
-    return JobFolder(open_at, api.answers)
+    return JobFolder(lambda uri: _S3JobStore(*_parts(uri), lambda: api.client(access, "s3")), api.answers)
 
 
 def used(clients: AwsClients, handle: SageMakerRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:

@@ -8,6 +8,7 @@ Source: docs.aws.amazon.com/awsaccountbilling, "Price List API"; botocore's mode
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gzip
 import json
@@ -123,12 +124,10 @@ def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
 
 def _items(access: AwsAccess, region: str) -> tuple[list[Mapping[str, Any]], str]:
     """Return the region's rows, and the name of their source. Raises UnreachableError."""
-    if find_spec("boto3") is None:
-        return _bulk(access, region), "public file"
-    try:
-        return _products(access, region), "GetProducts"
-    except CredentialError:  # missing, expired, or without pricing:GetProducts: the file has the same prices
-        return _bulk(access, region), "public file"
+    if find_spec("boto3") is not None:
+        with contextlib.suppress(CredentialError):  # missing, expired, or without pricing:GetProducts
+            return _products(access, region), "GetProducts"
+    return _bulk(access, region), "public file"  # the same prices
 
 
 def _products(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:

@@ -48,7 +48,9 @@ def state_of(
     if status == "Completed":
         return State("succeeded", detail=_saving(described), **common)
     if status == "Stopped":
-        reason, detail = _why_stopped(described.get("SecondaryStatus", ""), limit_reason)
+        no_machines = "time_limit", "no spot machines within limits.max_wait"
+        reasons = {"MaxRuntimeExceeded": (limit_reason, None), "MaxWaitTimeExceeded": no_machines}
+        reason, detail = reasons.get(described.get("SecondaryStatus", ""), ("user", None))
         return State("stopped", reason, has_checkpoint, None, detail=detail, **common)
     return _failed(described, common, has_checkpoint=has_checkpoint)
 
@@ -78,14 +80,6 @@ def _saving(described: dict[str, Any]) -> str | None:
     if not billed or not took or billed >= took:
         return None
     return f"spot: {billed} s billed of {took} s, {1 - billed / took:.0%} saved"
-
-
-def _why_stopped(secondary: str, limit_reason: str) -> tuple[str, str | None]:
-    if secondary == "MaxRuntimeExceeded":
-        return limit_reason, None
-    if secondary == "MaxWaitTimeExceeded":
-        return "time_limit", "no spot machines within limits.max_wait"
-    return "user", None
 
 
 def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint: bool) -> State:

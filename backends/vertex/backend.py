@@ -38,10 +38,7 @@ class VertexBackend(CloudAdapter):
     """The backend of the name `vertex`; holds the connections to Google and the feeds of lines."""
 
     FOLDER, REF, PRICES = __package__, VertexRef, "prices_list"
-    NO_CHECKPOINTS = (
-        "the job's checkpoints are not in Cloud Storage",
-        "copy them with their store's own tools",
-    )
+    NO_CHECKPOINTS = ("the job's checkpoints are not in Cloud Storage", "copy them with their store's own tools")
 
     @cached_property
     def connections(self) -> LogReader:

@@ -28,12 +28,7 @@ ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 def of(access: VertexAccess) -> JobFolder:
     """Return the files of jobs by their URIs. The calls raise GoogleError."""
     service = _Session(access)
-
-    def open_at(uri: str) -> GcsStore:
-        bucket, prefix = api.split_uri(uri)
-        return _GoogleJobStore(bucket, prefix, service)
-
-    return JobFolder(open_at)
+    return JobFolder(lambda uri: _GoogleJobStore(*api.split_uri(uri), service))
 
 
 def used(google: Google, handle: VertexRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:

@@ -192,7 +192,7 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> Verte
         job=numeric,
         nodes=order.job.nodes,
         nproc_per_node=order.job.nproc_per_node,
-        limit_s=round(order.max_duration_s) if plan.limit_s is None else plan.limit_s,
+        limit_s=plan.limit_s,
         limit_reason=order.limit_reason,
         ended_uri=order.ended_uri or "",
         secret=_secret(plan, owner),

@@ -152,15 +152,11 @@ class Order:
     def __init__(self, data: dict[str, Any] | None = None, *, is_over: bool = False) -> None:
         """`is_over`: the job has ended, so no container follows one whose end report was not final."""
         self._is_over = is_over
-        self._runs: dict[str, _ContainerRun] = {}
-        self._seen: dict[str, float] = {}
-        self.high_s = 0.0
+        data = data or {"lives": {}, "seen": {}, "high_s": 0.0}
+        self._runs = {name: _ContainerRun.load(stored) for name, stored in data["lives"].items()}
+        self._seen: dict[str, float] = dict(data["seen"])
+        self.high_s: float = data["high_s"]
         self.lost = 0  # lines given up in this poll
-        if data is None:
-            return
-        self.high_s, self._seen = data["high_s"], dict(data["seen"])
-        for name, stored in data["lives"].items():
-            self._runs[name] = _ContainerRun.load(stored)
 
     def dump(self) -> dict[str, Any]:
         """Return the memory as JSON."""

@@ -60,8 +60,7 @@ class VertexSending(StoredRecord):
     label: str
     """The machines' name for people."""
     kind: str
-    limit_s: int | None = None
-    """None in the oldest plans, where the order has the limit."""
+    limit_s: int
 
     @property
     def container_order(self) -> ContainerOrder:
