@@ -50,14 +50,15 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     yield _tried("datastore", _datastore, access, block.datastore)
     if config.secrets:
         yield _tried("key vault", _vault, access)
-    if machine.instance_type and block.region:
-        yield _tried("price", _price, access.azure, machine, block.region, is_spot=config.resources.spot)
+    if machine.instance_type and (region := block.region):
+        at = -1 if config.resources.spot else 0
+        yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,))[at], machine.rates)
 
 
-def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Check:
+def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
     try:
         with api.answers(f"look at the {name}"):
-            return ask(*args, **more)
+            return ask(*args)
     except CloudtrainError as error:
         return Check.failed(name, error)
 
@@ -74,10 +75,8 @@ def _workspace(access: AzureAccess, region: str | None) -> Check:
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
-        cure = "`az ml workspace list` shows yours"
-        return Check(
-            "workspace", "fail", f"there is no {access.workspace.name} in {access.workspace.resource_group}", cure
-        )
+        found = f"there is no {access.workspace.name} in {access.workspace.resource_group}"
+        return Check("workspace", "fail", found, "`az ml workspace list` shows yours")
     there = str(answer.get("location") or "an unknown region")
     if region is not None and plain_region(region) != plain_region(there):
         cure = f"write azureml.region: {there}; the price hangs on it"
@@ -105,9 +104,3 @@ def _vault(access: AzureAccess) -> Check:
         job_secrets.remove(access, url)
     place = url.partition("/secrets/")[0]
     return Check("key vault", "ok", f"{place}; the job's identity needs the role Key Vault Secrets User there")
-
-
-def _price(azure: Azure, machine: Machine, region: str, *, is_spot: bool) -> Check:
-    return compared(
-        lambda: prices.quotes(azure, None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates
-    )

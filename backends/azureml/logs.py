@@ -88,9 +88,8 @@ def page(
     if any(piece.failure is not None and piece.failure.status in (401, 403) for piece in pieces.values()):
         answer = ask(0.0)
         refused = {name for name, piece in pieces.items() if piece.failure is not None}
-        pieces |= _read_all(
-            azure, {name: url for name, url in _urls(answer, wanted).items() if name in refused}, places, answer
-        )
+        again = {name: url for name, url in _urls(answer, wanted).items() if name in refused}
+        pieces |= _read_all(azure, again, places, answer)
     failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
     if failures and len(failures) == len(pieces):
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
@@ -119,9 +118,8 @@ def last_event(azure: Azure, url: str, kind: str) -> dict[str, Any] | None:
     if not size:
         return None
     # Blob storage supports no ranges that count from the end.
-    text = azure.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
-        errors="replace"
-    )
+    span = {"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}
+    text = azure.call("GET", url, headers=span).content.decode(errors="replace")
     return container_lines.last_word(text.splitlines(), kind, stamped=True)
 
 

@@ -22,9 +22,8 @@ def url_of(access: AzureAccess, job: str) -> str:
     properties = api.get_json(access, "").get("properties") or {}
     vault = str(properties.get("keyVault") or "").rpartition("/")[2]
     if not vault:
-        raise ConfigError(
-            f"the workspace {access.workspace.name} has no key vault for secrets", hint="leave `secrets` out"
-        )
+        message = f"the workspace {access.workspace.name} has no key vault for secrets"
+        raise ConfigError(message, hint="leave `secrets` out")
     name = hashlib.sha256(f"{access.workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
     return f"https://{vault}.{api.HOSTS[access.workspace.cloud][2]}/secrets/cloudtrain-{name}"
 

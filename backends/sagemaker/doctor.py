@@ -49,7 +49,8 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
     what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
     yield _tried("quota", _quota, access, what, config.resources.instances)
-    yield _tried("price", _price, access, config, machine)
+    types = (machine.instance_type,)
+    yield compared(lambda: prices.quotes(access.clients, config, access.region, types)[0], machine.rates)
     yield _image(config, access.region, machine)
 
 
@@ -129,12 +130,6 @@ def _quota(access: AwsAccess, name: str, needed: int) -> Check:
         found = f"{value:.0f} instances of `{name}`, the job takes {needed}"
         return Check("quota", "fail", found, "ask for more at Service Quotas; it may take days")
     return Check("quota", "ok", f"{value:.0f} instances of `{name}`")
-
-
-def _price(access: AwsAccess, config: JobConfig, machine: Machine) -> Check:
-    return compared(
-        lambda: prices.quotes(access.clients, config, access.region, (machine.instance_type,))[0], machine.rates
-    )
 
 
 def _image(config: JobConfig, region: str, machine: Machine) -> Check:

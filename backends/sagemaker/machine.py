@@ -133,7 +133,6 @@ def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str 
     try:
         parser.read(Path(file).expanduser(), encoding="utf-8")
     except (OSError, configparser.Error, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"the AWS config cannot be read: {error}", where=file, hint="or set sagemaker.region"
-        ) from error
+        message = f"the AWS config cannot be read: {error}"
+        raise ConfigError(message, where=file, hint="or set sagemaker.region") from error
     return parser.get("default" if profile == "default" else f"profile {profile}", "region", fallback=None)

@@ -88,9 +88,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
     if config.image is None and not request_images.serves(machine.accelerator):
-        message = (
-            f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86) does not run on {machine.accelerator}"
-        )
+        ours = f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86)"
+        message = f"{ours} does not run on {machine.accelerator}"
         raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
     image = config.image or request_images.default_image(place.region, machine.count)
     # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
@@ -294,9 +293,8 @@ def _require_reachable(config: JobConfig) -> None:
     faults += unsupported(config, "SageMaker", outputs_of="SageMaker")
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and not uri.startswith("s3://"):
-            faults.append(
-                Fault(f"SageMaker writes to S3, and `{uri}` is elsewhere", key=key, hint="as in s3://BUCKET/x")
-            )
+            message = f"SageMaker writes to S3, and `{uri}` is elsewhere"
+            faults.append(Fault(message, key=key, hint="as in s3://BUCKET/x"))
     if faults:
         raise ConfigError(faults)
 

@@ -9,12 +9,13 @@ from typing import Any
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.metering.rate import Quote
 from cloudtrain.launcher.prices.refreshing import compared
 
 from . import api, files, logs_feed, prices_list
 from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
-from .machine import Kind, MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
+from .machine import MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
 
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:
@@ -46,7 +47,12 @@ def _of_job(config: JobConfig, access: VertexAccess) -> Iterator[Check]:
         yield _tried("persistent resource", _persistent, access, block.persistent_resource, choice)
     if config.secrets:
         yield _tried("secrets", _secrets, access)
-    yield _tried("price", _price, access, choice, kind)
+    attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
+
+    def quote() -> Quote:
+        return prices_list.of_machine(prices_list.listed(access), choice.machine_type, *attached, kind)
+
+    yield compared(quote, choice.machine.rates)
 
 
 def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
@@ -115,11 +121,3 @@ def _secrets(access: VertexAccess) -> Check:
         job_secrets.remove(access, secret)
     need = "the job's service account needs the role Secret Manager Secret Accessor"
     return Check("secrets", "ok", f"Secret Manager of {access.project}; {need}")
-
-
-def _price(access: VertexAccess, choice: MachineChoice, kind: Kind) -> Check:
-    attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
-    return compared(
-        lambda: prices_list.of_machine(prices_list.listed(access), choice.machine_type, *attached, kind),
-        choice.machine.rates,
-    )

@@ -360,9 +360,8 @@ def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
         faults.append(Fault(message, key="checkpoint.mirror", hint=hint))
     if choice.accelerator is not None and not choice.accelerator.startswith("NVIDIA"):
         message = f"torch's DDP and FSDP do not run on {choice.accelerator}"
-        faults.append(
-            Fault(message, key="resources", hint=f"choose GPUs; known as of {machine_types.AS_OF}: L4 to B200")
-        )
+        hint = f"choose GPUs; known as of {machine_types.AS_OF}: L4 to B200"
+        faults.append(Fault(message, key="resources", hint=hint))
     if faults:
         raise ConfigError(faults)
 
