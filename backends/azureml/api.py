@@ -189,19 +189,15 @@ def _no_token(error: Exception, refused: type[Exception]) -> AzureError:
         return AzureError(401, "credentials", one_line(error))
     if not isinstance(error, refused):
         return AzureError(0, "login", one_line(error))
-    words = _credentials_words(str(error))
+    # The messages of the credentials' sources, without sources that are only not configured.
+    sources = [line.strip() for line in str(error).splitlines() if "unavailable" not in line.lower()]
+    reasons = [line for line in sources if line.startswith(("Env", "Azure", "Managed", "Work"))]
+    words = one_line(reasons[0] if reasons else "no usual source has credentials")
     if _NO_CERTIFICATES.search(words):
         return AzureError(495, "certificates", words)
     if _NO_WAY.search(words):
         return AzureError(0, "login", f"its login cannot be reached: {words}")
     return AzureError(401, "credentials", words)
-
-
-def _credentials_words(text: str) -> str:
-    """Return the messages of the credentials' sources, without sources that are only not configured."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("Env", "Azure", "Managed", "Work"))]
-    reasons = [line for line in lines if "unavailable" not in line.lower()]
-    return one_line(reasons[0] if reasons else "no usual source has credentials")
 
 
 def _said(answer: Any) -> AzureError:

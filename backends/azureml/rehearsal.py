@@ -13,7 +13,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
@@ -57,6 +56,9 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
             )
         )
     shared = stage.kept / CHECKPOINTS if CHECKPOINTS in body["outputs"] else stage.kept / "mirror" / order.job.job
+    environment = body.get("environment")
+    if isinstance(environment, dict):
+        environment = environment.get("image", "of its own")
     return Rehearsal(
         tuple(nodes),
         notice="SIGTERM to every node, SIGKILL after 30 s, for Azure documents no time; the job is begun again",
@@ -65,7 +67,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         codes={"done": DONE, "interrupted": SAVED},
         replaced=(
             "blob storage: the mounted outputs are folders here",
-            f"the environment {_environment_name(body)}",
+            f"the environment {environment}",
             *(["the key vault"] if given.secrets else []),
         ),
     )
@@ -133,8 +135,3 @@ def _empty(path: Path, kind: str) -> Path:
     _made(path.parent)
     path.touch()
     return path
-
-
-def _environment_name(body: dict[str, Any]) -> str:
-    entry = body.get("environment")
-    return str(entry.get("image", "of its own")) if isinstance(entry, dict) else str(entry)

@@ -233,13 +233,6 @@ class _Store:
         self.about[f"{bucket}/{answer['name']}"] = answer.get("metadata", {})
         return self.item(bucket, answer["name"])
 
-    def delete(self, bucket: str, key: str, query: dict[str, str]) -> None:
-        """Remove the object. Raises _Unfit."""
-        found = self.item(bucket, key)
-        if query.get("ifGenerationMatch") not in (None, found["generation"]):
-            raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
-        self.path(bucket, key).unlink()
-
 
 def _refusing(act: Callable[[_Handler], None]) -> Callable[[_Handler], None]:
     """Return the method, alone in the store at a time, with a refusal as its answer."""
@@ -340,7 +333,10 @@ class _Handler(BaseHTTPRequestHandler):
     @_refusing
     def do_DELETE(self) -> None:
         bucket, key, query = self._asked()
-        self.store.delete(bucket, key or "", query)
+        found = self.store.item(bucket, key or "")
+        if query.get("ifGenerationMatch") not in (None, found["generation"]):
+            raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
+        self.store.path(bucket, found["name"]).unlink()
         self.send(204, b"")
 
     def _asked(self, before: str = "") -> tuple[str, str | None, dict[str, str]]:

@@ -64,17 +64,13 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         status = int(error.code or 0)
         code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
-        raise GoogleError(status, code, one_line(_message(error) or str(error.message))) from error
+        words = str(error.message)  # of a REST error, with address and JSON around Google's message
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            words = str(error.response.json()["error"]["message"]) or words
+        raise GoogleError(status, code, one_line(words)) from error
     except refused.RefreshError as error:
         raise api.no_token(error) from error
     except ParseError as error:
         raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(error)}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
         raise GoogleError(0, "", one_line(error)) from error
-
-
-def _message(error: Any) -> str:
-    """Return Google's message of a REST error: the clients put address and JSON around the message."""
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-        return str(error.response.json()["error"]["message"])
-    return ""
