@@ -29,7 +29,6 @@ from ..models import scratch, tensors
 from ..models.order import HUGGINGFACE, ExportOrder
 from . import card
 
-_FILES = {"pt2": folders.PT2, "onnx": folders.ONNX}
 _SPARE_BYTES = 50_000_000  # for code and documents
 
 
@@ -153,7 +152,7 @@ def _filled(
     _write_json(partial / folders.CONFIG, whole)
     for path in described.glob("generation_config.json"):
         path.rename(partial / path.name)
-    for name in _FILES.values():
+    for name in (folders.PT2, folders.ONNX):
         if (work / name).exists():
             (work / name).rename(partial / name)
     check = _checked(order, partial, work, reference)

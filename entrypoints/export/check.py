@@ -21,9 +21,11 @@ import torch
 from .. import processes
 from ..atomic_json import read_json
 from ..models import tensors
+from ..models.calls import Tensors
 from ..models.folder import CONFIG, ONNX, OWN, PT2
 from ..models.order import HUGGINGFACE
 from . import loading
+from .loading import Call
 from .reference import CALLS, RESULT, bytes_sha256, first_line
 
 FOUND = "check-result.json"
@@ -31,8 +33,6 @@ FOUND = "check-result.json"
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 SAME_ARGMAX = 0.999
 
-Tensors = dict[str, torch.Tensor]
-Call = Callable[[Tensors], Tensors]
 Recorded = dict[str, dict[int, Tensors]]
 
 

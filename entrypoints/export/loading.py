@@ -14,10 +14,10 @@ import torch
 
 from ..atomic_json import read_json
 from ..models import calls, tensors
+from ..models.calls import Tensors
 from ..models.folder import CODE, CONFIG, ONNX, PT2, ModelFolderError, read_config
 from ..trainer.task import load_task
 
-Tensors = dict[str, torch.Tensor]
 Call = Callable[[Tensors], Tensors]
 
 # The members of an archive of torch.export (torch 2.13) that hold JSON, a number, or the bytes of a tensor. All other

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from .. import processes
-from ..checkpoints import folder as folders
 from ..checkpoints import weights
 from ..errors import TaskError
 from ..models import calls
@@ -60,11 +59,6 @@ def evaluated_model(task: Task, params: dict[str, Any], checkpoint: Path) -> tor
     model = task.model(params)
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"model(params) returned a {type(model).__name__}; it must return a torch.nn.Module")
-    plain = torch.load(checkpoint / folders.PLAIN, map_location="cpu", weights_only=True)
-    if plain.get("extra"):
-        raise TaskError(
-            f"the model keeps state that is no tensor: {', '.join(plain['extra'])}; safetensors has no room for it"
-        )
     try:
         model.load_state_dict(weights.read(checkpoint, "model"), strict=True)
     except RuntimeError as error:
@@ -111,7 +105,8 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     }
     try:
         samples, split = _samples(task, params)
-        result |= {"split": split, "classes": _classes(samples)}
+        names = getattr(samples, "classes", None)  # in order, if the dataset has them, as torchvision's have
+        result |= {"split": split, "classes": list(map(str, names)) if isinstance(names, list | tuple) else None}
         form, arguments, results = _calls(task, model, samples, order.seed)
     except Exception as error:  # any error of the task's code
         result["no_calls"] = _told(error)
@@ -149,12 +144,6 @@ def _samples(task: Task, params: dict[str, Any]) -> tuple[Any, str]:
             if (found := task.make_dataset(params, split)) is not None:
                 return found, split
     raise TaskError("dataset(params, split) has neither samples to evaluate nor to train on")
-
-
-def _classes(samples: Any) -> list[str] | None:
-    """Return the names of the classes in order, if the dataset has them, as torchvision's have."""
-    names = getattr(samples, "classes", None)
-    return [str(each) for each in names] if isinstance(names, list | tuple) else None
 
 
 def _calls(task: Task, model: torch.nn.Module, samples: Any, seed: int) -> tuple[calls.Form, Batches, Batches]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..records import Record
 
 Tensors = dict[str, torch.Tensor]
 Form = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TensorSlot:
+class TensorSlot(Record):
     """A tensor of the call or the result."""
 
     name: str
@@ -28,15 +30,6 @@ class TensorSlot:
     """The sides; None for a side that differs between batches."""
     is_batched: bool
     """Whether the first side is the number of samples."""
-
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> TensorSlot:
-        """Return the slot from its JSON form."""
-        return cls(data["name"], data["dtype"], tuple(data["shape"]), data["is_batched"])
-
-    def dump(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
 
 
 def describe(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, Tensors]:

@@ -139,12 +139,8 @@ def is_inside(name: str) -> bool:
 
 def _present(path: Path) -> set[str]:
     """Return the names of the files below the folder that the checksums cover."""
-    names = {entry.relative_to(path).as_posix() for entry in path.rglob("*") if not _is_folder(entry)}
-    return names - {SUMS, SIGNATURE}
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    entries = (entry for entry in path.rglob("*") if entry.is_symlink() or not entry.is_dir())
+    return {entry.relative_to(path).as_posix() for entry in entries} - {SUMS, SIGNATURE}
 
 
 def file_sha256(path: Path) -> str:

@@ -57,7 +57,12 @@ def shapes(store: Store, *, averaged: bool = True) -> Shapes:
     try:
         return _of_files(store, [WEIGHTS])
     except FileNotFoundError:
-        return _of_files(store, [_other(store)])
+        other = WEIGHT_FILES[-1]  # of torch.save
+    try:
+        store.head(other, 1)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is neither a checkpoint nor {', '.join(WEIGHT_FILES)}") from None
+    return _of_files(store, [other])
 
 
 def _listed(index: bytes) -> set[str]:
@@ -71,15 +76,6 @@ def _listed(index: bytes) -> set[str]:
     if not files:
         raise ValueError(f"{INDEX} names no file")
     return files
-
-
-def _other(store: Store) -> str:
-    """Return the file of torch.save. Raises FileNotFoundError for a folder without weights."""
-    try:
-        store.head(WEIGHT_FILES[-1], 1)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is neither a checkpoint nor {', '.join(WEIGHT_FILES)}") from None
-    return WEIGHT_FILES[-1]
 
 
 def _of_files(store: Store, files: Collection[str]) -> Shapes:

@@ -16,7 +16,6 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -73,10 +72,7 @@ class Agreement:
         self._save_s = 0.0  # duration of a save: measured, or guessed from the model's size before the first
         self._upload_s = 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._seen.add(number)
+            signal.signal(number, lambda number, _: self._seen.add(number))
 
     def start(
         self,

@@ -36,10 +36,9 @@ class MeasuredStep:
         """Whether one rank is much slower than the others."""
         return bool(self.rank_s) and max(self.rank_s) > _UNEVEN * statistics.median(self.rank_s)
 
-    def ring_s(self, ranks: int, size: float | None = None) -> float:
-        """Return the seconds of an all-reduce of `size` bytes, by default of all gradients."""
-        sent = 2 * (ranks - 1) / ranks * (self.gradient_bytes if size is None else size)
-        return sent / self.bandwidth
+    def ring_s(self, ranks: int) -> float:
+        """Return the seconds of an all-reduce of all gradients."""
+        return 2 * (ranks - 1) / ranks * self.gradient_bytes / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,5 @@ def in_words(found: MeasuredStep, ranks: int, steps: Sequence[ExpectedStep]) -> 
     saved = [(step.settings, 1 - step.step_s / base_s) for step in steps if step.settings != "strategy: ddp"]
     good = [f"{name} saves {100 * share:.0f} %" for name, share in saved if share >= _NOTABLE]
     bad = [name for name, share in saved if share < _NOTABLE]
-    words = [
-        *good,
-        *([f"{' and '.join(bad)} saves nothing" if len(bad) == 1 else f"{', '.join(bad)} save nothing"] if bad else []),
-    ]
-    return f"at {found.bandwidth * 8 / 1e9:.2g} Gbit/s and {ranks} ranks: {'; '.join(words)}"
+    rest = [f"{', '.join(bad)} save{'s' if len(bad) == 1 else ''} nothing"] if bad else []
+    return f"at {found.bandwidth * 8 / 1e9:.2g} Gbit/s and {ranks} ranks: {'; '.join([*good, *rest])}"

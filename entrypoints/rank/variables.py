@@ -13,20 +13,8 @@ from functools import cache
 
 PREFIX = "CLOUDTRAIN_"
 # Besides these a job has CLOUDTRAIN_INPUT_<NAME> for each entry of `inputs`.
-NAMES = tuple(
-    f"{PREFIX}{name}"
-    for name in (
-        "ATTEMPT",
-        "CHECKPOINT_DIR",
-        "CODE_DIR",
-        "DEADLINE",
-        "JOB",
-        "NODE_RANK",
-        "NUM_NODES",
-        "OUTPUT_DIR",
-        "RESUME_PATH",
-    )
-)
+_NAMES = "ATTEMPT CHECKPOINT_DIR CODE_DIR DEADLINE JOB NODE_RANK NUM_NODES OUTPUT_DIR RESUME_PATH"
+NAMES = tuple(f"{PREFIX}{name}" for name in _NAMES.split())
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
 
 

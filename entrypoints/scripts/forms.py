@@ -49,7 +49,6 @@ class LineFigures:
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
-    of_epoch: bool = False  # step and total count within the epoch
     name: str | None = None  # of a bar
     fields: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)  # of an evaluation; a line with scores alone has no step
@@ -83,12 +82,11 @@ def _bar(line: str) -> LineFigures | None:
     fields = {"loss": float(losses[0][1])} if losses else {}
     if (rate := _RATE.search(rest)) is not None:
         fields["lr"] = float(rate[1])
-    of = _EPOCH.search(name)
     if re.fullmatch(r"epochs?\W*", name, re.IGNORECASE):  # the bar of all epochs
         return LineFigures(EPOCH_FIGURES if losses else EPOCH, epoch=step, epochs=total, fields=fields)
     weight = NAMED_BAR if losses or is_named else BAR
-    epoch, epochs = _counts(of)
-    return LineFigures(weight, step, total, epoch, epochs, of is not None, re.sub(r"\d+", "#", name), fields)
+    epoch, epochs = _counts(_EPOCH.search(name))
+    return LineFigures(weight, step, total, epoch, epochs, re.sub(r"\d+", "#", name), fields)
 
 
 def _items(line: str, items: dict[str, float]) -> LineFigures | None:
@@ -139,7 +137,7 @@ def _text(line: str) -> LineFigures | None:
         fields["lr"] = float(rate[1])
     if step is not None and (fields or total is not None):
         weight = FINE if fields else BAR  # `Step 1/3: loading data` may belong to the set-up
-        return LineFigures(weight, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
+        return LineFigures(weight, step, total, epoch, epochs, fields=fields | scores)
     if epoch is not None and step is None and (fields or scores or _EPOCH_LINE.match(line)):
         weight = EPOCH_FIGURES if fields or scores else EPOCH
         return LineFigures(weight, epoch=epoch, epochs=epochs, fields=fields, scores=scores)

@@ -204,7 +204,10 @@ class FileKeeper:
 
     def _found(self, root: Path) -> dict[str, _Stamp]:
         """Return the kept files below the folder, but for the files of linked folders."""
-        return {name: stamp for name, stamp in _stamps(root, self._patterns()).items() if not self._is_linked(name)}
+        # Names of files: patterns, and a folder only where the script has replaced its link.
+        names = [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
+        stamps = {name: _stamp(root / name) for name in _matching(root, names) if not self._is_linked(name)}
+        return {name: stamp for name, stamp in stamps.items() if stamp is not None}
 
     def _bring(self) -> None:
         """Copy each kept file to the working directory, unless the file there is equal."""
@@ -239,10 +242,6 @@ class FileKeeper:
                     (self._kept / name).unlink()
             self._here.pop(name, None)
         self._seen = found
-
-    def _patterns(self) -> list[str]:
-        """Return the names of files: patterns, and a folder only where the script has replaced its link."""
-        return [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
 
     def _say(self, words: str) -> None:
         words = words.encode(errors="replace").decode()  # a file's name may be any bytes
@@ -296,11 +295,6 @@ def _matching(root: Path, names: Sequence[str]) -> Iterator[str]:
                 yield from (f"{found.rstrip('/')}/{each}" for each in _listing(path, hidden=True))
             elif path.is_file() and not path.is_symlink() and not found.endswith((".tmp", _TMP)):
                 yield found
-
-
-def _stamps(root: Path, names: Sequence[str]) -> dict[str, _Stamp]:
-    stamps = {name: _stamp(root / name) for name in _matching(root, names)}
-    return {name: stamp for name, stamp in stamps.items() if stamp is not None}
 
 
 def _stamp(path: Path) -> _Stamp | None:

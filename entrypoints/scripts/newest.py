@@ -32,16 +32,6 @@ class _Candidate:
     changed_s: float
     kinds: frozenset[str] = frozenset()  # the names of a folder's files, without numbers
 
-    @property
-    def family(self) -> str:
-        """The path without its numbers, equal for all checkpoints of one series."""
-        return _DIGITS.sub("#", self.path)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers in the path, which order the checkpoints of one series."""
-        return tuple(map(int, _DIGITS.findall(self.path)))
-
 
 def newest(folder: Path) -> tuple[str, float] | None:
     """Return the path of the newest whole checkpoint below the folder and the unix time of its last change, or None.
@@ -56,8 +46,10 @@ def newest(folder: Path) -> tuple[str, float] | None:
     is_plain = [each for each in found if not _BEST.search(each.path.rpartition("/")[2])] or found
     rank = max(each.rank for each in is_plain)
     series: dict[str, list[_Candidate]] = {}
-    for each in sorted((each for each in is_plain if each.rank == rank), key=lambda each: each.numbers):
-        series.setdefault(each.family, []).append(each)
+    ranked = [each for each in is_plain if each.rank == rank]
+    # The paths of a series are equal but for their numbers, which order them.
+    for each in sorted(ranked, key=lambda each: [int(digits) for digits in _DIGITS.findall(each.path)]):
+        series.setdefault(_DIGITS.sub("#", each.path), []).append(each)
     best = max((_last(each) for each in series.values()), key=lambda each: (each.changed_s, each.path))
     return best.path, best.changed_s
 

@@ -45,7 +45,9 @@ def begin(kind: str) -> None:
         actions["accelerate.state"] = _set_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
         atexit.register(meeting.report_missing_group, ranks)
-    _after_import(actions)
+    for name in actions.keys() & sys.modules.keys():  # imported already
+        _run_action(actions.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _Finder(actions))
     if ranks or stopping.is_wanted:
         threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
 
@@ -61,9 +63,9 @@ def _set_accelerate(module: ModuleType) -> None:
 
 def _set_lightning() -> None:
     """Give Lightning's Trainer (PL_TRAINER_) and Fabric (LT_) the number of nodes and ranks in their variables."""
-    for name in ("NUM_NODES", "DEVICES"):
-        local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        value = local if name == "DEVICES" else str(int(os.environ.get("WORLD_SIZE", "1")) // int(local))
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    nodes = str(int(os.environ.get("WORLD_SIZE", "1")) // int(local))
+    for name, value in (("NUM_NODES", nodes), ("DEVICES", local)):
         os.environ.setdefault(f"PL_TRAINER_{name}", value)
         os.environ.setdefault(f"LT_{name}", value)
 
@@ -80,15 +82,8 @@ def _warn(ranks: int, stopping: Stopping) -> None:
         streams.say(f"cloudtrain: warning: {words}\n")
 
 
-def _after_import(actions: dict[str, _AfterImport]) -> None:
-    """Call each action with its module, by the module's full name; at once if the module is already imported."""
-    for name in actions.keys() & sys.modules.keys():
-        _run_action(actions.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, _Finder(actions))
-
-
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module as usual, and runs an action after the module's code."""
+    """Finds a module as usual, and runs its action, by the module's full name, after the module's code."""
 
     def __init__(self, actions: dict[str, _AfterImport]) -> None:
         self._actions = actions

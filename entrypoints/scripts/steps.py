@@ -86,20 +86,22 @@ class Steps:
                 return "", ""
             self._bar_reported_s = now_s
         name, fields = self._event(parsed, now_s) if parsed is not None else ("", {})
-        if not name or not self._is_head:
+        if parsed is None or not name or not self._is_head:
             return "", ""
-        is_evaluation = parsed is not None and parsed.weight == forms.EPOCH_FIGURES and "loss" not in fields
-        note = _evaluation(parsed.fields, fields["step"]) if is_evaluation and parsed is not None else ""
+        note = ""
+        if parsed.weight == forms.EPOCH_FIGURES and parsed.fields and "loss" not in fields:
+            # An epoch's figures without a loss, such as `epoch 0: {'accuracy': 0.7}`, are an evaluation's.
+            step, words = fields["step"], " ".join(f"{name} {value:.4g}" for name, value in parsed.fields.items())
+            about = {"step": step, "metrics": parsed.fields}
+            note = events.format_line("eval", f"evaluated at {step}: {words}", about) + "\n"
         return events.format_line(name, "", fields), note + self._warning(fields)
 
     def line(self, step: int, total: int | None, figures: dict[str, float]) -> str:
         """Return the line of a step, for a library without output of its own."""
         fields = self._fields(step, total, figures, time.monotonic())
-        words = [
-            f"step {step}{f'/{total}' if total else ''}",
-            *(f"{name} {value:.4g}" for name, value in figures.items()),
-        ]
-        return f"{events.format_line('step', ' '.join(words), fields)}\n{self._warning(fields)}"
+        words = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        text = f"step {step}{f'/{total}' if total else ''} {words}".rstrip()
+        return f"{events.format_line('step', text, fields)}\n{self._warning(fields)}"
 
     def _read(self, line: str) -> LineFigures | None:
         """Read a line by the user's expressions, or by the built-in forms."""
@@ -222,14 +224,6 @@ class Steps:
             time.sleep(heartbeat.EVERY_S)
             if time.monotonic() - self._output_s + self._hang_timeout_s < SILENCES * self._silence_s:
                 heartbeat.beat()
-
-
-def _evaluation(scores: dict[str, float], step: int) -> str:
-    """Return the line of an epoch's figures without a loss, such as `epoch 0: {'accuracy': 0.7}`: an evaluation's."""
-    if not scores:
-        return ""
-    words = " ".join(f"{name} {value:.4g}" for name, value in scores.items())
-    return events.format_line("eval", f"evaluated at {step}: {words}", {"step": step, "metrics": scores}) + "\n"
 
 
 def _number(pattern: re.Pattern[str], line: str) -> float | None:

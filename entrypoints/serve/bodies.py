@@ -12,14 +12,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..models.calls import TensorSlot
+from ..models.calls import Tensors, TensorSlot
 from .engine import BadInput, Engine
 
 # Source: Open Inference Protocol, "Tensor Data Types".
 _V2_TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16"}
 _V2_TYPES |= {"int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
-
-Tensors = dict[str, torch.Tensor]
 
 
 def object_in(body: bytes) -> Any:
@@ -56,7 +54,7 @@ def instances(request: Any, slots: Sequence[TensorSlot]) -> Tensors:
 
 def predictions(results: Tensors) -> Any:
     """Return a prediction for each sample: a list, or an object by output's name if there are several."""
-    listed = {name: _plain(value) for name, value in results.items()}
+    listed = {name: value.tolist() for name, value in results.items()}
     if len(listed) == 1:
         return next(iter(listed.values()))
     return [dict(zip(listed, each, strict=True)) for each in zip(*listed.values(), strict=True)]
@@ -88,7 +86,7 @@ def v2_outputs(request: Any, results: Tensors, engine: Engine) -> dict[str, Any]
             "name": name,
             "shape": list(results[name].shape),
             "datatype": v2_type(str(results[name].dtype).removeprefix("torch.")),
-            "data": _plain(results[name].reshape(-1)),
+            "data": results[name].reshape(-1).tolist(),
         }
         for name in names
     ]
@@ -136,11 +134,6 @@ def _tensor(value: Any, slot: TensorSlot) -> torch.Tensor:
     if not least <= int(tensor.min()) <= int(tensor.max()) <= most:
         raise BadInput(f"{slot.name} has values outside {slot.dtype}")
     return tensor.to(dtype)
-
-
-def _plain(value: torch.Tensor) -> list[Any]:
-    listed: list[Any] = value.tolist()
-    return listed
 
 
 def _refuse_constant(name: str) -> NoReturn:

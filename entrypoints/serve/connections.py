@@ -199,9 +199,8 @@ class Connection(H11Protocol):
 
     def _watch(self) -> None:
         """Start the time limit of a new phase, and note whether the connection may give way."""
-        phase = (
-            self.phase if self.cycle is not None else "head"
-        )  # the first head may take no more time than a later one
+        # The first head may take no more time than a later one.
+        phase = self.phase if self.cycle is not None else "head"
         if phase == "answer" and self.is_trusted():
             self.waiting.pop(self, None)
         else:

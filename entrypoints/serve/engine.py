@@ -16,9 +16,8 @@ import torch
 
 from ..export import loading
 from ..models import folder as folders
-from ..models.calls import TensorSlot
+from ..models.calls import Tensors, TensorSlot
 
-Tensors = dict[str, torch.Tensor]
 # The model's errors for values that the check of types and shapes cannot know: a token above the vocabulary, a shape
 # outside the traced range. Other errors, such as RuntimeError for lack of memory, are the model's or the machine's.
 _OF_VALUES = (IndexError, ValueError, AssertionError)
@@ -138,14 +137,10 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
     form = "pt2" if folders.PT2 in folder.files else "safetensors"
     call = loading.pt2(path) if form == "pt2" else loading.task(path)
     engine = Engine(folder, call, form, most_rows)
-    with contextlib.suppress(Exception):  # zeros may be no input of the model
-        engine.run({slot.name: _zeros(slot) for slot in engine.inputs})
+    with contextlib.suppress(Exception):  # a first call is slow; zeros may be no input of the model
+        shapes = {slot: [1 if side is None else side for side in slot.shape] for slot in engine.inputs}
+        engine.run({slot.name: torch.zeros(shape, dtype=getattr(torch, slot.dtype)) for slot, shape in shapes.items()})
     return engine
-
-
-def _zeros(slot: TensorSlot) -> torch.Tensor:
-    """Return an input with a single sample for the first call: a first call is slow."""
-    return torch.zeros([1 if side is None else side for side in slot.shape], dtype=getattr(torch, slot.dtype))
 
 
 def _alike(one: Tensors, other: Tensors) -> bool:

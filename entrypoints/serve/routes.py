@@ -72,12 +72,10 @@ class Routes:
             return Answer(404, {"error": f"there is no model {found[1]!r:.100}; the model is {self.engine.name}"})
         if found is not None and found[2] not in (None, self.engine.version):
             return Answer(404, {"error": f"there is no version {found[2]!r:.100}; it is {self.engine.version}"})
+        if not posts and found and found[3]:
+            return Answer(200, {"name": self.engine.name, "ready": True})
         if not posts:
-            return (
-                Answer(200, {"name": self.engine.name, "ready": True})
-                if found and found[3]
-                else self._metadata(self.engine)
-            )
+            return self._metadata(self.engine)
         given = bodies.object_in(body)
         if found is not None or (isinstance(given, dict) and "inputs" in given and "instances" not in given):
             results = self.engine.run(bodies.v2_inputs(given, self.engine.inputs))

@@ -112,7 +112,6 @@ class _Application:
         """The bytes of bodies that are still arriving, oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         request = Request(scope, receive)
         try:
             status, data, headers = await self._answer(request)
