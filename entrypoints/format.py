@@ -6,6 +6,7 @@ A sum has cents, and at least two significant digits: 12.30, 0.17, 0.0041. A spa
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
@@ -25,6 +26,11 @@ def amount(micro: float) -> str:
 def counted(count: int, what: str) -> str:
     """Return the number with its noun: `1 node`, `2 nodes`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are: `a, b and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def failure(rank: int | None, kind: str | None, message: str) -> str:

@@ -216,20 +216,15 @@ def of_ranks(settings: Any, ranks: int, micro_batches: int) -> Iterator[Contradi
         yield Contradiction(message, cure, ("training.parallel.schedule",))
 
 
-def given_in(settings: TrainingSettings, every_steps: int | None = None) -> Given:
+def differing(settings: Any) -> dict[str, Any]:
     """Return the settings that differ from their defaults, as the keys that were given."""
-    checkpoint = {} if every_steps is None else {"every_steps": every_steps}
-    return {"training": _differing(settings), "checkpoint": checkpoint}
-
-
-def _differing(settings: Any) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value, default = getattr(settings, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if value != default:
-            given[field.name] = _differing(value) if dataclasses.is_dataclass(value) else value
+            given[field.name] = differing(value) if dataclasses.is_dataclass(value) else value
     return given
 
 

@@ -157,7 +157,7 @@ class Batches:
             return
         loader: DataLoader[Any] = DataLoader(
             self._source,  # type: ignore[arg-type]  # it has __getitems__, all that a batch sampler needs
-            batch_sampler=_Replay(keys),
+            batch_sampler=keys,  # consumed once
             collate_fn=_as_it_is,
             num_workers=num_workers,
             worker_init_fn=_ignore_signals,
@@ -169,8 +169,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
-        return batch if self._device.type == "cpu" else to_device(batch, self._device)
+        return to_device(next(self._batches), self._device)
 
     def close(self) -> None:
         """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them."""
@@ -247,16 +246,6 @@ def _untouched(value: int) -> tuple[float, ...]:
     """Return the result of `_draw` right after `seed_all(value)`; leaves the generators in a different state."""
     seed_all(value)
     return _draw()
-
-
-class _Replay:
-    """A batch sampler over an iterator that is consumed once."""
-
-    def __init__(self, keys: Iterator[list[Key]]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._keys
 
 
 def _as_it_is(batch: Any) -> Any:

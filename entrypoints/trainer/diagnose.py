@@ -146,7 +146,6 @@ def _is_plain(wanted: TrainingSettings) -> bool:
 
 
 def _stages(stages_s: tuple[float, ...]) -> str:
-    """Return the slowest stage of a pipeline in words."""
     if not stages_s:
         return ""
     slowest = max(range(len(stages_s)), key=lambda stage: stages_s[stage])

@@ -5,6 +5,7 @@ torch's AveragedModel copies the module, which FSDP2 forbids; the class here kee
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from ..rank.exchange import local_part
 
 # Prefixes that wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
 
 
 class Ema:
@@ -36,7 +37,7 @@ class Ema:
         self._decay = decay
         self._reshard()
         # The parameters are kept, not their local tensors, which FSDP2 may replace.
-        self._parameters = {_clean(n): p for n, p in self._module.named_parameters() if p.requires_grad}
+        self._parameters = {_WRAPPERS.sub("", n): p for n, p in self._module.named_parameters() if p.requires_grad}
         self._averages = {name: _copy(parameter) for name, parameter in self._parameters.items()}
 
     def decay(self, steps_done: int) -> float:
@@ -95,12 +96,6 @@ class Ema:
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def _clean(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _copy(parameter: torch.Tensor) -> torch.Tensor:

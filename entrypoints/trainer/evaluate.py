@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,7 +95,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
             if job.agreement.is_due():
                 job.agreement.begin(batch_s)
             with job.strategy.autocast():
-                found.append(_measure(job, batch))
+                found.append(on_model(job, functools.partial(numbers, job, batch)) or {})
             heartbeat.beat()
             stop = job.agreement.finish().stop
             if stop is not None:
@@ -106,15 +107,12 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
     return None, mean(found, [weight if job.place.counts else 0 for _, weight in plan])
 
 
-def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
-    """Return the numbers of the batch; none before the last stage of a pipeline."""
-    piped = job.strategy.evaluate
-    if piped is None:
-        return numbers(job, job.strategy.module, batch)
-    return piped(lambda model: numbers(job, model, batch)) or {}
+def on_model(job: TrainingJob, run: Callable[[Any], Any]) -> Any:
+    """Return the result of `run(model)`; None before the last stage of a pipeline."""
+    return run(job.strategy.module) if job.strategy.evaluate is None else job.strategy.evaluate(run)
 
 
-def numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
+def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, float]:
     """Return the task's numbers of a batch: those of `evaluate`, else the loss. Raises TaskError."""
     if job.task.evaluate is None:
         return {"loss": float(job.task.loss(model, batch))}

@@ -73,22 +73,13 @@ def mfu(flops_per_step: float, step_s: float, ranks: int, peak_tflops: float) ->
     return flops_per_step / (step_s * ranks * peak_tflops * 1e12)
 
 
-def estimate(parameters: int, tokens: int) -> float:
-    """Return an estimate of a transformer's operations, forward and backward, for models that cannot be counted.
-
-    Two per parameter and token forward, four backward; without attention itself, but with an embedding table, so the
-    estimate suits models whose width is well beyond a twelfth of the context. Source: Kaplan et al. 2020, section 2.1.
-    """
-    return 6.0 * parameters * tokens
-
-
 class FlopCounter(TorchDispatchMode):
     """Counts the operations of this rank's work inside `with Counter() as counter`, afterwards in `counter.total`.
 
     Meant for one real micro-batch, forward and backward: results keep their bits. Recomputation by activation
     checkpointing is left out, and a custom or Triton kernel without a registered formula counts as zero. The cost is
     some microseconds per operation. With any compiled module the counter counts nothing, since torch 2.13 never again
-    runs a compiled module in compiled form after a run under any dispatch mode: see `estimate`.
+    runs a compiled module in compiled form after a run under any dispatch mode.
 
     The formulas come from torch's FlopCounterMode. FlopCounterMode itself would count recomputation, put hooks on all
     modules, and let a failing formula end the forward pass.

@@ -20,12 +20,13 @@ from ..checkpoints import folder as folders
 from ..checkpoints import loader, matching
 from ..contract import InitSettings
 from ..errors import TaskError
+from ..format import first_of
 from ..models.folder import SUMS, WEIGHT_FILES
 from ..rank import exchange
 from ..rank.exchange import local_part
 from . import report
 from .job import TrainingJob, TrainState
-from .resume import hand_over_copies, load_optimizer
+from .resume import all_shapes, hand_over_copies, load_optimizer, opened
 from .strategies.facts import facts_of
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
@@ -91,16 +92,11 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
     path = Path(checkpoint)
     if damage := loader.check(path):
         raise folders.CheckpointError(f"the parent's checkpoint {path} is damaged: {damage}")
-    found: Any = None
-    if job.place.is_head:
-        opened = folders.open_found(path)
-        found = [opened.step, opened.trainer, opened.files]
-    step, trainer, listed = exchange.share(found)
-    whole = facts_of(job.spec.training).is_whole
-    reader = loader.open_reader(folders.FoundCheckpoint(path, step, trainer, listed), whole=whole)
+    found = opened(job, path)
+    reader = loader.open_reader(found, whole=facts_of(job.spec.training).is_whole)
     names = matching.saved_names(reader.shapes, averaged=averaged)
-    origin = {"job": trainer.get("job"), "step": step, "sha256": sha256, "path": str(path)}
-    return Parent(reader, names, origin, trainer)
+    origin = {"job": found.trainer.get("job"), "step": found.step, "sha256": sha256, "path": str(path)}
+    return Parent(reader, names, origin, found.trainer)
 
 
 def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]:
@@ -108,11 +104,8 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
     module, reader = job.strategy.module, parent.reader
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     tied = same_tensors(live)
-    shapes = {name: tuple(value.shape) for name, value in live.items()}
-    if job.place.pipeline > 1:
-        shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
     saved = {name: reader.shapes[full] for name, full in parent.names.items()}
-    paired = matching.pair(saved, shapes, wishes, tied)
+    paired = matching.pair(saved, all_shapes(job, live), wishes, tied)
     sources = {name: parent.names[old] for name, old in paired.sources.items()}
     for names in tied.values():
         twins = sorted({sources[each] for each in names if each in sources})
@@ -128,9 +121,10 @@ def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]
         extra = reader.plain.get("extra") if isinstance(reader.plain, dict) else None
         if extra and not wishes.rename:
             module.load_state_dict(extra, strict=False)
-    notes = [f"{', '.join(paired.kept[:8])} keep their own start" + _more(paired.kept)] if paired.kept else []
+    more = f" and {len(paired.kept) - 8} more" if len(paired.kept) > 8 else ""
+    notes = [f"{', '.join(paired.kept[:8])} keep their own start{more}"] if paired.kept else []
     if paired.unused:
-        notes.append(f"not used of the parent: {', '.join(paired.unused[:8])}{_more(paired.unused)}")
+        notes.append(f"not used of the parent: {first_of(paired.unused, 8)}")
     cast = {f"{reader.dtypes[full]} to {value.dtype}" for full, value in weights.items()}
     cast = {each.replace("torch.", "") for each in cast if len(set(each.split(" to "))) > 1}
     return [*notes, *([f"cast: {', '.join(sorted(cast))}"] if cast else [])]
@@ -196,7 +190,3 @@ def _fill_optimizer(job: TrainingJob, parent: Parent) -> None:
         )
     with torch.no_grad():
         load_optimizer(job, parent.reader)
-
-
-def _more(names: tuple[str, ...], shown: int = 8) -> str:
-    return f" and {len(names) - shown} more" if len(names) > shown else ""

@@ -70,11 +70,6 @@ class RankContext:
         return self.ranks // (self.tensor * self.pipeline)
 
     @property
-    def stage(self) -> int:
-        """The number of this rank's stage."""
-        return self.holders.start // len(self.holders)
-
-    @property
     def holders(self) -> range:
         """The ranks of this rank's stage: together they hold the stage's parameters."""
         width = self.ranks // self.pipeline
@@ -285,7 +280,13 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     if dataset is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     fingerprint = data.fingerprint(dataset, spec.training.seed)
-    _check_alike(len(dataset), fingerprint)
+    seen = exchange.gather([len(dataset), fingerprint])  # else the ranks might train different numbers of steps
+    other = next((rank for rank, one in enumerate(seen) if one != seen[0]), None)
+    if other is not None:
+        raise TaskError(
+            f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
+            "or their first or last item differs; is a local copy stale?"
+        )
     return dataset, fingerprint
 
 
@@ -323,17 +324,6 @@ def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) ->
     with strategy.optimized():
         parameters = list(strategy.module.parameters())
     return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
-
-
-def _check_alike(length: int, fingerprint: str) -> None:
-    """Raise TaskError, on all ranks, if their datasets differ: the ranks might train different numbers of steps."""
-    seen = exchange.gather([length, fingerprint])
-    other = next((rank for rank, one in enumerate(seen) if one != seen[0]), None)
-    if other is not None:
-        raise TaskError(
-            f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
-            "or their first or last item differs; is a local copy stale?"
-        )
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:

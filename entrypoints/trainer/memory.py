@@ -222,7 +222,6 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
 
 
 def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:
-    """Return the memory of a rank."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
     local, facts = wanted.local or LocalSettings(), facts_of(wanted)
     is_local = facts.averages_weights and ranks > 1
@@ -353,11 +352,9 @@ class _Unconnected(Links):
         self._outputs: deque[torch.Tensor] = deque()
 
     def expect(self, traced: Output) -> None:
-        """Prepare an activation."""
         self._traced.append(traced)
 
     def take(self) -> Activation:
-        """Return an activation."""
         traced = self._traced.popleft()
         return Activation(torch.empty(traced.shape, dtype=traced.dtype, requires_grad=True), None)
 
@@ -365,11 +362,9 @@ class _Unconnected(Links):
         """Send nothing."""
 
     def expect_gradient(self, output: torch.Tensor) -> None:
-        """Prepare a gradient."""
         self._outputs.append(torch.empty_like(output))
 
     def take_gradient(self) -> torch.Tensor:
-        """Return a gradient."""
         return self._outputs.popleft()
 
     def give_gradient(self, received: torch.Tensor) -> None:

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ..format import quantity
 from .flops import mfu
-
-if TYPE_CHECKING:
-    from .strategies.strategy import StageTimes
+from .strategies.strategy import StageTimes
 
 Batch = TypeVar("Batch")
 _SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
@@ -96,7 +94,7 @@ class ThroughputMeter:
         self._samples_per_step = samples_per_step
         self._tokens_per_sample = tokens_per_sample
         self._ranks = ranks
-        self._peak_tflops = peak_tflops
+        self.peak_tflops = peak_tflops  # None: MFU stays unknown
         self._communication = communication or (lambda: None)
         self._stage_times = stage_times
         self.figures: Callable[[], dict[str, Any]] = figures or dict
@@ -108,11 +106,6 @@ class ThroughputMeter:
         self.step_s = 0.0  # of the last window; 0 until the first window ends
         self._looked_s, self._peak_bytes = -math.inf, 0
         self.flops_per_step: float | None = None  # over all ranks; set after the count, 0 if the count failed
-
-    @property
-    def knows_peak(self) -> bool:
-        """Whether MFU is known after the count of operations."""
-        return self._peak_tflops is not None
 
     def wait_for(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch, and count the wait."""
@@ -139,16 +132,10 @@ class ThroughputMeter:
         self._since_s += seconds
         self._paused_s += seconds
 
-    def add(self, part: str, seconds: float) -> None:
-        """Leave out time in which training paused for a `checkpoint`, and report the pause. Raises ValueError."""
-        if part != "checkpoint":
-            raise ValueError(f"{part!r} is not a part of the time; there is checkpoint")
+    def add_checkpoint(self, seconds: float) -> None:
+        """Leave out time in which training paused for a checkpoint, and report the pause."""
         self._checkpoint_s += seconds
         self.skip(seconds)
-
-    def read(self) -> float:
-        """Return samples per second since the last reading, over all ranks, and begin a new window."""
-        return self.measure().samples_per_s
 
     def measure(self) -> Speed:
         """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
@@ -170,8 +157,8 @@ class ThroughputMeter:
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
         rate = self._samples_per_step / self.step_s
         share = None
-        if self.flops_per_step and self._peak_tflops is not None:
-            share = mfu(self.flops_per_step, self.step_s, self._ranks, self._peak_tflops)
+        if self.flops_per_step and self.peak_tflops is not None:
+            share = mfu(self.flops_per_step, self.step_s, self._ranks, self.peak_tflops)
         return Speed(
             step_s=self.step_s,
             data_s=data_s,

@@ -97,7 +97,7 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
         max_steps=progress.max_steps,
         loss=loss,
         lr=lr,
-        **_rounded(speed.fields()),
+        **rounded(speed.fields()),
         eta_s=eta_s,
         epoch=progress.samples / len(job.train_data),
         samples=progress.samples,
@@ -107,9 +107,13 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
     )
 
 
-def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures in four digits: more digits would only lengthen every log line."""
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
+def rounded(value: Any) -> Any:
+    """Return the figures in four digits, also inside dicts and lists: more would only lengthen every log line."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:

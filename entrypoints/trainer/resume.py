@@ -17,6 +17,7 @@ from ..checkpoints import folder as folders
 from ..checkpoints import loader, published
 from ..errors import TaskError
 from ..events import emit
+from ..format import first_of
 from ..rank import exchange
 from ..rank.exchange import local_part
 from . import saving
@@ -180,13 +181,14 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
         raise TaskError(fault)
     damaged: list[tuple[Path, str]] = []
     for path in map(Path, paths):
-        opened = _intact(job, path)
-        if not isinstance(opened, str):
+        intact = _intact(job, path)
+        if not isinstance(intact, str):
             _set_aside(job, [listed for listed, _ in damaged])
-            if job.place.is_head:
-                _set_aside_later(job.folder, opened[0].step)
-            return opened, damaged
-        damaged.append((path, opened))
+            for step, later in folders.list_steps(job.folder) if job.place.is_head else ():
+                if step > intact[0].step:  # later steps than those of a named checkpoint would outrank new ones
+                    folders.set_aside(later, "old")
+            return intact, damaged
+        damaged.append((path, intact))
     if damaged and job.mirror is not None and (fetched := _from_mirror(job)) is not None:
         _set_aside(job, [path for path, _ in damaged if path.name != fetched[0].path.name])  # its name is in use again
         return fetched, damaged
@@ -209,7 +211,7 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     wrong = loader.check(path)
     if wrong is not None:
         return wrong
-    checkpoint = _opened(job, path)
+    checkpoint = opened(job, path)
     if lacking := [name for name in ("job", "optimizer", "world_size") if name not in checkpoint.trainer]:
         return f"{folders.TRAINER} has no {lacking[0]}"
     _require_own(job, checkpoint)
@@ -235,8 +237,8 @@ def _from_mirror(job: TrainingJob) -> _Intact | None:
     fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
     if fault:  # a start from step 0 would replace an intact remote checkpoint with earlier steps
         raise folders.Unreadable(fault)
-    opened = _intact(job, Path(fetched)) if fetched else None
-    return None if isinstance(opened, str) else opened
+    intact = _intact(job, Path(fetched)) if fetched else None
+    return None if isinstance(intact, str) else intact
 
 
 def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
@@ -246,7 +248,7 @@ def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
             folders.set_aside(path, "damaged")
 
 
-def _opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
+def opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
     """Return the checkpoint as rank 0 sees it, on all ranks."""
     agreed: Any = None
     if job.place.is_head:
@@ -296,13 +298,6 @@ def _is_first_start(job: TrainingJob) -> bool:
     return job.spec.attempt == 1 and _restarts() == 0 and not is_known
 
 
-def _set_aside_later(folder: Path, step: int) -> None:
-    """Set aside the steps after a checkpoint that the user named: later steps would outrank new checkpoints."""
-    for later, path in folders.list_steps(folder):
-        if later > step:
-            folders.set_aside(path, "old")
-
-
 def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> list[str]:
     """Fill the live state from the checkpoint; return notes for the report.
 
@@ -310,11 +305,9 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
     """
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    if job.place.pipeline > 1:
-        shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
-    fault = _difference(shapes, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
-    if fault:
+    shapes = {name.removeprefix("model."): shape for name, shape in all_shapes(job, weights).items()}
+    saved = {name.removeprefix("model."): s for name, s in reader.shapes.items() if name.startswith("model.")}
+    if fault := _difference(shapes, saved):
         raise TaskError(
             f"the checkpoint belongs to a different model: {fault}; fix model(params), "
             "or start from step 0 with checkpoint.resume: never"
@@ -342,6 +335,13 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
     if is_same and is_whole:
         job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
     return _notes(job, reader, has_own=is_same and is_whole)
+
+
+def all_shapes(job: TrainingJob, live: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes by name, those of all stages. Collective."""
+    shapes = {name: tuple(value.shape) for name, value in live.items()}
+    stages = exchange.gather(shapes) if job.place.pipeline > 1 else [shapes]
+    return {name: tuple(shape) for stage in stages for name, shape in stage.items()}
 
 
 def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> list[str]:
@@ -421,16 +421,9 @@ def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, 
     faults = {
         "it lacks": [name for name in shapes if name not in saved],
         "it has but this model lacks": [name for name in saved if name not in shapes],
-        "the shape differs of": [
-            f"{name} {saved[name]}, here {shape}" for name, shape in shapes.items() if saved.get(name, shape) != shape
-        ],
+        "the shape differs of": [f"{n} {saved[n]}, here {s}" for n, s in shapes.items() if saved.get(n, s) != s],
     }
-    return "; ".join(f"{what} {_first(names)}" for what, names in faults.items() if names) or None
-
-
-def _first(names: list[str], count: int = 4) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(name.removeprefix("model.") for name in names[:count]) + more
+    return "; ".join(f"{what} {first_of(names, 4)}" for what, names in faults.items() if names) or None
 
 
 def _report(

@@ -19,7 +19,6 @@ from ..checkpoints import folder as folders
 from ..checkpoints import weights
 from ..checkpoints.folder import CheckpointError
 from ..checkpoints.saver import Snapshot
-from ..checkpoints.uploader import Uploader
 from ..errors import TaskError
 from ..format import quantity
 from ..rank import exchange, heartbeat
@@ -74,7 +73,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
         )
     if job.spec.checkpoint.blocking:
         finish(job, progress)
-    job.meter.add("checkpoint", time.perf_counter() - begin_s)
+    job.meter.add_checkpoint(time.perf_counter() - begin_s)
 
 
 def collect(job: TrainingJob, progress: TrainState) -> None:
@@ -94,14 +93,9 @@ def collect(job: TrainingJob, progress: TrainState) -> None:
             blocked_s=saved.blocked_s,
             bytes=saved.size,
         )
-    if job.uploader is not None:
-        _collect_uploads(job, job.uploader)
-
-
-def _collect_uploads(job: TrainingJob, uploader: Uploader) -> None:
-    if uploader.is_busy:
-        job.agreement.uploading(uploader.seconds)
-    for sent in uploader.news():
+    if job.uploader is not None and job.uploader.is_busy:
+        job.agreement.uploading(job.uploader.seconds)
+    for sent in job.uploader.news() if job.uploader is not None else ():
         if sent.fault is None:
             job.agreement.uploaded(sent.seconds)
             text = f"checkpoint step {sent.step} is in the mirror after {sent.seconds:.2f}s"

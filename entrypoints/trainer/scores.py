@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -146,11 +146,6 @@ def predictions(counts: ClassCounts | Residuals, keep: int) -> list[dict[str, An
         return [dict(zip(_NAMES, row, strict=True)) for row in counts.kept]
     first = [row for row in counts.rows if row[0] < keep]
     return [{"index": int(index), "target": target, "value": value} for index, target, value in first]
-
-
-def as_json(counts: ClassCounts | Residuals | None) -> dict[str, Any] | None:
-    """Return the counts in JSON's form."""
-    return None if counts is None else asdict(counts)
 
 
 def class_figures(counts: ClassCounts) -> dict[str, Any]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..contract import CheckpointSettings, EvaluateSettings, InitSettings, JobSpec
 from ..errors import TaskError
+from ..records import Record
 
 REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Record):
     """The built-in optimizer's settings (optim.py)."""
 
     name: str = "adamw"
@@ -37,7 +38,7 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True)
-class ScheduleSettings:
+class ScheduleSettings(Record):
     """The course of the learning rate: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
 
     name: str = "constant"
@@ -46,7 +47,7 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True)
-class MonitorSettings:
+class MonitorSettings(Record):
     """The metric that selects the best checkpoint."""
 
     metric: str = "loss"
@@ -58,7 +59,7 @@ class MonitorSettings:
 
 
 @dataclass(frozen=True)
-class ParallelSettings:
+class ParallelSettings(Record):
     """How one copy of the model is spread over ranks, beside the data dimension of `strategy`."""
 
     tensor: int = 1
@@ -84,7 +85,7 @@ class ParallelSettings:
 
 
 @dataclass(frozen=True)
-class ServerSettings:
+class ServerSettings(Record):
     """The parameter servers of strategy async."""
 
     shards: int | None = None
@@ -102,7 +103,7 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class OuterSettings:
+class OuterSettings(Record):
     """The outer optimizer of `strategy: local`, SGD with Nesterov momentum; 1.0 and 0.0 are plain averaging."""
 
     lr: float = 1.0
@@ -110,7 +111,7 @@ class OuterSettings:
 
 
 @dataclass(frozen=True)
-class LocalSettings:
+class LocalSettings(Record):
     """Section `training.local`: when the ranks of `strategy: local` average their weights."""
 
     period: int = 16
@@ -138,7 +139,7 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Record):
     """Section `training`. Batch sizes count samples; steps are optimizer steps."""
 
     global_batch_size: int
@@ -199,21 +200,11 @@ class Spec:
 
 
 _PAUSES = ("pause_at", "pause_epochs")  # change no step
-_SECTIONS: dict[str, type[Any]] = {
-    "optimizer": OptimizerSettings,
-    "schedule": ScheduleSettings,
-    "parallel": ParallelSettings,
-    "server": ServerSettings,
-    "local": LocalSettings,
-    "outer": OuterSettings,
-    "monitor": MonitorSettings,
-}
 
 
 def read_spec(path: str | Path) -> Spec:
     """Return the spec. Raises TaskError if the job is not a task."""
-    raw = json.loads(Path(path).read_text())
-    spec = JobSpec.load(raw)
+    spec = JobSpec.load(json.loads(Path(path).read_text()))
     if spec.run.kind != "task":
         raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {spec.run.kind!r}")
     params = dict(spec.params or {})
@@ -224,7 +215,7 @@ def read_spec(path: str | Path) -> Spec:
         attempt=spec.attempt,
         target=spec.run.target,
         params=params,
-        training=_filled(TrainingSettings, spec.training or {}),
+        training=TrainingSettings.load(spec.training or {}),
         checkpoint=spec.checkpoint,
         timeout_s=spec.timeout_s,
         config_sha256=hashlib.sha256(config.encode()).hexdigest(),
@@ -237,17 +228,6 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean ...?` if a known word is close, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
-
-
-def _filled(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return `kind` filled from `values`; None stands for the default."""
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key in _SECTIONS:
-            value = _filled(_SECTIONS[key], value)
-        if value is not None:
-            made[key] = tuple(value) if key == "betas" else value
-    return kind(**made)
 
 
 def shortened(spec: Spec) -> Spec:

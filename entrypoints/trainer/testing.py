@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -295,7 +296,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
         raise TaskError(fault)
     if outputs is None:
         return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
-    total = scores.summed(exchange.gather(scores.as_json(counts)))
+    total = scores.summed(exchange.gather(counts and dataclasses.asdict(counts)))
     assert total is not None
     rows = {"predictions": scores.predictions(total, kept)}
     if isinstance(total, scores.ClassCounts):
@@ -305,17 +306,12 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
 
 def _measured(job: TrainingJob, batch: Any) -> Any:
     """Return the task's outputs or numbers for the batch; None before the last stage of a pipeline."""
-
-    def measure(model: Any) -> Any:
-        outputs = job.task.outputs
-        return evaluate.numbers(job, model, batch) if outputs is None else outputs(model, batch)
-
-    piped = job.strategy.evaluate
-    return measure(job.strategy.module) if piped is None else piped(measure)
+    if (outputs := job.task.outputs) is not None:
+        return evaluate.on_model(job, lambda model: outputs(model, batch))
+    return evaluate.on_model(job, functools.partial(evaluate.numbers, job, batch))
 
 
 def _words(result: dict[str, Any]) -> str:
-    """Return the headline of the test."""
     at = "" if result["step"] is None else f", step {result['step']}"
     text = f"test on {result['split']} ({result['n']} samples{at}): "
     if result["kind"] == "classification":
@@ -330,13 +326,11 @@ def _words(result: dict[str, Any]) -> str:
 
 def short(result: dict[str, Any]) -> dict[str, Any]:
     """Return the figures in four digits, without the longest tables and the last metrics, to fit into an event line."""
-    found: dict[str, Any] = _rounded(result)
+    found: dict[str, Any] = report.rounded(result)
     found["worst"] = found.get("worst", [])[:10]
-    found["classes"] = [
-        [each[k] for k in ("precision", "recall", "f1", "support")] for each in found.get("classes", [])
-    ]
-    bins = found.get("calibration", [])
-    found["calibration"] = [[each[k] for k in ("count", "accuracy", "probability")] for each in bins]
+    columns = {"classes": ("precision", "recall", "f1", "support"), "calibration": ("count", "accuracy", "probability")}
+    for table, keys in columns.items():
+        found[table] = [[each[k] for k in keys] for each in found.get(table, [])]
     pairs = [(n, a, b) for a, row in enumerate(found.get("confusion", [])) for b, n in enumerate(row) if n and a != b]
     found["pairs"] = [list(each) for each in sorted(pairs, key=lambda each: (-each[0], each[1:]))[:20]]
     for name in ("confusion", "classes", "pairs", "worst", "compared"):
@@ -347,11 +341,3 @@ def short(result: dict[str, Any]) -> dict[str, Any]:
     while len(json.dumps(found)) >= _ROOM and others:  # the file of the figures has all
         found.pop(others.pop())
     return found
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value

@@ -309,7 +309,7 @@ def _counted(job: TrainingJob) -> AbstractContextManager[None]:
     The count is needed only if the device's peak is known.
     """
     training = job.spec.training
-    is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not training.compile
+    is_wanted = job.meter.flops_per_step is None and job.meter.peak_tflops is not None and not training.compile
     # With the schedule async a step holds other passes than its own.
     return _counting(job) if is_wanted and training.parallel.schedule != "async" else _AS_IT_IS
 

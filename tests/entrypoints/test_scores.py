@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def total(parts: list[list[tuple[list[int], dict[str, torch.Tensor]]]]) -> score
         counts = None
         for indices, found in part:
             counts = scores.counted(found, indices, counts)
-        counted.append(json.loads(json.dumps(scores.as_json(counts))))
+        counted.append(json.loads(json.dumps(asdict(counts))))
     return scores.summed(counted)
 
 

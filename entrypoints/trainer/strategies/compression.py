@@ -43,11 +43,10 @@ class PowerSGD:
 
     def __init__(self, module: nn.Module, rank: int) -> None:
         self._rank = rank
-        self._names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        self._matrices = {name: p for name, p in module.named_parameters() if p.requires_grad and self._fits(p)}
-        self._other_bytes = sum(
-            p.nbytes for name, p in module.named_parameters() if p.requires_grad and name not in self._matrices
-        )
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in trained.items()}
+        self._matrices = {name: p for name, p in trained.items() if self._fits(p)}
+        self._other_bytes = sum(p.nbytes for name, p in trained.items() if name not in self._matrices)
         self._errors: State = {}
         self._qs: State = {}
         self.load({})

@@ -69,7 +69,6 @@ class _Uses(TorchDispatchMode):
             self.found[name] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation."""
         is_activation = False
         for value in tree_leaves((args, kwargs)):
             for name in self._names.get(id(value), ()):

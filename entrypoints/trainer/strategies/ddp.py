@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import TaskError
+from ...format import first_of
 from ...rank.exchange import local_part
 from ..contradictions import SPARSE
 from . import blocks as blocks_of
@@ -175,9 +176,8 @@ def _once_all_are_used(module: nn.Module) -> Any:
         unchecked.clear()
         unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
         if unused:
-            more = f" and {len(unused) - 4} more" if len(unused) > 4 else ""
             raise TaskError(
-                f"the loss does not depend on {', '.join(unused[:4])}{more}, and ddp waits for every gradient; "
+                f"the loss does not depend on {first_of(unused, 4)}, and ddp waits for every gradient; "
                 "use them, freeze them with requires_grad_(False), or set strategy: fsdp, which takes them as zero"
             )
 

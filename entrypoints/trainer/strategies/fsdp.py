@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,17 +73,19 @@ def sharded(setup: Setup) -> Strategy:
     buffers = Buffers(module, split, first, setup.silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
     if setup.silent:
-        _silence(module)
+        for part in (part for part in module.modules() if isinstance(part, FSDPModule)):
+            part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # as in _sum_over_tree
+            part.set_custom_reduce_scatter(_LocalScatter())  # type: ignore[arg-type]
     elif strict and split.ranks > 1:
         _sum_over_tree(module, mesh["shard"].size())
     parameters = setup.trained  # the shards: see _reshard_after_evaluation
     clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
-    around = _Strict(parameters, buffers) if strict else _Standard(module, split, buffers)
+    around = _Strict(parameters, buffers).micro_batch if strict else partial(_standard, module, split, buffers)
     return replace(
         setup.of_one_rank(buffers),
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
-        micro_batch=around.micro_batch if stages == 1 else buffers.micro_batch,
+        micro_batch=around if stages == 1 else buffers.micro_batch,
         autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
         clip=lambda max_norm: clips(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
@@ -108,18 +111,14 @@ def _check(module: nn.Module, found: list[nn.Module]) -> None:
             raise TaskError(
                 f"parameter {name} is not contiguous, as fsdp needs it; call .contiguous() in model(params)"
             )
-    for block, kinds in _kinds(owners).items():
-        if len(kinds) > 1:
-            listed = ", ".join(sorted(str(kind) for kind in kinds))
-            raise TaskError(f"the parameters of {block} are {listed}; fsdp shards those of one type together: use one")
-
-
-def _kinds(owners: dict[nn.Parameter, tuple[str, str]]) -> dict[str, set[torch.dtype]]:
-    kinds: dict[str, set[torch.dtype]] = {}
+    kinds: dict[str, set[str]] = {}
     for parameter, (_, owner) in owners.items():
         if parameter.requires_grad:
-            kinds.setdefault(owner, set()).add(parameter.dtype)
-    return kinds
+            kinds.setdefault(owner, set()).add(str(parameter.dtype))
+    for block, own in kinds.items():
+        if len(own) > 1:
+            listed = ", ".join(sorted(own))
+            raise TaskError(f"the parameters of {block} are {listed}; fsdp shards those of one type together: use one")
 
 
 def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
@@ -162,22 +161,14 @@ def _sum_over_tree(module: nn.Module, width: int) -> None:
             part.set_force_sum_reduction_for_comms(True)
 
 
-class _Standard:
-    """Micro-batches whose gradients stay on their rank, unsharded, until the step's last micro-batch."""
-
-    def __init__(self, module: nn.Module, split: data.Split, buffers: Buffers) -> None:
-        assert isinstance(module, FSDPModule)
-        self._module = module
-        self._accumulation = split.accumulation
-        self._buffers = buffers
-
-    @contextlib.contextmanager
-    def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:
-        """Wrap the forward and the backward pass of one micro-batch."""
-        with self._buffers.micro_batch(virtual, last):
-            if self._accumulation > 1:
-                self._module.set_requires_gradient_sync(last)
-            yield
+@contextlib.contextmanager
+def _standard(module: nn.Module, split: data.Split, buffers: Buffers, virtual: int, last: bool) -> Iterator[None]:
+    """Wrap a micro-batch whose gradients stay on their rank, unsharded, until the step's last micro-batch."""
+    assert isinstance(module, FSDPModule)
+    with buffers.micro_batch(virtual, last):
+        if split.accumulation > 1:
+            module.set_requires_gradient_sync(last)
+        yield
 
 
 class _Strict:
@@ -215,16 +206,8 @@ def _add(into: dict[nn.Parameter, Any], other: dict[nn.Parameter, Any]) -> None:
     into.update({parameter: gradient for parameter, gradient in other.items() if parameter not in into})
 
 
-def _silence(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # as in _sum_over_tree
-            part.set_custom_reduce_scatter(_LocalScatter())  # type: ignore[arg-type]
-
-
 class _Local:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a transfer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 

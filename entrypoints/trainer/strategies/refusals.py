@@ -23,7 +23,8 @@ from .fsdp import shard_width
 
 def in_words(settings: TrainingSettings, every_steps: int | None = None) -> list[str]:
     """Return the contradictions in the settings, as the launcher words them; `every_steps`: between checkpoints."""
-    refused = contradictions.of(contradictions.given_in(settings, every_steps))
+    checkpoint = {} if every_steps is None else {"every_steps": every_steps}
+    refused = contradictions.of({"training": contradictions.differing(settings), "checkpoint": checkpoint})
     return [f"{refusal.message}; {refusal.cure}" for refusal in refused]
 
 
@@ -32,21 +33,15 @@ def of_settings(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
     yield from in_words(replace(settings, micro_batch_size=split.micro))
     for refusal in contradictions.of_ranks(settings, split.ranks, split.accumulation):
         yield f"{refusal.message}; {refusal.cure}"
-    if settings.strategy == "hsdp":
-        yield from _hsdp_faults(settings, split.ranks)
+    width, ranks = shard_width(settings, split.ranks), split.ranks
+    if settings.strategy == "hsdp" and ranks % width:
+        fits = ", ".join(str(n) for n in range(2, ranks + 1) if ranks % n == 0)
+        yield f"shard_size {width} does not divide the {ranks} ranks; set one of {fits}"
+    elif settings.strategy == "hsdp" and width == 1 and ranks > 1:
+        yield f"shard_size 1 shards nothing over {ranks} ranks; set strategy: ddp, or a larger shard_size"
     needs_newer = settings.reproducible == "strict" and not facts_of(settings).is_whole
     if needs_newer and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
-
-
-def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
-    """Yield the contradictions between the number of ranks and shard_size."""
-    width = shard_width(settings, ranks)
-    if ranks % width:
-        fits = ", ".join(str(n) for n in range(2, ranks + 1) if ranks % n == 0)
-        yield f"shard_size {width} does not divide the {ranks} ranks; set one of {fits}"
-    elif width == 1 and ranks > 1:
-        yield f"shard_size 1 shards nothing over {ranks} ranks; set strategy: ddp, or a larger shard_size"
 
 
 def of_place(settings: TrainingSettings, module: nn.Module, device: torch.device) -> Iterator[str]:

@@ -32,15 +32,12 @@ from torch import nn
 from .. import data
 from ..settings import TrainingSettings
 from . import codes
-from .strategy import Setup, State, Strategy, finite_gradients, share_weights
+from .strategy import Setup, State, Strategy, all_gather, finite_gradients, share_weights
 
 _DENSE_BELOW = 1000  # entries of a tensor: biases and norms are few, and sensitive
 _SAMPLE = 20_000  # entries, for 200 above the quantile of 1 %, which then is right to 7 %
 _ABOVE = 200  # sampled entries above the quantile at densities below 1 %
 _FIRST_DENSITY = 0.25  # of DGC's schedule, and the ratio of its stages
-
-# New name in torch 2.13, which warns of the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def density_at(wanted: float, warmup_steps: int, step: int) -> float:
@@ -223,7 +220,7 @@ class SparseExchange:
         """Return the values and codes of all ranks in rank order; None if a rank's gradient is not finite."""
         lengths = torch.tensor([[len(values), len(code), int(is_finite)]] * self._ranks, device=values.device)
         if not self._silent:
-            _all_gather(lengths.view(-1), lengths[0].clone())
+            all_gather(lengths.view(-1), lengths[0].clone())
         sizes = lengths.tolist()
         if not all(finite for *_, finite in sizes):
             return None
@@ -233,7 +230,7 @@ class SparseExchange:
         own[values.nbytes : values.nbytes + code.nbytes] = code.view(torch.uint8)
         packed = own.repeat(self._ranks, 1)
         if not self._silent and longest:
-            _all_gather(packed.view(-1), own)
+            all_gather(packed.view(-1), own)
             ring = 2 * (self._ranks - 1) / self._ranks * 4 * self._dense
             self._bytes += (self._ranks - 1) * (longest + lengths[0].nbytes) + ring
         found = []

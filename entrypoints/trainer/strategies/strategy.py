@@ -26,6 +26,8 @@ Tensor = TypeVar("Tensor", bound=torch.Tensor)
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 # The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# New name in torch 2.13, which warns of the old name.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -214,11 +216,6 @@ def clip_whole(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in whole]))
     scale_down([local_part(gradient) for gradient in gradients], norm, max_norm)
     return norm
-
-
-def finite(module: nn.Module) -> bool:
-    """Return whether this rank's part of every parameter is free of nan and infinity."""
-    return all(bool(torch.isfinite(local_part(p)).all()) for p in module.parameters())
 
 
 def finite_gradients(parameters: Sequence[nn.Parameter], agree: bool) -> bool:

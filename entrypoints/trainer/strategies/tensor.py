@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ...errors import TaskError
+from ...format import first_of
 from ...rank import exchange
 from ...rank.exchange import local_part
 from ..settings import ParallelSettings, suggest
@@ -111,9 +112,8 @@ def _by_names(module: nn.Module, blocks: Iterable[nn.Module], sequence: bool) ->
             plan |= {names[linear]: kind for linear, kind in _known(part)}
     if not plan:
         linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        more = f" and {len(linears) - 8} more" if len(linears) > 8 else ""
         raise TaskError(
-            f"parallel.tensor found no layer to split by name; the Linears are {', '.join(linears[:8])}{more}: write "
+            f"parallel.tensor found no layer to split by name; the Linears are {first_of(linears, 8)}: write "
             "tensor_plan(model) in the task, or training.parallel.plan"
         )
     if sequence:
@@ -186,8 +186,9 @@ def _faults(module: nn.Module, plan: Plan, ranks: int) -> Iterator[str]:
             )
         elif (size := _size(part, kind)) % ranks:
             fits = [n for n in range(2, size + 1) if size % n == 0][:6]
+            axis = {"row": "inputs", "embedding": "rows"}.get(kind, "outputs")
             yield (
-                f"parallel.tensor {ranks} does not divide the {size} {_axis(kind)} of {name}; set one of "
+                f"parallel.tensor {ranks} does not divide the {size} {axis} of {name}; set one of "
                 f"{', '.join(map(str, fits))}, or use parallel.pipeline"
             )
 
@@ -200,10 +201,6 @@ def _size(part: nn.Linear | nn.Embedding, kind: str) -> int:
     if isinstance(part, nn.Embedding):
         return part.num_embeddings
     return part.in_features if kind == "row" else part.out_features
-
-
-def _axis(kind: str) -> str:
-    return {"row": "inputs", "embedding": "rows"}.get(kind, "outputs")
 
 
 def split(module: nn.Module, plan: Plan, mesh: DeviceMesh, units: Iterable[nn.Module], *, sequence: bool) -> None:
@@ -363,8 +360,7 @@ def in_words(module: nn.Module, plan: Plan) -> str:
             if size:
                 sizes[_pattern(name)] = sizes.get(_pattern(name), 0) + size
     largest = sorted(sizes, key=lambda name: -sizes[name])
-    more = f" and {len(largest) - 4} more" if len(largest) > 4 else ""
-    rest = f"; whole on each rank {', '.join(largest[:4])}{more}" if largest else ""
+    rest = f"; whole on each rank {first_of(largest, 4)}" if largest else ""
     return f"split {told}{rest}"
 
 

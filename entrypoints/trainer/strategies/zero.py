@@ -26,15 +26,13 @@ from ...rank.exchange import local_part
 from ..settings import TrainingSettings
 from .strategy import (
     Strategy,
+    all_gather,
     buckets,
     clip_split,
     clip_whole,
     finite_gradients,
     scale_down,
 )
-
-# New names in torch 2.13, which warns of the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 Shards = Mapping[nn.Parameter, nn.Parameter]  # a DTensor for each trainable parameter, in the same memory
 
@@ -43,7 +41,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
     """Return ddp's strategy, with an optimizer that holds this rank's share of the state. Collective."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
     trained = [p for p in strategy.module.parameters() if p.requires_grad]
-    shards = {parameter: _shard(parameter, mesh) for parameter in trained}
+    shards = {parameter: nn.Parameter(_rows(parameter.detach(), mesh)) for parameter in trained}
     groups = buckets(trained)
     whole: list[torch.Tensor] = []  # the step's gradients
     own = list(shards.values())
@@ -80,10 +78,6 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
     )
 
 
-def _shard(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    return nn.Parameter(_rows(parameter.detach(), mesh))
-
-
 def _rows(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """Return the tensor, the same on all ranks, as a DTensor whose local tensor is a view of this rank's rows."""
     count = -(-len(tensor) // mesh.size())
@@ -106,7 +100,7 @@ def _exchange(parameters: list[nn.Parameter], mesh: DeviceMesh) -> None:
         for work in [dist.broadcast(part, group_src=i, group=group, async_op=True) for i, part in enumerate(moved)]:
             work.wait()
     else:
-        _all_gather(moved.view(-1), sent, group=group)
+        all_gather(moved.view(-1), sent, group=group)
     for parameter, parts in zip(parameters, torch.split(moved, sizes, dim=1), strict=True):
         parameter.copy_(parts.reshape(-1)[: parameter.numel()].view(parameter.shape))
 
