@@ -31,30 +31,13 @@ Source = Callable[[], "tuple[str, int] | None"]
 class Replicas:
     """The thread that copies, from `start` to `finish`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        source: Source,
-        token: str,
-        note: Path,
-        *,
-        every_s: float = EVERY_S,
-        quiet_s: float = QUIET_S,
-        pause_s: float = PAUSE_S,
-        margin_bytes: int = copies.MARGIN_BYTES,
-    ) -> None:
+    def __init__(self, folder: Path, source: Source, token: str, note: Path) -> None:
         """`source` returns address and port of the node that has the checkpoints, None while unknown.
 
         `note` is the file that lists the fetched entries (fetched_note.py).
         """
-        self._folder = folder
-        self._source = source
-        self._token = token
+        self._folder, self._source, self._token = folder, source, token
         self.note = note
-        self._every_s = every_s
-        self._quiet_s = quiet_s
-        self._pause_s = pause_s
-        self._margin_bytes = margin_bytes
         self._is_shared: dict[tuple[str, int], bool] = {}
         self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when the fingerprint is the same
         self._looked_s = 0.0
@@ -75,7 +58,7 @@ class Replicas:
     def _run(self) -> None:
         last = None
         while not self._stop.is_set():
-            wait_s = self._every_s
+            wait_s = EVERY_S
             try:
                 source = self._source()
                 if source != last:
@@ -107,7 +90,7 @@ class Replicas:
             self._fetch(source, entry, here.get(entry.name), note)
             for entry in lacking
             # A file that the job's own code is still writing must not replace the last good copy.
-            if entry.is_ours or begin_s - self._seen[entry.name][1] >= self._quiet_s
+            if entry.is_ours or begin_s - self._seen[entry.name][1] >= QUIET_S
         )
 
     def _knows_shared(self, source: tuple[str, int]) -> bool:
@@ -124,20 +107,16 @@ class Replicas:
             self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it stays unchanged")
             return False
         try:
-            ends = *source, self._token, name, self._folder
-            copies.fetch(*ends, note=self.note, margin_bytes=self._margin_bytes, stop=self._stop)
+            copies.fetch(*source, self._token, name, self._folder, note=self.note, stop=self._stop)
         except copies.Gone:
             return False
         except copies.Halted:
             raise
-        except copies.NoRoom as error:
-            self._fail(_ROOM, str(error))
-            return True
         except copies.CopyError as error:
-            self._fail(name, str(error))
-            return True
-        self._recover(name)
-        self._recover(_ROOM)
+            self._fail(_ROOM if isinstance(error, copies.NoRoom) else name, str(error))
+        else:
+            self._recover(name)
+            self._recover(_ROOM)
         return True
 
     def _retire(self, there: list[StoredEntry], here: dict[str, StoredEntry], note: Note) -> Note:
@@ -160,7 +139,7 @@ class Replicas:
     def _fail(self, what: str, words: str) -> None:
         """Print a new fault; set the time of the next try, later after each fault."""
         count = self._faults.get(what, (0, 0.0))[0] + 1
-        pause_s = min(self._pause_s * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
+        pause_s = min(PAUSE_S * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
         self._faults[what] = count, time.monotonic() + pause_s
         if count == 1:
             print(f"replicas: {words}; will retry", flush=True)

@@ -42,12 +42,8 @@ class Gathering:
         Entries whose names match a pattern of `merged` are equal on all nodes afterwards: of each file the newest.
         `note` is the file that lists the fetched entries (fetched_note.py).
         """
-        self._folder = folder
-        self._sources = sources
-        self._token = token
-        self._note = note
-        self._newest_alone = newest_alone
-        self._merged = merged
+        self._folder, self._sources, self._token, self._note = folder, sources, token, note
+        self._newest_alone, self._merged = newest_alone, merged
         self._faults: dict[str, str] = {}  # entry, or a source without an answer -> reason
         self._lost: set[Source] = set()
         self._stop = threading.Event()

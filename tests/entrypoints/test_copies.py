@@ -101,8 +101,8 @@ def serve(there: Path) -> Iterator[Serve]:
     """Return a function that offers a folder and returns the port."""
     made: list[copies.Server] = []
 
-    def serve(folder: Path = there, **options: Any) -> int:
-        made.append(copies.serve(folder, HOST, 0, TOKEN, **options))
+    def serve(folder: Path = there) -> int:
+        made.append(copies.serve(folder, HOST, 0, TOKEN))
         return made[-1].address[1]
 
     yield serve
@@ -338,10 +338,11 @@ def test_thousand_small_files(serve: Serve, there: Path, here: Path) -> None:
     assert contents(here) == contents(there)
 
 
-def test_many_at_once(serve: Serve, there: Path, tmp_path: Path) -> None:
+def test_many_at_once(serve: Serve, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients above the server's limit wait for their turn."""
     checkpoint(there, 1)
-    port = serve(connections=3)
+    monkeypatch.setattr(copies, "CONNECTIONS", 3)
+    port = serve()
     faults: list[Exception] = []
 
     def one(number: int) -> None:
@@ -527,9 +528,10 @@ def test_hostile_client_gets_nothing(serve: Serve, there: Path, want: str, name:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\0", b"\xff" * 100, *STRANGE], ids=range(3 + len(STRANGE)))
-def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes) -> None:
+def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server closes foreign connections and still serves real clients."""
-    port = serve(connections=1)
+    monkeypatch.setattr(copies, "CONNECTIONS", 1)
+    port = serve()
     for _ in range(3):
         with socket.create_connection((HOST, port)) as sock:
             sock.sendall(garbage)
@@ -592,7 +594,9 @@ def test_hostile_server_cannot_leave_the_folder(talk: Talk, here: Path, path: An
         {"bytes": 1 << 70},
     ],
 )
-def test_hostile_server_must_send_as_announced(talk: Talk, here: Path, changes: dict[str, Any]) -> None:
+def test_hostile_server_must_send_as_announced(
+    talk: Talk, here: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Content that differs from the announcement, or is invalid, never gets a name."""
 
     def say(wire: Wire) -> None:
@@ -603,8 +607,9 @@ def test_hostile_server_must_send_as_announced(talk: Talk, here: Path, changes: 
         wire.send({"sha256": hashlib.sha256(b"bad").hexdigest()})
         wire.send({"end": entries.fingerprint_of([file], None)})
 
+    monkeypatch.setattr(copywire, "STALL_S", 2.0)
     with pytest.raises(CopyError):
-        fetch(talk(say), "x", here, stall_s=2)
+        fetch(talk(say), "x", here)
     assert contents(here) == {}
 
 
@@ -665,12 +670,16 @@ def met() -> tuple[Seal, Seal]:
 
 
 @pytest.mark.parametrize("after", [20, 400, MIB, 3 * MIB + 1500])
-def test_flipped_byte_is_found(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
+def test_flipped_byte_is_found(
+    serve: Serve, there: Path, here: Path, relay: Any, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An altered byte in a message or in the content leaves no entry; the next try copies all."""
     checkpoint(there, 1)
     port = serve()
+    monkeypatch.setattr(copywire, "STALL_S", 3.0)
     with pytest.raises(CopyError):
-        fetch(relay(port, after, "flip").port, "step-00000001", here, stall_s=3)
+        fetch(relay(port, after, "flip").port, "step-00000001", here)
+    monkeypatch.undo()
     assert contents(here) == {}
     fetch(port, "step-00000001", here)
     assert contents(here) == contents(there)
@@ -685,18 +694,20 @@ def test_flipped_byte_is_found(serve: Serve, there: Path, here: Path, relay: Any
     ],
 )
 def test_damaged_connection_leaves_nothing(
-    serve: Serve, there: Path, here: Path, relay: Any, after: int, how: str, words: str
+    serve: Serve, there: Path, here: Path, relay: Any, after: int, how: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Altered content is reported with the file's name; a cut or stalled connection ends the copy in time."""
     checkpoint(there, 1)
+    line = relay(serve(), after, how)
+    monkeypatch.setattr(copywire, "STALL_S", 0.3 if how == "hold" else 5.0)
     begin_s = time.monotonic()
     with pytest.raises(CopyError, match=words):
-        fetch(relay(serve(), after, how).port, "step-00000001", here, stall_s=0.3 if how == "hold" else 5.0)
+        fetch(line.port, "step-00000001", here)
     assert how != "hold" or 0.3 <= time.monotonic() - begin_s < 5
     assert contents(here) == {}
 
 
-def test_slow_drip_is_given_up(talk: Talk, here: Path) -> None:
+def test_slow_drip_is_given_up(talk: Talk, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that sends a byte now and then cannot hold a copy open."""
     over = threading.Event()
 
@@ -706,15 +717,20 @@ def test_slow_drip_is_given_up(talk: Talk, here: Path) -> None:
         while not over.wait(0.05):
             wire.write(memoryview(b"x"))
 
+    monkeypatch.setattr(copywire, "STALL_S", 0.4)
     with pytest.raises(CopyError, match="has stalled"):
-        fetch(talk(drip), "x", here, stall_s=0.4)
+        fetch(talk(drip), "x", here)
     over.set()
 
 
-def test_stalled_client_is_disconnected(serve: Serve, there: Path, wait_until: Wait) -> None:
+def test_stalled_client_is_disconnected(
+    serve: Serve, there: Path, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that neither reads nor writes does not keep its place."""
     checkpoint(there, 1, 12 * MIB)
-    port = serve(connections=1, stall_s=0.3)
+    monkeypatch.setattr(copies, "CONNECTIONS", 1)
+    monkeypatch.setattr(copywire, "STALL_S", 0.3)
+    port = serve()
     with socket.create_connection((HOST, port)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire = Wire(sock, 5)
@@ -780,11 +796,14 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def test_full_disk_is_reported_beforehand(serve: Serve, there: Path, full: Path) -> None:
+def test_full_disk_is_reported_beforehand(
+    serve: Serve, there: Path, full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that does not fit does not start; the message gives both figures and the folder."""
     checkpoint(there, 1, 6 * MIB)
+    monkeypatch.setattr(copies, "MARGIN_BYTES", 0)
     with pytest.raises(copies.NoRoom, match=rf"to {full} on .*: 0.01 GB are needed there, and 0.00 GB are free"):
-        fetch(serve(), "step-00000001", full, margin_bytes=0)
+        fetch(serve(), "step-00000001", full)
     assert os.listdir(full) == []
 
 
@@ -927,9 +946,9 @@ def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
     told = copying.offer(folder=str(there), address=HOST)
     assert len(told["token"]) == 64
     asked = {**told, "name": "step-00000001", "into": str(here)}
-    assert copying.fetch(**asked)["bytes"] > 3 * MIB
-    assert copying.fetch(**asked)["bytes"] == 0
-    assert copying.fetch(**{**asked, "name": None})["bytes"] == 4
+    copying.fetch(**asked)
+    assert os.listdir(here) == ["step-00000001"]
+    copying.fetch(**{**asked, "name": None})
     assert contents(here) == contents(there)
     with pytest.raises(Refused, match="cannot copy none from"):
         copying.fetch(**{**asked, "name": "none"})
@@ -937,22 +956,23 @@ def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
 
 
 def test_fetch_of_all_entries_keeps_local_ones(there: Path, here: Path, tmp_path: Path) -> None:
-    """Missing entries arrive and fetched ones are updated; local and newer entries stay and are listed."""
+    """Missing entries arrive and fetched ones are updated; local and newer entries stay."""
     for name in ("lacking", "fetched", "own", "later"):
         (there / name).write_text("old")
     told = copying.offer(folder=str(there), address=HOST)
     asked = {**told, "name": None, "into": str(here), "note": str(tmp_path / "fetched.json")}
-    assert copying.fetch(**asked)["left"] == []
+    copying.fetch(**asked)
     (here / "lacking").unlink()
     (here / "own").write_text("mine")
     for name in ("fetched", "own"):
         (there / name).write_text("theirs")
         os.utime(there / name, (3e9, 3e9))
     os.utime(there / "later", (1, 1))
-    done = copying.fetch(**asked)
-    assert (sorted(done["names"]), sorted(done["left"])) == (["fetched", "lacking"], ["later", "own"])
-    assert contents(here) == {"lacking": b"old", "fetched": b"theirs", "own": b"mine", "later": b"old"}
-    assert copying.fetch(**{**asked, "note": None})["bytes"] == 0
+    copying.fetch(**asked)
+    kept = {"lacking": b"old", "fetched": b"theirs", "own": b"mine", "later": b"old"}
+    assert contents(here) == kept
+    copying.fetch(**{**asked, "note": None})
+    assert contents(here) == kept
     copying._offers.pop().close()
 
 

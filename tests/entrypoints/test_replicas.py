@@ -16,6 +16,7 @@ import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copies, entries, fetched_note, partial_files
+from cloudtrain.entrypoints.replication import replicas as replicating
 from cloudtrain.entrypoints.replication.replicas import Replicas
 
 TOKEN = "a" * 64
@@ -56,15 +57,17 @@ def keep(here: Path, server: copies.Server) -> Iterator[Keep]:
     """Return a function that keeps a replica, with many rounds a second, until the test's end."""
     made: list[Replicas] = []
 
-    def start(source: Any = None, folder: Path = here, token: str = TOKEN, **options: Any) -> Replicas:
-        quick = {"every_s": 0.02, "quiet_s": 0.3, "pause_s": 0.05, **options}
-        made.append(Replicas(folder, source or (lambda: server.address), token, note_of(folder), **quick))
+    def start(source: Any = None, folder: Path = here, token: str = TOKEN) -> Replicas:
+        made.append(Replicas(folder, source or (lambda: server.address), token, note_of(folder)))
         made[-1].start()
         return made[-1]
 
-    yield start
-    for each in made:
-        each.finish()
+    with pytest.MonkeyPatch.context() as patch:  # not the test's own, which a test may undo
+        for name, value in (("EVERY_S", 0.02), ("QUIET_S", 0.3), ("PAUSE_S", 0.05)):
+            patch.setattr(replicating, name, value)
+        yield start
+        for each in made:
+            each.finish()
 
 
 def checkpoint(folder: Path, step: int, size: int = 1000) -> Path:
@@ -230,7 +233,7 @@ def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_
 
 
 def test_half_written_file_does_not_replace_a_good_copy(
-    keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait
+    keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job's own code may write in place: a changing file is fetched after a quiet period."""
     rounds: list[int] = []
@@ -240,16 +243,17 @@ def test_half_written_file_does_not_replace_a_good_copy(
         return server.address
 
     (there / "last.ckpt").write_text("good")
-    replicas = keep(source, quiet_s=0.0)
+    monkeypatch.setattr(replicating, "QUIET_S", 0.0)
+    keep(source)
     wait_until(lambda: equal(there, here))
-    replicas._quiet_s = 60.0
+    monkeypatch.setattr(replicating, "QUIET_S", 60.0)
     for _ in range(3):
         with (there / "last.ckpt").open("a") as file:
             file.write("bad")
         before = len(rounds)
         wait_until(lambda before=before: len(rounds) > before + 2)
     assert (here / "last.ckpt").read_text() == "good"
-    replicas._quiet_s = 0.0
+    monkeypatch.setattr(replicating, "QUIET_S", 0.0)
     wait_until(lambda: equal(there, here))
 
 
@@ -330,11 +334,12 @@ def test_full_disk_is_reported_once(
     """A lack of space gives a single line for all entries, and copies continue when space is free."""
     for step in (1, 2, 3):
         checkpoint(there, step)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=500))
-    replicas = keep(margin_bytes=0)
-    wait_until(lambda: replicas._faults.get("/room", (0, 0))[0] >= 3)
-    assert capsys.readouterr().out.count("make room") == 1
-    monkeypatch.undo()
+    monkeypatch.setattr(copies, "MARGIN_BYTES", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=500))
+        replicas = keep()
+        wait_until(lambda: replicas._faults.get("/room", (0, 0))[0] >= 3)
+        assert capsys.readouterr().out.count("make room") == 1
     wait_until(lambda: equal(there, here))
 
 

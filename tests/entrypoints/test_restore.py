@@ -234,7 +234,8 @@ def test_replica_in_progress_is_awaited(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copies, "_send_bytes", hold)
-        replicas = Replicas(here, lambda: source, TOKEN, note_of(here), every_s=0.02)
+        patch.setattr("cloudtrain.entrypoints.replication.replicas.EVERY_S", 0.02)
+        replicas = Replicas(here, lambda: source, TOKEN, note_of(here))
         replicas.start()
         with contextlib.ExitStack() as ends:
             ends.callback(replicas.finish)
