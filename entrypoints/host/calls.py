@@ -89,8 +89,7 @@ def serve(workdir: str, runtime: str, umask: int) -> None:
     here = Here(Path(workdir), runtime, umask, os.uname().nodename)
     # The address at which the client reached sshd: behind a forwarded port, this machine's own address.
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
-    about = {"workdir": workdir, "runtime": runtime, "umask": umask, "name": here.name}
-    _answer(answers, {**about, "address": address, "home": str(Path.home())})
+    _answer(answers, {"workdir": workdir, "name": here.name, "address": address, "home": str(Path.home())})
     while line := calls.readline():
         call = json.loads(line)
         payload = calls.read(call.get("size", 0))

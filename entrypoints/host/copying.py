@@ -6,7 +6,6 @@ import contextlib
 import errno
 import random
 import secrets
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +43,22 @@ def fetch(
     """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
     An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
-    are copied, and entries newer than the fetched entry in the `note` (fetched_note.py; optional); `left` are the rest.
-    Return {"bytes", "seconds", "names", "left"}: 0 bytes if the same entry was present. Raises Refused.
+    are copied, and entries newer than the fetched entry in the `note` (fetched_note.py; optional). Return {}. Raises
+    Refused.
     """
-    begin_s = time.monotonic()
     source, folder, noted = (address, port, token), Path(into), Path(note) if note else None
     try:
         if name is None:
-            done = _fetch_all(source, folder, noted)
+            _fetch_all(source, folder, noted)
         else:
-            done = {name: copies.fetch(*source, name, folder, note=noted, sets_aside=True)}
+            copies.fetch(*source, name, folder, note=noted, sets_aside=True)
     except (copies.CopyError, OSError) as error:
         raise Refused(str(error)) from error
-    return {
-        "bytes": sum(each.bytes for each in done.values() if each is not None),
-        "seconds": time.monotonic() - begin_s,
-        "names": [name for name, each in done.items() if each is not None],
-        "left": [name for name, each in done.items() if each is None],
-    }
+    return {}
 
 
 def newest(*, folder: str) -> dict[str, Any]:
-    """Return {"name", "step", "mtime", "fingerprint", "bytes"} of the `folder`'s newest whole entry, or {}.
+    """Return {"name", "step", "mtime", "fingerprint"} of the `folder`'s newest whole entry, or {}.
 
     `mtime` is unix time; `step` is None except for the trainer's checkpoints. Raises OSError.
     """
@@ -77,17 +70,13 @@ def newest(*, folder: str) -> dict[str, Any]:
         "step": found.step,
         "mtime": found.written_ns / 1e9,
         "fingerprint": found.fingerprint,
-        "bytes": found.bytes,
     }
 
 
-def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> dict[str, copies.Fetched | None]:
-    """Return each entry by name; None for an entry not copied, because the local entry is newer or saved locally."""
-    done: dict[str, copies.Fetched | None] = {}
+def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> None:
+    """Copy each entry, unless the local entry is newer or was saved locally."""
     for entry in copies.entries(*source):
-        done[entry.name] = None
         here = listing.look(into, entry.name)
         if here is None or listing.order(here) <= listing.order(entry):
             with contextlib.suppress(copies.AlreadySaved):
-                done[entry.name] = copies.fetch(*source, entry.name, into, note=note)
-    return done
+                copies.fetch(*source, entry.name, into, note=note)

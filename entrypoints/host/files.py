@@ -112,26 +112,21 @@ def keep(here: Here, *, sha256: str, sender: str, changed: str = "") -> dict[str
     return {"kept": False}
 
 
-def prune(workdir: Path, now_s: float | None = None) -> list[str]:
-    """Remove archives and packages of ours that were unused for 30 days; return their names. Runs once a day.
+def prune(workdir: Path) -> None:
+    """Remove archives and packages of ours that were unused for 30 days. Runs once a day.
 
     Keeps the files that a running job was started with, also for jobs of other hosts on a shared disk.
     """
-    now_s = time.time() if now_s is None else now_s
-    mark = workdir / "cache" / PRUNED
+    now_s, mark = time.time(), workdir / "cache" / PRUNED
     if mark.exists() and now_s - mark.stat().st_mtime < DAY_S:
-        return []
+        return
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
-    os.utime(mark, (now_s, now_s))
     before_s = min([now_s - UNUSED_S, *(started_s - DAY_S for started_s in _running(workdir, now_s))])
-    removed = []
     for path in (*(workdir / "cache").iterdir(), *(workdir / "runtime").glob("*")):
         with contextlib.suppress(OSError):  # another submit may prune at the same time
             if path != mark and path.lstat().st_mtime < before_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-                removed.append(path.name)
-    return sorted(removed)
 
 
 def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from .. import processes
 from ..agent import node, node_folder
 
-TOOLS = ("rsync", "zstd", "docker", "podman", "conda")
 WRITTEN_BYTES = 1 << 16  # enough to exceed a quota
 
 _SIOCGIFFLAGS, _SIOCGIFMTU, _UP = 0x8913, 0x8921, 1  # linux/sockios.h, linux/if.h
-_CONDA = ("miniconda3", "anaconda3", "miniforge3", "mambaforge")
 # Files apply by file name in all folders, the last wins; of equal names the first folder's counts (systemd's order).
 _CONF = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
+# Runs in the job's interpreter, which may be old. torch's version.py has the CUDA build as text, and the folders beside
+# torch have the other versions: importlib.metadata takes 60 ms to import.
+_LOOK = """
+import json, os, re, sys
+told = {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable}
+told.update(torch=None, cuda=None, nccl=None)
+try:
+    import importlib.util
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin:
+        beside = {}
+        for name in os.listdir(os.path.dirname(os.path.dirname(spec.origin))):
+            found = re.match(r"(torch|nvidia_nccl_cu\\d+)-(.+)\\.dist-info$", name)
+            if found:
+                beside[found.group(1)] = found.group(2)
+        def version(name):
+            if name in beside:
+                return beside[name]
+            from importlib import metadata
+            try:
+                return metadata.version(name.replace("_", "-"))
+            except metadata.PackageNotFoundError:
+                return None
+        told["torch"] = version("torch")
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
+            text = file.read()
+        build = re.search(r"^__version__ *= *['\\"](.+)['\\"]", text, re.M)
+        told["torch"] = build.group(1) if build else told["torch"]
+        cuda = re.search(r"^cuda *(?::[^=]+)?= *['\\"](.+)['\\"]", text, re.M)
+        told["cuda"] = cuda.group(1) if cuda else None
+        for name in ("nvidia_nccl_cu13", "nvidia_nccl_cu12", "nvidia_nccl_cu11"):
+            if told["cuda"] and not told["nccl"]:
+                told["nccl"] = version(name)
+except Exception as error:
+    told["fault"] = repr(error)
+print("\\n" + json.dumps(told))
+"""
 
 
 def own_name() -> dict[str, Any]:
@@ -43,10 +80,7 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def disk(path: Path) -> dict[str, Any]:
-    """Return the room for the folder, existing or not: `path`, `size_mb`, `free_mb`, `inodes` (None: no limit).
-
-    `is_noexec`: programs on this file system cannot be run.
-    """
+    """Return the room for the folder, existing or not: `path`, `size_mb`, `free_mb`, `inodes` (None: no limit)."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
     found = os.statvfs(there)
     return {
@@ -54,7 +88,6 @@ def disk(path: Path) -> dict[str, Any]:
         "size_mb": found.f_blocks * found.f_frsize >> 20,
         "free_mb": found.f_bavail * found.f_frsize >> 20,
         "inodes": found.f_favail if found.f_files else None,
-        "is_noexec": bool(found.f_flag & os.ST_NOEXEC),
     }
 
 
@@ -68,15 +101,9 @@ def limits() -> dict[str, Any]:
     }
 
 
-def infiniband(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, str]]:
-    """Return the RDMA devices: `name`, `state` of the first port, as `ACTIVE` or `DOWN`."""
-    found = []
-    for device in sorted(root.glob("*")):
-        state = "unknown"
-        with contextlib.suppress(OSError):
-            state = (device / "ports/1/state").read_text().rpartition(":")[2].strip()
-        found.append({"name": device.name, "state": state})
-    return found
+def infiniband() -> list[str]:
+    """Return the names of the RDMA devices."""
+    return sorted(device.name for device in Path("/sys/class/infiniband").glob("*"))
 
 
 def write(workdir: Path) -> dict[str, Any]:
@@ -98,7 +125,7 @@ def write(workdir: Path) -> dict[str, Any]:
 
 
 def leftovers(workdir: Path) -> list[dict[str, Any]]:
-    """Return the running processes of earlier jobs below `workdir` without an agent: `pid`, `job`, `command`."""
+    """Return the running processes of earlier jobs below `workdir` without an agent: `pid`, `job`."""
     root = os.path.realpath(workdir) + os.sep
     agents: dict[str, bool] = {}
     found = []
@@ -110,35 +137,52 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
             agents[log] = node_folder.agent_pid(Path(log).parent) is not None
         # A process that ended during the search is not a leftover.
         if not agents[log] and processes.stamp(pid) is not None:
-            found.append({"pid": pid, "job": variables.get("CLOUDTRAIN_JOB", "?"), "command": _command(pid)})
+            found.append({"pid": pid, "job": variables.get("CLOUDTRAIN_JOB", "?")})
     return found
 
 
-def tools() -> list[str]:
-    """Return the programs on this host that a job may need."""
-    found = [name for name in TOOLS if shutil.which(name)]
-    home = Path.home()  # conda is only on the PATH of a terminal's shell
-    if "conda" not in found and any((home / folder / "bin/conda").exists() for folder in _CONDA):
-        found.append("conda")
-    return found
+def interpreter(python: str, umask: int, patience_s: float) -> dict[str, Any]:
+    """Return the job's Python: `version`, `executable`, and torch's `torch`, `cuda`, `nccl`, None if absent or unknown.
 
-
-def memory_mb() -> int | None:
-    """Return how much memory (MiB) is available now."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) >> 10
-    return None
+    If the Python does not start, return only `error`. conda's torch includes NCCL, but the version stays unknown.
+    """
+    wanted = Path(python).expanduser() if python.startswith("~") else Path(python)
+    command = shutil.which(wanted)
+    if command is None:
+        why = "may not be run" if wanted.exists() else "is not there"
+        return {"error": f"{python} {why}"}
+    try:
+        done = subprocess.run(
+            [command, "-c", _LOOK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience_s,
+            cwd="/",  # modules in the current folder are not modules that the job would import
+            umask=umask,
+            check=False,
+        )
+    except OSError as error:
+        return {"error": f"{python} does not start: {error.strerror}"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"{python} did not answer within {patience_s:.0f} s"}
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        words = (done.stderr.strip() or done.stdout.strip() or f"it ended with code {done.returncode}").splitlines()
+        return {"error": f"{python} is no Python: {words[-1][:200]}"}
+    return answer if isinstance(answer, dict) else {"error": f"{python} is no Python"}
 
 
 def logind(root: Path = Path("/")) -> dict[str, Any]:
-    """Return `kills`: whether a logout ends all the user's processes on this host, and `lingers`.
+    """Return `kills`: whether a logout ends all the user's processes on this host.
 
     Source: systemd's logind.conf: with KillUserProcesses=yes all processes of a session end with the session.
     """
     name = user()
     if not (root / "run/systemd/system").is_dir():
-        return {"kills": False, "lingers": False}
+        return {"kills": False}
     settings: dict[str, str] = {"KillExcludeUsers": "root"}
     for path in _conf_files(root):
         for line in path.read_text(errors="replace").splitlines():
@@ -148,7 +192,7 @@ def logind(root: Path = Path("/")) -> dict[str, Any]:
     only = settings.get("KillOnlyUsers", "").split()
     kills = settings.get("KillUserProcesses", "no").lower() in ("yes", "true", "on", "1")
     kills = kills and name not in settings["KillExcludeUsers"].split() and (not only or name in only)
-    return {"kills": kills, "lingers": (root / "var/lib/systemd/linger" / name).exists()}
+    return {"kills": kills}
 
 
 def boot_id() -> str:
@@ -170,12 +214,6 @@ def user() -> str:
 def _asked(interface: str, question: int, form: str) -> int | None:
     answer = node.ask_interface(interface, question)
     return None if answer is None else int(struct.unpack_from(form, answer)[0])
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
-    return ""
 
 
 def _conf_files(root: Path) -> list[Path]:

@@ -14,8 +14,6 @@ import threading
 import time
 from typing import Any
 
-from ..agent import node
-
 DIAL_S = 5.0  # a host whose cores all import torch answers late
 LISTEN_S = 120.0  # the channel may outlive the preflight by days
 MAX_LINE = 512
@@ -24,21 +22,15 @@ TRIED_PORTS = 200
 _open: list[socket.socket] = []  # closed with the channel, if `close_listener` is not called before
 
 
-def listen(
-    *, name: str, token: str, address: str | None = None, interface: str = "", ports: list[int] | None = None
-) -> dict[str, Any]:
+def listen(*, name: str, token: str, address: str, ports: list[int]) -> dict[str, Any]:
     """Listen until `close_listener`, at most LISTEN_S; return `address` and `port`, or the `error`.
 
-    `name` is this host's name in answers, `token` the secret of the round. Listens on `address`, or on the address of
-    `interface`, and on a free port of `ports` ([first, last]), by default any port.
+    `name` is this host's name in answers, `token` the secret of the round. Listens on a free port of `ports` ([first,
+    last]).
     """
     close_listener()
-    address = address or node.address_of(interface)
-    if not address:
-        there = ", ".join(name for _, name in socket.if_nameindex())
-        return {"error": f"the interface {interface} has no IPv4 address; there are {there}"}
     try:
-        server = _bound(address, ports or [0, 0])
+        server = _bound(address, *ports)
     except OSError as error:
         return {"error": f"cannot listen on {address}: {os.strerror(error.errno or 0)}"}
     server.settimeout(LISTEN_S)
@@ -47,31 +39,26 @@ def listen(
     return {"address": address, "port": server.getsockname()[1]}
 
 
-def dial(
-    *, peers: list[dict[str, Any]], token: str, source: str | None = None, limit_s: float = DIAL_S
-) -> dict[str, Any]:
-    """Dial all `peers` (`name`, `address`, `port`) at once; return how many were `reached`, and the `failed`.
+def dial(*, peers: list[dict[str, Any]], token: str) -> dict[str, Any]:
+    """Dial all `peers` (`name`, `address`, `port`) at once; return the `failed`.
 
-    A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`. `source` is the own address to dial
-    from, by default the kernel's choice; `limit_s` is the longest time for a peer.
+    A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`.
     """
     answers: dict[str, dict[str, Any] | None] = {}
     threads = []
     for peer in peers:
 
         def call(peer: dict[str, Any] = peer) -> None:
-            answers[peer["name"]] = _dialled(peer, token, source, limit_s)
+            answers[peer["name"]] = _dialled(peer, token)
 
         threads.append(threading.Thread(target=call, daemon=True))
         threads[-1].start()
-    end = time.monotonic() + limit_s + 1.0
+    end = time.monotonic() + DIAL_S + 1.0
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    late = {"how": "timeout", "text": f"no answer within {limit_s:.0f} s"}
-    failed = [
-        {"name": peer["name"], **fault} for peer in peers if (fault := answers.get(peer["name"], late)) is not None
-    ]
-    return {"reached": len(peers) - len(failed), "failed": failed}
+    late = {"how": "timeout", "text": f"no answer within {DIAL_S:.0f} s"}
+    faults = {peer["name"]: answers.get(peer["name"], late) for peer in peers}
+    return {"failed": [{"name": name, **fault} for name, fault in faults.items() if fault is not None]}
 
 
 def close_listener() -> dict[str, Any]:
@@ -84,9 +71,8 @@ def close_listener() -> dict[str, Any]:
     return {}
 
 
-def _bound(address: str, ports: list[int]) -> socket.socket:
+def _bound(address: str, first: int, last: int) -> socket.socket:
     """Return a listening socket. Raises OSError if no port of the range is free."""
-    first, last = ports
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     span = last - first + 1
     start = random.randrange(span)  # several preflights at once begin at different ports
@@ -117,17 +103,16 @@ def _greet(caller: socket.socket, name: str, token: str) -> None:
             caller.sendall(f"{nonce} {name}\n".encode())
 
 
-def _dialled(peer: dict[str, Any], token: str, source: str | None, limit_s: float) -> dict[str, Any] | None:
+def _dialled(peer: dict[str, Any], token: str) -> dict[str, Any] | None:
     """Return how the call failed, None if the right host answered."""
     nonce = f"{random.getrandbits(64):016x}"
     where = f"{peer['address']} port {peer['port']}"
     try:
-        came_from = (source, 0) if source else None
-        with socket.create_connection((peer["address"], peer["port"]), limit_s, came_from) as line:
+        with socket.create_connection((peer["address"], peer["port"]), DIAL_S) as line:
             line.sendall(f"{token} {nonce}\n".encode())
             said = _line(line)
     except TimeoutError:
-        return {"how": "timeout", "text": f"{where} did not answer within {limit_s:.0f} s"}
+        return {"how": "timeout", "text": f"{where} did not answer within {DIAL_S:.0f} s"}
     except ConnectionRefusedError:
         return {"how": "refused", "text": f"{where} refused"}
     except OSError as error:

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,7 +340,7 @@ def _program(name: str) -> str:
         text=True,
         check=False,
     )
-    lines: Sequence[str] = told.stdout.split()
+    lines = told.stdout.split()
     if not lines or not lines[-1].startswith("/"):
         raise Refused(f"there is no `{name}` here: is this a login node of a Slurm cluster?")
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{os.path.dirname(lines[-1])}"  # noqa: PTH120

@@ -40,8 +40,7 @@ def facts(
     `python`: the job's interpreter (None: skip), `checkpoint` the folder of checkpoints, `lock_folder` the folder of
     the GPU locks if not the usual folder; `patience_s`: a probe that takes longer has failed.
     """
-    # `holders`, called on many hosts at once, needs neither module.
-    from . import jobpython, probes
+    from . import probes  # `holders`, called on many hosts at once, needs no other probe
 
     looks: dict[str, Probe] = {
         "own_name": probes.own_name,
@@ -56,14 +55,12 @@ def facts(
         "infiniband": probes.infiniband,
         "write": lambda: probes.write(here.workdir),
         "leftovers": lambda: probes.leftovers(here.workdir),
-        "tools": probes.tools,
-        "memory_mb": probes.memory_mb,
         "logind": probes.logind,
     }
     if checkpoint:
         looks["checkpoint_disk"] = lambda: probes.disk(Path(checkpoint).expanduser())
     if python:
-        looks["python"] = lambda: jobpython.look(python, here.umask, 0.9 * patience_s)
+        looks["python"] = lambda: probes.interpreter(python, here.umask, 0.9 * patience_s)
     probed, errors = _probed(looks, patience_s)
     system = os.uname()
     own = {
@@ -71,12 +68,11 @@ def facts(
         "kernel": system.release,
         "machine": system.machine,
         "boot_id": probes.boot_id(),
-        "home": str(Path("~").expanduser()),
         "user": probes.user(),
         "workdir": str(here.workdir),
         "cores": processes.cores(),
     }
-    return {**own, **probed, "errors": errors, "now_s": time.time()}
+    return {**own, **probed, "errors": errors}
 
 
 def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
@@ -87,14 +83,13 @@ def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
     }
-    probed, errors = _probed(probes, PATIENCE_S)
-    return {**probed, "errors": errors, "now_s": time.time()}
+    return _probed(probes, PATIENCE_S)[0]
 
 
-def address(*, interface: str | None = None, towards: str | None = None) -> dict[str, Any]:
-    """Return the own `address`, with its `interface`, on the route to `towards` (address or name); sends no packet.
+def address(*, interface: str | None = None) -> dict[str, Any]:
+    """Return the own `address`: of the interface, else on the route out of the machine; sends no packet.
 
-    `interface`, if given, decides instead. Raises Refused.
+    Raises Refused.
     """
     import socket
 
@@ -105,14 +100,12 @@ def address(*, interface: str | None = None, towards: str | None = None) -> dict
         if found is None:
             there = ", ".join(name for _, name in socket.if_nameindex())
             raise Refused(f"the interface {interface} has no IPv4 address here; there are {there}: fix `interface`")
-        return {"address": found, "interface": interface}
-    towards = towards or node.ELSEWHERE
+        return {"address": found}
     try:
-        found = node.towards(towards)
+        return {"address": node.towards(node.ELSEWHERE)}
     except OSError as error:
         words = error.strerror or str(error)
-        raise Refused(f"this host cannot reach {towards}: {words}; set the host's `address`") from error
-    return {"address": found, "interface": node.interface_of(found)}
+        raise Refused(f"this host cannot reach {node.ELSEWHERE}: {words}; set the host's `address`") from error
 
 
 def _holders(lock_folder: str | None) -> list[dict[str, Any]]:

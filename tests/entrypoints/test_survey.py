@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import gpulocks, gpus
+from cloudtrain.entrypoints.agent import gpulocks, gpus, node
 from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import jobpython, probes, reachability, survey
+from cloudtrain.entrypoints.host import probes, reachability, survey
 from cloudtrain.entrypoints.host.calls import Here
 
 A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
@@ -199,20 +199,19 @@ def test_facts_are_complete_and_serialisable(tmp_path: Path, nvidia_smi: Answers
     assert facts["checkpoint_disk"]["free_mb"] > 0
     assert facts["python"]["version"].startswith("3.")
     assert any(interface["name"] == "lo" and interface["mtu"] > 1000 for interface in facts["interfaces"])
-    assert abs(facts["now_s"] - time.time()) < 60
 
 
 def test_probe_that_fails_or_hangs_leaves_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The remaining facts arrive in time."""
     over = threading.Event()
     monkeypatch.setattr(probes, "own_name", lambda: over.wait(30))
-    monkeypatch.setattr(probes, "tools", lambda: os.listdir(tmp_path / "missing"))
+    monkeypatch.setattr(probes, "infiniband", lambda: os.listdir(tmp_path / "missing"))
     start = time.monotonic()
     facts = survey.facts(Here(tmp_path, "", 0o022, "h1"), patience_s=1.5)
     over.set()
     assert time.monotonic() - start < 5
-    assert facts["errors"] == {"own_name": "no answer within 1.5 s", "tools": "No such file or directory"}
-    assert (facts["own_name"], facts["tools"]) == (None, None)
+    assert facts["errors"] == {"own_name": "no answer within 1.5 s", "infiniband": "No such file or directory"}
+    assert (facts["own_name"], facts["infiniband"]) == (None, None)
     assert facts["limits"]["nofile"][0] > 0
 
 
@@ -237,7 +236,7 @@ def test_interpreter_is_asked_without_importing_torch(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    told = jobpython.look(str(python))
+    told = probes.interpreter(str(python), 0o022, 4.0)
     assert (told["torch"], told["cuda"], told["nccl"]) == ("2.13.0+cu128", "12.8", "2.27.5")
 
 
@@ -255,7 +254,7 @@ def test_invalid_interpreter_gives_a_reason(tmp_path: Path, text: str | None, wo
     if text is not None:
         python.write_text(text)
         python.chmod(0o755)
-    error = jobpython.look(str(python))["error"]
+    error = probes.interpreter(str(python), 0o022, 4.0)["error"]
     assert str(python) in error
     assert words in error
 
@@ -269,13 +268,13 @@ def test_leftovers_are_ranks_of_a_dead_agent(tmp_path: Path, wait_until: Callabl
     )
     agent = subprocess.Popen(["sleep", "60"])
     try:
-        wait_until(lambda: probes._command(rank.pid) == "sleep 60")
+        wait_until(lambda: Path(f"/proc/{rank.pid}/cmdline").read_bytes() == b"sleep\x0060\0")
         state = {"pid": agent.pid, "stamp": processes.stamp(agent.pid)}
         (node / "state.json").write_text(json.dumps(state))
         assert probes.leftovers(tmp_path / "work") == []
         agent.kill()
         agent.wait()
-        found = [{"pid": rank.pid, "job": "x-abcde", "command": "sleep 60"}]
+        found = [{"pid": rank.pid, "job": "x-abcde"}]
         assert probes.leftovers(tmp_path / "work") == found
         assert probes.leftovers(tmp_path / "other") == []
     finally:
@@ -292,7 +291,7 @@ def test_logind_that_kills_at_logout_is_found(tmp_path: Path) -> None:
     (folder / "50-site.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n")
     assert probes.logind(tmp_path)["kills"] is False  # no systemd runs on this root
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    assert probes.logind(tmp_path) == {"kills": True, "lingers": False}
+    assert probes.logind(tmp_path) == {"kills": True}
     (folder / "60-ours.conf").write_text(f"[Login]\nKillExcludeUsers=root {probes.user()}\n")
     assert probes.logind(tmp_path)["kills"] is False
 
@@ -308,9 +307,10 @@ def test_holders_lists_the_jobs_on_the_gpus(tmp_path: Path, nvidia_smi: Answers)
     assert len(told["gpus"]["gpus"]) == 2
 
 
-def test_own_address_is_on_the_route_to_the_target() -> None:
+def test_own_address_is_on_the_route_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address towards this machine is the loopback address."""
-    assert survey.address(towards="127.0.0.1") == {"address": "127.0.0.1", "interface": "lo"}
+    monkeypatch.setattr(node, "ELSEWHERE", "127.0.0.1")
+    assert survey.address() == {"address": "127.0.0.1"}
     assert survey.address(interface="lo")["address"] == "127.0.0.1"
     with pytest.raises(Refused, match=r"nosuch0 has no IPv4 address here; there are .*lo"):
         survey.address(interface="nosuch0")
@@ -328,13 +328,10 @@ def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
     assert 20000 <= listening["port"] <= 28000
     peers = [{"name": "h1", **listening}]
     for _ in range(3):
-        assert reachability.dial(peers=peers, token="word", source="127.0.0.1") == {
-            "reached": 1,
-            "failed": [],
-        }
+        assert reachability.dial(peers=peers, token="word") == {"failed": []}
 
 
-def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
+def test_each_kind_of_failure_is_reported(listening: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, no answer, wrong machine, foreign peer: all within the time limit of one."""
     closed, silent = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     gone = closed.getsockname()[1]
@@ -346,32 +343,32 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
         {"name": "h1", **listening},
     ]
     start = time.monotonic()
-    told = reachability.dial(peers=peers, token="word", limit_s=0.5)
+    monkeypatch.setattr(reachability, "DIAL_S", 0.5)
+    told = reachability.dial(peers=peers, token="word")
     assert time.monotonic() - start < 5
     silent.close()
-    assert told["reached"] == 1
     assert [(failed["name"], failed["how"]) for failed in told["failed"]] == [
         ("h0", "refused"),
         ("h2", "timeout"),
         ("h3", "wrong answer"),
     ]
     assert told["failed"][2]["text"].endswith("is h1")
-    stranger = reachability.dial(peers=peers[3:], token="other", limit_s=0.5)["failed"]
+    stranger = reachability.dial(peers=peers[3:], token="other")["failed"]
     assert [failed["text"].endswith("is no host of this job") for failed in stranger] == [True]
 
 
 def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
     """No listener of the round remains."""
     reachability.close_listener()
-    told = reachability.dial(peers=[{"name": "h1", **listening}], token="word", limit_s=0.5)
+    told = reachability.dial(peers=[{"name": "h1", **listening}], token="word")
     assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
 def test_range_without_a_free_port_is_reported() -> None:
-    """A missing interface and a foreign address are reported too."""
+    """A foreign address is reported too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = reachability.listen(address="127.0.0.1", name="h", token="t", ports=[port, port])
     assert told == {"error": "cannot listen on 127.0.0.1: Address already in use"}
-    assert "nosuch0 has no IPv4 address" in reachability.listen(interface="nosuch0", name="h", token="t")["error"]
-    assert "cannot listen" in reachability.listen(address="192.0.2.77", name="h", token="t")["error"]
+    told = reachability.listen(address="192.0.2.77", name="h", token="t", ports=[port, port])
+    assert "cannot listen" in told["error"]
