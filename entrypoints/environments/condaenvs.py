@@ -44,9 +44,8 @@ def known(ask_conda: bool = False) -> list[Path]:
     roots = [root for root in _roots() if _is_prefix(root)]
     listed: list[Path] = []
     with contextlib.suppress(OSError):
-        listed = [
-            Path(line.strip()) for line in Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
-        ]
+        lines = Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
+        listed = [Path(line.strip()) for line in lines]
     folders = [root / "envs" for root in _roots()]
     folders += [Path(place) for place in os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if place]
     for folder in folders:
@@ -79,13 +78,8 @@ def _named(wanted: str) -> Path:
 
 def _roots() -> list[Path]:
     """Return possible installation folders of conda, the likeliest first."""
-    roots = []
-    for variable in ("CONDA_EXE", "MAMBA_EXE"):
-        if variable in os.environ:
-            roots.append(Path(os.environ[variable]).parent.parent)
-    for variable in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT"):
-        if variable in os.environ:
-            roots.append(Path(os.environ[variable]))
+    roots = [Path(os.environ[name]).parent.parent for name in ("CONDA_EXE", "MAMBA_EXE") if name in os.environ]
+    roots += [Path(os.environ[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if name in os.environ]
     if tool := shutil.which("conda"):
         roots.append(Path(tool).resolve().parent.parent)
     roots += [Path.home() / name for name in ROOTS]

@@ -217,20 +217,14 @@ def explain(container: Container, text: str) -> str:
     return f"{said}; {builds.cure(text, _CURES, f'try `{Path(container.client).name} run` by hand')}"
 
 
-def kill_argv(container: Container, *names: str) -> list[str]:
-    """Return the command line that kills and removes containers at once, in any state."""
-    # Podman sends SIGTERM and waits ten seconds, unless the container was made with --stop-timeout=0 (_limits).
-    gone = ["--ignore"] if container.kind == "podman" else []
-    return [container.client, "rm", "--force", *gone, *names]
-
-
 def remove(container: Container, *names: str) -> str | None:
     """Kill and remove containers, and check that they are gone; return the obstacle, or None."""
     end_s = time.monotonic() + PATIENCE_S
-    said = "no answer"
+    # Podman sends SIGTERM and waits ten seconds, unless the container was made with --stop-timeout=0 (_limits).
+    gone, said = ["--ignore"] if container.kind == "podman" else [], "no answer"
     while (left_s := end_s - time.monotonic()) > 0:
         try:
-            done = _ask(kill_argv(container, *names), left_s)
+            done = _ask([container.client, "rm", "--force", *gone, *names], left_s)
             said = done.stderr.strip().rpartition("\n")[2] or said
             there = _ask([container.client, "ps", "--all", "--format={{.Names}}"], max(1.0, left_s))
             if there.returncode == 0 and not set(names) & set(there.stdout.replace(",", "\n").split()):

@@ -97,31 +97,26 @@ def _pull(spec: EnvironmentSpec, container: Container) -> str:
 
     if is_there():
         return "there already"
-    log = _log(spec)
+    name = hashlib.sha256(container.image.encode()).hexdigest()[:24]
+    log = Path(spec.workdir).expanduser().absolute() / "env" / f"image-{name}.{os.uname().nodename}.txt"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    limit_s = builds.LIMIT_S if spec.limit_s is None else spec.limit_s
     # One lock per host: on a network home folder the pull of another host does not help this host.
     lock = log.with_suffix(f".{os.uname().nodename}.pull")
-    with builds.lock(lock, limit_s, f"pulling {container.image}", is_there) as held:
+    with builds.lock(lock, builds.LIMIT_S, f"pulling {container.image}", is_there) as held:
         if held is None or is_there():
             return "pulled by another job"
         log.unlink(missing_ok=True)
         began_s = time.monotonic()
-        code = builds.run([container.client, "pull", container.image], log, limit_s, held)
+        code = builds.run([container.client, "pull", container.image], log, builds.LIMIT_S, held)
         text = log.read_text(errors="replace")
         if code is None:
             raise Refused(
-                f"pulling {container.image} is not done after {limit_s:.0f} s, last: {builds.last_words(text)};"
+                f"pulling {container.image} is not done after {builds.LIMIT_S:.0f} s, last: {builds.last_words(text)};"
                 f" pull it by hand: {Path(container.client).name} pull {container.image}"
             )
         if code:
             raise Refused(f"{container.image} cannot be pulled: {dockerrun.explain(container, text)}")
         return f"pulled in {time.monotonic() - began_s:.0f} s"
-
-
-def _log(spec: EnvironmentSpec) -> Path:
-    name = hashlib.sha256((spec.image or "").encode()).hexdigest()[:24]
-    return Path(spec.workdir).expanduser().absolute() / "env" / f"image-{name}.{os.uname().nodename}.txt"
 
 
 def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter:

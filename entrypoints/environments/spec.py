@@ -1,4 +1,8 @@
-"""The messages between the launcher and a host about the environment of a job (see contract.py)."""
+"""The environment of a job on the user's own host: an interpreter, a venv, a conda environment, a container.
+
+`prepare` is called on each host before the job starts; the node's agent needs the result to start boot. The classes are
+the messages between the launcher and a host (see contract.py).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,6 @@ class EnvironmentSpec(Message):
     image: str | None = None  # by digest
     gpus: tuple[str, ...] = ()  # UUIDs, for a container's trial
     code: str | None = None  # the unpacked code
-    limit_s: float | None = None  # for a build or a pull, None for the default
     holds_torch: bool = False  # pip leaves the interpreter's torch in a venv as installed
     is_apart: bool = False  # of the interpreter's packages, a venv sees only torch and torch's requirements
     shows: bool = False  # pip's output goes to the standard output
@@ -41,4 +44,18 @@ class PreparedEnvironment(Message):
     environment: Mapping[str, str] = field(default_factory=dict)  # variables
     container: Mapping[str, Any] | None = None  # the fields of dockerrun.Container
     lock: str | None = None  # held by each process that uses the venv (venvs.hold)
-    seconds: float = 0.0  # of the build
+
+
+def prepare(*, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepare the job's environment (an EnvironmentSpec), and return the PreparedEnvironment. Raises Refused."""
+    from . import condaenvs, images, interpreter, venvs  # a start of the agent needs the messages alone
+
+    asked = EnvironmentSpec.load(spec)
+    if asked.kind == "none":
+        found = interpreter.find(asked.python)
+        return PreparedEnvironment(python=found.path, detail=found.words).dump()
+    if asked.kind == "venv":
+        return venvs.build(asked).dump()
+    if asked.kind == "conda":
+        return condaenvs.find(asked.conda or "").dump()
+    return images.ready(asked).dump()

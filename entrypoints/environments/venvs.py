@@ -12,16 +12,22 @@ import json
 import os
 import re
 import shutil
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import atomic_json, bundle_file
 from ..errors import Refused
-from . import builds, interpreter, stored
+from . import builds, interpreter
 from .interpreter import Interpreter
 from .spec import EnvironmentSpec, PreparedEnvironment
+
+if TYPE_CHECKING:
+    from ..stores.store import Store
 
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
@@ -67,18 +73,18 @@ def build(spec: EnvironmentSpec) -> PreparedEnvironment:
     base = interpreter.find(spec.python)
     place = _place(spec, base)
     lock = place.with_suffix(".lock")
-    limit_s = builds.LIMIT_S if spec.limit_s is None else spec.limit_s
     took = "found as built before"
-    with builds.lock(lock, limit_s, f"building the environment {place.name}", lambda: _use(place, lock)) as held:
+    doing = f"building the environment {place.name}"
+    with builds.lock(lock, builds.LIMIT_S, doing, lambda: _use(place, lock)) as held:
         if held is not None and not _is_whole(place):
             began_s, how = time.monotonic(), "fetched from the store"
             if spec.store:
-                stored.bring(spec.store, place)
+                fetch_copy(spec.store, place)
             if not _is_whole(place):
-                _make(spec, base, place, held, limit_s)
+                _make(spec, base, place, held)
                 how = "built"
                 if spec.store and spec.keeps:
-                    stored.put(spec.store, place, MARK)
+                    put_copy(spec.store, place, MARK)
             took = f"{how} in {time.monotonic() - began_s:.0f} s"
     if held is not None:
         prune(spec.workdir)
@@ -99,11 +105,10 @@ def hold(lock: str) -> int:
     return held
 
 
-def prune(workdir: str) -> list[str]:
-    """Remove environments not used for 30 days and not held by a job; return their names."""
+def prune(workdir: str) -> None:
+    """Remove environments not used for 30 days and not held by a job."""
     folder = Path(workdir).expanduser() / "env"
     oldest_s = time.time() - UNUSED_DAYS * 86400
-    removed = []
     for lock in sorted(folder.glob("*.lock")):
         place = lock.with_suffix("")
         if _last_used_s(place, lock) > oldest_s or (held := builds.try_lock(lock, fcntl.LOCK_EX)) is None:
@@ -112,15 +117,62 @@ def prune(workdir: str) -> list[str]:
             shutil.rmtree(place, ignore_errors=True)
             for path in (lock.with_suffix(".log"), lock):
                 path.unlink(missing_ok=True)
-            removed.append(place.name)
         os.close(held)
-    return removed
+
+
+def fetch_copy(uri: str, place: Path) -> None:
+    """Unpack the store's copy of the environment `place`, a tar file named by the key, if the store has a copy.
+
+    A store's failure is only printed. An account that can write to the store can change later jobs.
+    """
+    partial = place.with_suffix(".part")
+    with _tolerant(place.with_suffix(".tar"), "the copy cannot be read, so the environment is built"):
+        _open(uri).get(f"{place.name}.tar", place.with_suffix(".tar"))
+        shutil.rmtree(partial, ignore_errors=True)
+        with tarfile.open(place.with_suffix(".tar")) as archive:
+            # Nothing is written outside the folder; Python 3.10.11, 3.11.3 and older have no filters.
+            archive.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
+            archive.extractall(partial)
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def put_copy(uri: str, place: Path, last: str) -> None:
+    """Put a copy of the environment `place` into the store, the file `last` as its end; a failure is only printed."""
+    packed, began_s = place.with_suffix(".tar"), time.monotonic()
+    with _tolerant(packed, "the environment cannot be kept for later jobs"):
+        store = _open(uri)
+        with tarfile.open(packed, "w") as archive:
+            for name in sorted(os.listdir(place), key=lambda name: name == last):
+                archive.add(place / name, name)
+        size_mb = packed.stat().st_size / 1e6
+        store.put(packed, packed.name)
+        print(f"setup: copied to {uri} ({size_mb:.0f} MB, {time.monotonic() - began_s:.0f} s)", flush=True)
+
+
+def _open(uri: str) -> Store:
+    from ..stores.store import open_store  # few jobs need urllib
+
+    return open_store(uri)
+
+
+@contextmanager
+def _tolerant(packed: Path, otherwise: str) -> Iterator[None]:
+    """Print a failure in place of raising the error, and remove the packed file at the end."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass  # no copy yet
+    except (OSError, tarfile.TarError) as error:
+        print(f"setup: {otherwise}: {error}", flush=True)
+    finally:
+        packed.unlink(missing_ok=True)
 
 
 def check(requirements: str, folder: Path) -> None:
     """Raise Refused for a line that no environment can be built from, or a line with a missing file."""
-    for _ in _lines(requirements, folder, None, set()):
-        pass
+    list(_lines(requirements, folder, None, set()))
 
 
 def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool, *how: str) -> str:
@@ -171,16 +223,14 @@ def _is_whole(place: Path) -> bool:
 
 def _last_used_s(place: Path, lock: Path) -> float:
     for path in (place / LAST_USED, lock):  # an environment never completed is as old as the last try
-        try:
+        with suppress(OSError):
             return path.stat().st_mtime
-        except OSError:
-            continue
     return time.time()
 
 
-def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int, limit_s: float) -> None:
+def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> None:
     """Build the environment in its place, from nothing. Raises Refused."""
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + builds.LIMIT_S
     log = place.with_suffix(".log")
     log.unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
@@ -192,8 +242,8 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int, limi
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, limit_s, held, environment)
-    _check(code, log, "the environment could not be made", limit_s)
+    code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, builds.LIMIT_S, held, environment)
+    _check(code, log, "the environment could not be made")
     if spec.is_apart:
         show(place, base, [lay_out(place / "shown")])
     elif spec.system_site_packages and base.is_venv:  # `--system-site-packages` skips the packages of a venv
@@ -215,7 +265,7 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int, limi
             code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=spec.shows)
         finally:
             own.unlink(missing_ok=True)
-        _check(code, log, "the requirements could not be installed", limit_s)
+        _check(code, log, "the requirements could not be installed")
     atomic_json.write_json(place / MARK, {"interpreter": asdict(base), "built_s": time.time()})
     (place / LAST_USED).touch()
 
@@ -254,12 +304,14 @@ def lay_out(folder: Path) -> str:
     return str(folder)
 
 
-def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:
+def _check(code: int | None, log: Path, what: str) -> None:
     if code == 0:
         return
     text = log.read_text(errors="replace")
     if code is None:
-        said = f"not done after {limit_s:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
+        said = (
+            f"not done after {builds.LIMIT_S:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
+        )
     else:
         said = f"{builds.last_words(text)}; {builds.cure(text, CURES, 'see the log')}"
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")

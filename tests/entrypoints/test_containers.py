@@ -22,8 +22,9 @@ import pytest
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import starting
-from cloudtrain.entrypoints.environments import container_init, dockerrun, images, prepare
+from cloudtrain.entrypoints.environments import container_init, dockerrun, images
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
+from cloudtrain.entrypoints.environments.spec import prepare
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
 from cloudtrain.entrypoints.models import calls
@@ -229,7 +230,7 @@ def test_missing_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="no podman on this host; install it, or use docker, which is here"):
-        prepare.prepare(spec={"kind": "podman", "image": DOCKER.image, "workdir": str(tmp_path)})
+        prepare(spec={"kind": "podman", "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
 def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(Refused, match=r"docker does not work on this host: .*systemctl start docker"):
-        prepare.prepare(spec={"kind": "docker", "image": DOCKER.image, "workdir": str(tmp_path)})
+        prepare(spec={"kind": "docker", "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
 # The tests below use real podman. Its storage is in a folder of the test run; the image contains this Python.
@@ -388,7 +389,7 @@ def inside(mark: str) -> list[int]:
 @pytest.mark.slow
 def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
     """`prepare` returns the interpreter inside and all fields for `dockerrun`; no files of the trial remain."""
-    made = prepare.prepare(spec=ask)
+    made = prepare(spec=ask)
     assert made["python"] == "/usr/bin/python3"
     assert Container(**made["container"]).image == ask["image"]
     assert "there already" in made["detail"]
@@ -408,7 +409,7 @@ def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
 def test_prepare_refuses_unusable_images(ask: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     """The fault is found before the job, in podman's own words with a remedy."""
     with pytest.raises(Refused, match=words):
-        prepare.prepare(spec={**ask, **changes})
+        prepare(spec={**ask, **changes})
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.environments import requirements, stored, venvs
+from cloudtrain.entrypoints.environments import requirements, venvs
 from cloudtrain.entrypoints.errors import Refused
 
 PROJECT = """\
@@ -136,13 +136,13 @@ def test_copy_of_an_environment_is_restored_in_place(tmp_path: Path) -> None:
     (place / "bin" / "tool").write_text("#!/bin/sh\n")
     (place / "bin" / "tool").chmod(0o755)
     (place / venvs.MARK).write_text("{}")
-    stored.bring(store, place)
-    stored.put(store, place, venvs.MARK)
+    venvs.fetch_copy(store, place)
+    venvs.put_copy(store, place, venvs.MARK)
     with tarfile.open(tmp_path / "store" / "k1.tar") as archive:
         assert archive.getnames()[-1] == venvs.MARK
     for path in (place / "bin" / "tool", place / venvs.MARK):
         path.unlink()
-    stored.bring(store, place)
+    venvs.fetch_copy(store, place)
     assert (place / venvs.MARK).exists()
     assert (place / "bin" / "python").readlink() == Path(sys.executable)
     assert stat.S_IMODE((place / "bin" / "tool").stat().st_mode) == 0o755
@@ -155,13 +155,13 @@ def test_unusable_store_is_reported_and_skipped(tmp_path: Path, capsys: pytest.C
     for folder in (place, store):
         folder.mkdir(parents=True)
     (store / "k1.tar").write_text("damaged")
-    stored.bring(str(store), place)
+    venvs.fetch_copy(str(store), place)
     outside = tarfile.TarInfo("../../outside")
     with tarfile.open(store / "k1.tar", "w") as archive:
         archive.addfile(outside)
-    stored.bring(str(store), place)
-    stored.bring("nfs://x", place)
-    stored.put("nfs://x", place, venvs.MARK)
+    venvs.fetch_copy(str(store), place)
+    venvs.fetch_copy("nfs://x", place)
+    venvs.put_copy("nfs://x", place, venvs.MARK)
     said = capsys.readouterr().out
     assert said.count("the copy cannot be read, so the environment is built") == 3
     assert "cannot be kept for later jobs" in said
