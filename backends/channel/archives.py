@@ -9,7 +9,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
@@ -31,20 +32,15 @@ TRIES, PAUSE_S = 4, 2.0  # of an upload over a breaking connection, which resume
 BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
 
 
-class Receiver(Protocol):
-    """A host that gets the archive: its folder for jobs, and its address for the other hosts."""
+@dataclass(frozen=True)
+class Receiver:
+    """A host that gets the archive."""
 
-    @property
-    def host(self) -> Host:
-        """The host."""
-
-    @property
-    def workdir(self) -> str:
-        """The folder for jobs and caches, an absolute path."""
-
-    @property
-    def address(self) -> str:
-        """The address for the other hosts."""
+    host: Host
+    workdir: str
+    """The folder for jobs and caches, an absolute path."""
+    address: str
+    """For the other hosts."""
 
 
 def ship(

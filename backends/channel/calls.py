@@ -12,8 +12,9 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from .master import Masters
 
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+PATIENCE_S = 2.0  # of a hedged call, from the first answer on: long for a login, short for a follower
 _T = TypeVar("_T")
 
 
@@ -67,9 +69,33 @@ class Fleet:
         """Return every host's answer. `is_urgent`: also call the hosts that are in a pause."""
         return self.run(self._all(calls, limit_s, is_urgent))
 
-    def begin(self, host: Host, call: Call) -> Future[HostAnswer]:
-        """Call a host, without waiting for the answer."""
-        return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
+    def hedged(
+        self, calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswer]], bool]
+    ) -> dict[Host, HostAnswer]:
+        """Return every host's answer. A host late by PATIENCE_S gets an error, if the fast hosts' answers are enough.
+
+        A broken connection shows after 15 s at the earliest. A call that is late continues, and the next equal call
+        takes its answer. Until then the host gets no second call of the same verb.
+        """
+        fresh = {host for host, call in calls.items() if self._begin(host, call)}
+        asked = {host: self.late[host, call.verb] for host, call in calls.items()}
+        mine = {host: future for host, (call, future) in asked.items() if call == calls[host]}
+        until_s, has_answer = time.monotonic() + PATIENCE_S, False
+        while True:
+            answers = {host: future.result() for host, future in mine.items() if future.done()}
+            left = [future for future in mine.values() if not future.done()]
+            if not has_answer and any(answer.error is None for answer in answers.values()):
+                has_answer, until_s = True, time.monotonic() + PATIENCE_S
+            is_soon = any(not mine[host].done() for host in fresh) and time.monotonic() < until_s
+            if not left or (not is_soon and is_enough(answers)):
+                break
+            wait_for(left, until_s - time.monotonic() if is_soon else None, FIRST_COMPLETED)
+        for host in answers:
+            del self.late[host, calls[host].verb]
+        for host in calls.keys() - answers.keys():
+            error = UnreachableError(f"{host.name} does not answer", hint="is it up, and the way to it open?")
+            answers[host] = HostAnswer({}, error=error)
+        return {host: answers[host] for host in calls}
 
     def call(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
         """Return a host's answer as JSON; raises the answer's error."""
@@ -100,6 +126,15 @@ class Fleet:
                 self.run(asyncio.wait_for(self._close(), CLOSE_S))
             self.loop.call_soon_threadsafe(self.loop.stop)
 
+    def _begin(self, host: Host, call: Call) -> bool:
+        """Call the host unless an earlier call is under way; return whether a call has begun now."""
+        earlier = self.late.get((host, call.verb))
+        if earlier is not None and (earlier[0] == call or not earlier[1].done()):
+            return False
+        work = self._one(host, call, CALL_S, False)
+        self.late[host, call.verb] = call, asyncio.run_coroutine_threadsafe(work, self.loop)
+        return True
+
     async def _all(self, calls: Mapping[Host, Call], limit_s: float, is_urgent: bool) -> dict[Host, HostAnswer]:
         answers = await asyncio.gather(*(self._one(host, call, limit_s, is_urgent) for host, call in calls.items()))
         return dict(zip(calls, answers, strict=True))
@@ -127,10 +162,6 @@ def open_fleet() -> Fleet:
     """Return a fleet with a running event loop, which ends with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="ssh", daemon=True).start()
-
-    async def made() -> Fleet:
-        return Fleet(loop, Masters())
-
-    found = asyncio.run_coroutine_threadsafe(made(), loop).result()
+    found = Fleet(loop, Masters())
     atexit.register(found.close)
     return found

@@ -54,16 +54,22 @@ def chunks(answer: HostAnswer) -> list[Chunk]:
     for reply in answer.reply["chunks"]:
         data = answer.data[begin : begin + reply["size"]]
         begin += reply["size"]
-        found.append(
-            Chunk(
-                reply["name"],
-                reply["offset"],
-                data,
-                tuple((size, time_s) for size, time_s in reply["times"]),
-                reply["has_more"],
-            )
-        )
+        times = tuple((size, time_s) for size, time_s in reply["times"])
+        found.append(Chunk(reply["name"], reply["offset"], data, times, reply["has_more"]))
     return found
+
+
+def ahead_s(fleet: Fleet, host: Host) -> float:
+    """Return the host's clock minus ours, 0 for a difference that is too small to be corrected."""
+    found = fleet.channel(host).ahead_s
+    return found if abs(found) > CLOCKS_S else 0.0
+
+
+def nodes_of(ranks: frozenset[int] | None, count: int, nproc_per_node: int, *, can_shrink: bool) -> list[int]:
+    """Return the nodes that may have the ranks' lines: after a restart on fewer nodes, a rank may be on any node."""
+    if ranks is None or can_shrink:
+        return list(range(count))
+    return sorted({rank // nproc_per_node for rank in ranks} & set(range(count)))
 
 
 def _inside(folder: Path, name: str) -> Path:

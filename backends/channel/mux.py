@@ -67,14 +67,11 @@ async def opened(path: Path, command: str, limit: int) -> Session | None:
         reader, writer = await asyncio.open_connection(sock=master)
         try:
             await asyncio.wait_for(_asked(reader, writer, master, command, theirs), OPEN_S)
-        except asyncio.TimeoutError:  # an OSError, from Python 3.11 on
+        except BaseException as error:
             writer.close()
-            raise
-        except (OSError, EOFError, ValueError, struct.error):
-            writer.close()
-            return None
-        except BaseException:
-            writer.close()
+            is_late = isinstance(error, asyncio.TimeoutError)  # an OSError, from Python 3.11 on
+            if isinstance(error, (OSError, EOFError, ValueError, struct.error)) and not is_late:
+                return None
             raise
         streams = [await asyncio.open_connection(sock=end, limit=limit) for end in ours]
         for end in theirs:

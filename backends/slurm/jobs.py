@@ -17,9 +17,8 @@ from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_stat
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, State
 
-from ..channel import master
+from ..channel import copies, master
 from ..channel.calls import Fleet, HostAnswer
-from ..channel.copies import CLOCKS_S, chunks
 from . import status
 from .channel import Login
 from .jobs_submission import UNCERTAIN
@@ -81,7 +80,7 @@ def logs(
     Raises UnreachableError.
     """
     login, handle = _at(fleet, ref)
-    wanted = _nodes_of(handle, ranks)
+    wanted = copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink)
     asked = {
         "folder": handle.folder,
         "offsets": {str(node): agent_pages.offsets(cursor, node) for node in wanted},
@@ -92,9 +91,9 @@ def logs(
     found, begin = {}, 0
     for node, reply in answer.reply["nodes"].items():
         size = sum(chunk["size"] for chunk in reply["chunks"])
-        found[int(node)] = chunks(HostAnswer(reply, answer.data[begin : begin + size]))
+        found[int(node)] = copies.chunks(HostAnswer(reply, answer.data[begin : begin + size]))
         begin += size
-    page = agent_pages.page(cursor, found, dict.fromkeys(found, _ahead_s(login)))
+    page = agent_pages.page(cursor, found, dict.fromkeys(found, copies.ahead_s(fleet, login.host)))
     have_ended = all(reply["ended"] for reply in answer.reply["nodes"].values())
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
@@ -106,10 +105,10 @@ def logs_from(
     login, handle = _at(fleet, ref)
     asked = {
         "folder": handle.folder,
-        "nodes": _nodes_of(handle, ranks),
+        "nodes": copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink),
         "ranks": None if ranks is None else sorted(ranks),
         "lines": lines,
-        "since_s": None if since_s is None else since_s + _ahead_s(login),
+        "since_s": None if since_s is None else since_s + copies.ahead_s(fleet, login.host),
     }
     offsets: Mapping[str, Mapping[str, int]] = login.call("slurm_near_end", asked)["offsets"]
     return {f"{node}/{name}": offset for node, each in offsets.items() for name, offset in each.items()}
@@ -218,15 +217,3 @@ def _without_agents(looks: Mapping[int, NodeStatus], *, is_reported: bool = True
         return gone
     held = {node: look.held_s or (look.state.held_s if look.state else None) for node, look in gone.items()}
     return {node: replace(look, exit=None, held_s=held[node]) for node, look in gone.items()}
-
-
-def _nodes_of(handle: SlurmRef, ranks: frozenset[int] | None) -> list[int]:
-    """Return the nodes that may have the ranks' lines: after a restart on fewer nodes, a rank may be on any node."""
-    if ranks is None or handle.can_shrink:
-        return list(range(handle.nodes))
-    return sorted({rank // handle.nproc_per_node for rank in ranks} & set(range(handle.nodes)))
-
-
-def _ahead_s(login: Login) -> float:
-    found = login.fleet.channel(login.host).ahead_s
-    return found if abs(found) > CLOCKS_S else 0.0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
@@ -37,14 +37,6 @@ JOIN_S = 300.0  # a node's prologue may take minutes
 TELL_S = 60.0  # of expected wait, from which on a message names the start
 
 
-class _Receiver(NamedTuple):
-    """The login node, which alone gets the archive."""
-
-    host: Host
-    workdir: str
-    address: str = ""
-
-
 def ready(fleet: Fleet, request: Request) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
     start = would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
@@ -61,7 +53,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     login = Login.at(fleet, host_of(body["settings"]))
     shipment.sending.prepares()
     ref = _ref(login, body)
-    receiver = _Receiver(login.host, login.about["workdir"])
+    receiver = archives.Receiver(login.host, login.about["workdir"], "")
     bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
     order = body["order"]
     inputs = {name: login.path(uri) for name, uri in order["inputs"].items()}

@@ -13,6 +13,7 @@ from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
+from ..channel.archives import Receiver
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from . import preflight
@@ -25,13 +26,10 @@ ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 an
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """A host assigned to a job. `workdir` is absolute; `takes` are names of locks, `labels` the names for users."""
+class Assignment(Receiver):
+    """A host assigned to a job; `takes` are names of locks, `labels` the names for users."""
 
-    host: Host
     name: str
-    workdir: str
-    address: str
     takes: tuple[str, ...]
     labels: Mapping[str, str]
 
@@ -133,7 +131,7 @@ def _error(checks: Sequence[Check], answers: Sequence[HostAnswer]) -> Cloudtrain
 def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str, Any]) -> Assignment:
     takes, labels = _free(facts, body["gpus"], is_queued=bool(body.get("queue")))
     about = fleet.channel(host).about
-    return Assignment(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
+    return Assignment(host, about["workdir"], address_of(fleet, host), about["name"], takes, labels)
 
 
 def _crowd(facts: Mapping[str, Any], needs: HostRequirements) -> tuple[int, bool]:

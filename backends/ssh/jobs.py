@@ -12,10 +12,8 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.text.terminal import say
 
-from ..channel import hedged, master
+from ..channel import copies, master
 from ..channel.calls import Call, Fleet, HostAnswer
-from ..channel.copies import CLOCKS_S, chunks
-from ..channel.hosts import Host
 from .records import SshRef
 
 STOP_S = 40.0
@@ -42,7 +40,8 @@ def logs(
 ) -> LogPage:
     """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
     handle = SshRef.load(ref)
-    wanted, calls = _nodes_of(handle, ranks), {}
+    count, size = len(handle.nodes), handle.nproc_per_node
+    wanted, calls = copies.nodes_of(ranks, count, size, can_shrink=handle.can_shrink), {}
     for node in wanted:
         asked = {
             "root": handle.nodes[node].root,
@@ -50,12 +49,12 @@ def logs(
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
         calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
-    answers = fleet.ask(calls) if now else hedged.ask(fleet, calls, _has_one)
+    answers = fleet.ask(calls) if now else fleet.hedged(calls, lambda each: any(a.error is None for a in each.values()))
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
-            found[node] = chunks(answer)
-            ahead_s[node] = _ahead_s(fleet, handle.nodes[node].host)
+            found[node] = copies.chunks(answer)
+            ahead_s[node] = copies.ahead_s(fleet, handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
     page = agent_pages.page(cursor, found, ahead_s)
@@ -75,9 +74,10 @@ def logs_from(
     Raises UnreachableError, also if a single host cannot be reached: its lines must not be skipped.
     """
     handle = SshRef.load(ref)
-    wanted, calls = _nodes_of(handle, ranks), {}
+    count, size = len(handle.nodes), handle.nproc_per_node
+    wanted, calls = copies.nodes_of(ranks, count, size, can_shrink=handle.can_shrink), {}
     for node in wanted:
-        host, ahead_s = handle.nodes[node].host, _ahead_s(fleet, handle.nodes[node].host)
+        host, ahead_s = handle.nodes[node].host, copies.ahead_s(fleet, handle.nodes[node].host)
         asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
         named = {"root": handle.nodes[node].root, "ranks": None if ranks is None else sorted(ranks)}
         calls[host] = Call("near_end", {**named, **asked})
@@ -125,26 +125,10 @@ def _look(
         place = handle.nodes[node]
         numbers[place.host] = node
         calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
-    answers = hedged.ask(fleet, calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
+    answers = fleet.hedged(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
 def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
     reply = {node: NodeStatus.load(answer.reply) for node, answer in answers.items() if answer.error is None}
     return agent_state.fold(reply, len(handle.nodes), can_shrink=handle.can_shrink) if reply else None
-
-
-def _has_one(answers: Mapping[Host, HostAnswer]) -> bool:
-    return any(answer.error is None for answer in answers.values())
-
-
-def _nodes_of(handle: SshRef, ranks: frozenset[int] | None) -> list[int]:
-    """Return the nodes that may have the ranks' lines: after a restart on fewer nodes, a rank may be on any node."""
-    if ranks is None or handle.can_shrink:
-        return list(range(len(handle.nodes)))
-    return sorted({rank // handle.nproc_per_node for rank in ranks} & set(range(len(handle.nodes))))
-
-
-def _ahead_s(fleet: Fleet, host: Host) -> float:
-    found = fleet.channel(host).ahead_s
-    return found if abs(found) > CLOCKS_S else 0.0

@@ -35,7 +35,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     for number, address in enumerate(stage.addresses):
         disk = stage.kept / f"host-{number}"
         host = Host(**body["hosts"][number])
-        seat = Assignment(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
+        seat = Assignment(host, str(disk), address, host.name, stage.gpus[number] or ("machine",), {})
         node = _node(host, disk, body, stage)
         made = PreparedEnvironment(python=sys.executable)
         node_spec = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
@@ -60,7 +60,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         tuple(nodes),
         notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
         grace_s=SAVE_S,
-        checkpoints=Path(node_spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
+        # With a disk for each host, only the first host writes checkpoints.
+        checkpoints=stage.kept / ("checkpoints" if shared else f"host-0/jobs/{body['job']}/checkpoints"),
         replaced=(
             "ssh, the hosts' Python and what `ssh.environment` makes there: this machine's Python runs",
             "each host's disk is a folder here" + ("; the folder they share is one, too" if shared else ""),
@@ -83,11 +84,6 @@ def _node(host: Host, disk: Path, body: Mapping[str, Any], stage: Stage) -> SshN
         output=str(job / "output"),
         inputs={name: str(path) for name, path in inputs.items()},
     )
-
-
-def _of_first(stage: Stage, body: Mapping[str, Any]) -> Path:
-    """Return the first host's checkpoint folder: with a disk for each host, only the first host writes checkpoints."""
-    return stage.kept / "host-0/jobs" / str(body["job"]) / "checkpoints"
 
 
 def _login(disk: Path) -> dict[str, str]:

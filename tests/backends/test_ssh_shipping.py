@@ -64,7 +64,7 @@ def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> l
     for host in cluster.hosts[:count]:
         to = Host(host.name, python=sys.executable, ssh_config=str(cluster.ssh_config), workdir=workdir)
         lines.call(to, "clock", {})
-        found.append(Assignment(to, host.name, lines.channel(to).about["workdir"], host.address, (), {}))
+        found.append(Assignment(to, lines.channel(to).about["workdir"], host.address, host.name, (), {}))
     return found
 
 
