@@ -42,9 +42,8 @@ class LocalBackend(Adapter):
         gpus = len(visible_gpus())
         price = config.block(Local).price_per_hour
         each = gpus // config.resources.instances
-        if price is None:
-            return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
-        return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
+        source = "your own machine" if price is None else "local.price_per_hour"
+        return Capacity(each, (price or 0) / 1e6, source, TERMS, is_own=not price, machine="this machine")
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError if no interpreter with torch exists."""

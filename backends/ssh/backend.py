@@ -38,9 +38,8 @@ class SshBackend(HostsAdapter):
 
         gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
         price = config.block(Ssh).price_per_hour
-        if price is None:
-            return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True, machine="your hosts")
-        return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, is_own=price == 0, machine="your hosts")
+        source = "your own machines" if price is None else "ssh.price_per_hour"
+        return Capacity(gpus, (price or 0) / 1e6, source, TERMS, is_own=not price, machine="your hosts")
 
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: a poll is one message each way on an open connection."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend import Capacity, Check, HostUse
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.errors import ConfigError
 
 from ..channel.calls import Call, Fleet
 from .block import Ssh
@@ -46,13 +46,10 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
         if answer.error is None:
             rows += _uses(host.name, answer.reply)
         else:
-            rows.append(HostUse(host.name, "-", "", _absence(answer.error), detail=answer.error.message))
+            is_unknown = answer.error.exit_code == ConfigError.exit_code  # the config names the host wrongly
+            absence = "unknown" if is_unknown else "unreachable"
+            rows.append(HostUse(host.name, "-", "", absence, detail=answer.error.message))
     return rows
-
-
-def _absence(error: CloudtrainError) -> str:
-    """Return "unknown" for a host that the config names wrongly, as a submit does, else "unreachable"."""
-    return "unknown" if error.exit_code == ConfigError.exit_code else "unreachable"
 
 
 def _uses(host: str, reply: dict[str, Any]) -> list[HostUse]:

@@ -18,7 +18,7 @@ from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from . import preflight
 from .preflight.hostcheck import HostRequirements
-from .preflight.peercheck import dialled
+from .preflight.reachcheck import dialled
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start

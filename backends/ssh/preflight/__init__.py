@@ -6,7 +6,7 @@ and `doctor` shows all findings. The modules of this folder hold the checks by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +47,6 @@ def checks(facts: Mapping[str, Mapping[str, Any] | str], needs: HostRequirements
     for topic in _TOPICS:
         found += topic(good, needs, len(facts))
     return [replace(check, found=_plain(check.found), cure=_plain(check.cure)) for check in found]
-
-
-def short(found: Iterable[Check]) -> list[Check]:
-    """Return the findings that a submit prints: all but the good ones."""
-    return [check for check in found if check.verdict != "ok"]
 
 
 def _plain(text: str) -> str:

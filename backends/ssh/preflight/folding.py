@@ -35,25 +35,20 @@ def most(values: Mapping[str, str]) -> str:
 
 
 def ranges(hosts: Iterable[str]) -> str:
-    """Return the names, with neighbours as a range: `gpu1-gpu4, gpu7, head`."""
+    """Return the names or numbers, with neighbours as a range: `gpu1-gpu4, gpu7, head`."""
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in _runs(hosts))
 
 
-def runs(numbers: Iterable[int]) -> str:
-    """Return the numbers, with neighbours as a range: `0-3, 7`."""
-    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in _runs(map(str, sorted(numbers))))
-
-
 def graded(
-    name: str, grades: Mapping[str, tuple[str, str]], of: int, cure: Callable[[str, Sequence[str]], str]
+    name: str, grades: Mapping[str, tuple[str, str]], of: int, cure: Callable[[Sequence[str]], str]
 ) -> Iterator[Check]:
     """Yield one line for all failed hosts and one for all warnings; if all hosts are good, one line with their values.
 
-    `grades` maps a host to verdict and finding; `cure` returns the command for the hosts of a verdict.
+    `grades` maps a host to verdict and finding; `cure` returns the command for hosts of one verdict.
     """
     for verdict in ("fail", "warn"):
         if bad := {host: words for host, (grade, words) in grades.items() if grade == verdict}:
-            yield Check(name, verdict, fold(bad, of), cure(verdict, list(bad)))
+            yield Check(name, verdict, fold(bad, of), cure(list(bad)))
     if grades and all(grade == "ok" for grade, _ in grades.values()):
         yield Check(name, "ok", fold({host: words for host, (_, words) in grades.items()}, of))
 

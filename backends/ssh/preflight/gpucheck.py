@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudtrain.launcher.backend import Check
 
-from .folding import fold, groups, numbers, ranges, remote, runs
+from .folding import fold, groups, numbers, ranges, remote
 from .hostcheck import Facts, HostRequirements
 
 FREE = "free"  # the check's name: whether the GPUs are free of jobs and users
@@ -86,13 +86,9 @@ def _faults(facts: Facts, needs: HostRequirements) -> Iterator[Check]:
         commands = {name: remote(hosts, command) for name, command in _COMMANDS.items()}
         cure = _CURES.get(kind, "look at it: {log}").format(**commands)
         yield Check("GPUs", verdict, fold({host: str(faults[host]["text"]) for host in hosts}, 0), cure)
-    broken = {
-        host: [gpu for gpu in (fact.get("gpus") or {}).get("gpus") or () if gpu.get("fault")]
-        for host, fact in facts.items()
-    }
-    for host, gpus in broken.items():
-        if gpus:
-            enough = len(_units(facts[host])) >= needs.gpus
+    for host, fact in facts.items():
+        if gpus := [gpu for gpu in (fact.get("gpus") or {}).get("gpus") or () if gpu.get("fault")]:
+            enough = len(_units(fact)) >= needs.gpus
             words = "; ".join(f"GPU {gpu['index']}: {gpu['fault']}" for gpu in gpus)
             resets = " && ".join(f"sudo nvidia-smi --gpu-reset -i {gpu['index']}" for gpu in gpus)
             yield Check("GPUs", "warn" if enough else "fail", f"{words}: {host}", remote([host], resets))
@@ -171,12 +167,12 @@ def _machines(facts: Facts, of: int) -> Iterator[Check]:
 
 
 def _locked(there: list[_Unit], locks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    by_holder: dict[str, list[int]] = {}
+    by_holder: dict[str, set[str]] = {}
     for unit in there:
         if unit.uuid in locks:
-            by_holder.setdefault(_holder_words(locks[unit.uuid]), []).append(int(unit.gpu["index"]))
+            by_holder.setdefault(_holder_words(locks[unit.uuid]), set()).add(str(unit.gpu["index"]))
     for words, indexes in by_holder.items():
-        yield f"GPU {runs(set(indexes))}: {words}"
+        yield f"GPU {ranges(indexes)}: {words}"
 
 
 def _used(there: list[_Unit], strangers: list[Mapping[str, Any]]) -> Iterator[str]:

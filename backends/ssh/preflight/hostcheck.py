@@ -78,14 +78,11 @@ def own_name(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         report = fact.get("own_name")
         if report is None or of < 2:
             continue
-        elsewhere = [address for address in report["addresses"] if not address.startswith(("127.", "::1", "fe80:"))]
-        if elsewhere:
-            grades[host] = ("ok", "resolves")
-        else:
-            where = f"is {report['addresses'][0]}" if report["addresses"] else "does not resolve"
-            grades[host] = ("warn", f"{where} there")
+        where = f"is {report['addresses'][0]}" if report["addresses"] else "does not resolve"
+        is_reached = any(not address.startswith(("127.", "::1", "fe80:")) for address in report["addresses"])
+        grades[host] = ("ok", "resolves") if is_reached else ("warn", f"{where} there")
 
-    def cure(verdict: str, hosts: Sequence[str]) -> str:
+    def cure(hosts: Sequence[str]) -> str:
         lines = []
         for host in hosts[:4]:
             report, address = facts[host]["own_name"], _address(facts[host])
@@ -107,7 +104,7 @@ def disk(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         there = {host: fact[key] for host, fact in facts.items() if fact.get(key)}
         room = {host: (_disk_verdict(report), _room(report)) for host, report in there.items()}
 
-        def cure(verdict: str, hosts: Sequence[str], there: Facts = there, setting: str = setting) -> str:
+        def cure(hosts: Sequence[str], there: Facts = there, setting: str = setting) -> str:
             path = shlex.quote(str(there[hosts[0]]["path"]))
             look = remote(hosts, f"du -xh --max-depth=2 {path} | sort -h | tail; df -ih {path}")
             return f"{look}; make room, or --set {setting}=/another/folder"
@@ -137,16 +134,15 @@ def _room(report: Mapping[str, Any]) -> str:
 
 def write(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether the job folder can be written."""
-    failed = {host: why for host, fact in facts.items() if (why := (fact.get("write") or {}).get("error"))}
-    grades = {host: ("fail", why) for host, why in failed.items()}
-    good = {host: ("ok", "can be written") for host, fact in facts.items() if fact.get("write") and host not in failed}
+    errors = {host: fact["write"]["error"] for host, fact in facts.items() if fact.get("write")}
+    grades = {host: ("fail", why) if why else ("ok", "can be written") for host, why in errors.items()}
 
-    def cure(verdict: str, hosts: Sequence[str]) -> str:
+    def cure(hosts: Sequence[str]) -> str:
         path = shlex.quote(str(facts[hosts[0]].get("workdir", "~/.cloudtrain")))
         user = shlex.quote(str(facts[hosts[0]].get("user", "root")))
         return f"{remote(hosts, f'sudo install -d -o {user} -m 700 {path}')}; or --set ssh.workdir=/another/folder"
 
-    yield from graded("workdir", {**good, **grades}, of, cure)
+    yield from graded("workdir", grades, of, cure)
 
 
 def shm(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
@@ -162,7 +158,7 @@ def shm(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         words = f"at least {wanted_mb >> 10} GB free" if verdict == "ok" else f"{free_mb} MB of {size_mb} MB free"
         grades[host] = (verdict, words)
 
-    def cure(verdict: str, hosts: Sequence[str]) -> str:
+    def cure(hosts: Sequence[str]) -> str:
         if all(facts[host]["shm"]["size_mb"] >= wanted_mb for host in hosts):
             return remote(hosts, "ls -lhS /dev/shm | head")
         return remote(hosts, f"sudo mount -o remount,size={wanted_mb >> 10}G /dev/shm")
@@ -172,31 +168,22 @@ def shm(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
 
 def limits(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the limits on open files and, with InfiniBand, on locked memory."""
-    grades = {}
+    files, pinned = {}, {}
     for host, fact in facts.items():
         if report := fact.get("limits"):
             soft = report["nofile"][0]
             is_enough = soft == -1 or soft >= MIN_NOFILE
-            grades[host] = ("ok", f"{MIN_NOFILE} or more") if is_enough else ("warn", str(soft))
-
-    def cure(verdict: str, hosts: Sequence[str]) -> str:
-        return f"then log in again: {remote(hosts, _limit_line('nofile', str(MIN_NOFILE)))}"
-
-    yield from graded("open files", grades, of, cure)
-    pinned = {}
-    for host, fact in facts.items():
-        if fact.get("infiniband") and fact.get("limits"):
-            soft = fact["limits"]["memlock"][0]
-            pinned[host] = ("ok", "unlimited") if soft == -1 else ("warn", f"{soft >> 10} kB, with InfiniBand")
-
-    def cure_pinned(verdict: str, hosts: Sequence[str]) -> str:
-        return f"then log in again: {remote(hosts, _limit_line('memlock', 'unlimited'))}"
-
-    yield from graded("locked memory", pinned, of, cure_pinned)
+            files[host] = ("ok", f"{MIN_NOFILE} or more") if is_enough else ("warn", str(soft))
+            if fact.get("infiniband"):
+                soft = report["memlock"][0]
+                pinned[host] = ("ok", "unlimited") if soft == -1 else ("warn", f"{soft >> 10} kB, with InfiniBand")
+    yield from graded("open files", files, of, lambda hosts: _raised(hosts, "nofile", str(MIN_NOFILE)))
+    yield from graded("locked memory", pinned, of, lambda hosts: _raised(hosts, "memlock", "unlimited"))
 
 
-def _limit_line(what: str, value: str) -> str:
-    return f'echo "* - {what} {value}" | sudo tee /etc/security/limits.d/cloudtrain-{what}.conf'
+def _raised(hosts: Sequence[str], what: str, value: str) -> str:
+    line = f'echo "* - {what} {value}" | sudo tee /etc/security/limits.d/cloudtrain-{what}.conf'
+    return f"then log in again: {remote(hosts, line)}"
 
 
 def clock(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
@@ -216,7 +203,7 @@ def clock(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         words = f"{off:.1f} s {'ahead' if seconds > 0 else 'behind'}"
         verdict = "fail" if off > SKEW_FAIL_S else "warn" if off > SKEW_WARN_S else "ok"
         grades[host] = (verdict, words if verdict != "ok" else f"within {SKEW_WARN_S} s of ours")
-    yield from graded("clock", grades, of, lambda verdict, hosts: remote(hosts, "sudo timedatectl set-ntp true"))
+    yield from graded("clock", grades, of, lambda hosts: remote(hosts, "sudo timedatectl set-ntp true"))
 
 
 def mtu(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
@@ -244,13 +231,10 @@ def leftovers(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]
 
 def logind(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield hosts that end the job at logout; lingering alone does not keep a session's own processes."""
-    grades = {}
-    for host, fact in facts.items():
-        report = fact.get("logind")
-        if report and report["kills"]:
-            grades[host] = ("fail", "KillUserProcesses=yes ends the job when ssh logs out")
+    ends = [host for host, fact in facts.items() if (fact.get("logind") or {}).get("kills")]
+    grades = dict.fromkeys(ends, ("fail", "KillUserProcesses=yes ends the job when ssh logs out"))
 
-    def cure(verdict: str, hosts: Sequence[str]) -> str:
+    def cure(hosts: Sequence[str]) -> str:
         user = facts[hosts[0]].get("user", "")
         folder = "/etc/systemd/logind.conf.d"
         lines = f"printf '[Login]\\nKillExcludeUsers=root {user}\\n' | sudo tee {folder}/90-cloudtrain.conf"
@@ -268,7 +252,7 @@ def unknown(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
             verdict = "fail" if probe in needed else "warn"
             by_probe.setdefault(probe, {})[host] = (verdict, f"could not be found out: {why}")
     for probe, grades in by_probe.items():
-        yield from graded(probe, grades, of, lambda verdict, hosts: remote(hosts, "df -h; uptime; dmesg | tail"))
+        yield from graded(probe, grades, of, lambda hosts: remote(hosts, "df -h; uptime; dmesg | tail"))
 
 
 def _addresses(fact: Mapping[str, Any]) -> list[str]:
