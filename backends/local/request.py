@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
+from .block import Local
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths begin at the config file's folder."""
-    from .block import Local
-
     name = platform_name(job_id, attempt)
     body = render.render_json(
         "local/request.json",

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend import Capacity, Check, HostUse
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
+from ..channel.calls import Fleet
 from .block import Slurm
 from .channel import Done, Login, host_of
 from .jobs_partitions import chosen, partitions, would_start
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-
-    from ..channel.calls import Fleet
 
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 # Disks of a single machine, by the names of `stat -f`; other names are of network disks.
@@ -118,9 +114,10 @@ def _partition(login: Login, block: Slurm) -> Check:
 
 def _account(login: Login, block: Slurm) -> Check:
     """Return the user's accounts and QOS, and whether the config's are among them."""
-    rows = _associations(login, "account,partition,qos,defaultqos")
-    if rows is None:
+    done = login.run(["sh", "-c", 'sacctmgr -nP show assoc user="$(id -un)" format=account,partition,qos,defaultqos'])
+    if done.code:
         return Check("account", "ok", "the site keeps no accounts")
+    rows = [line.split("|") for line in done.stdout.splitlines() if "|" in line]
     accounts = list(dict.fromkeys(row[0] for row in rows))
     qos = sorted({name for row in rows if block.account in (None, row[0]) for name in row[2].split(",") if name})
     if block.account is not None and block.account not in accounts:
@@ -209,14 +206,6 @@ def _job(login: Login, config: JobConfig, capacity: Callable[[JobConfig], Capaci
         return Check("job", "ok", "Slurm takes the job")
     when = time.strftime("at %Y-%m-%d %H:%M", time.localtime(start.at_s))
     return Check("job", "ok", f"would start {'now' if start.at_s < time.time() + 60 else when} on {start.nodes}")
-
-
-def _associations(login: Login, fields: str) -> list[list[str]] | None:
-    """Return the user's rows of the accounting, None without accounting."""
-    done = login.run(["sh", "-c", f'sacctmgr -nP show assoc user="$(id -un)" format={fields}'])
-    if done.code:
-        return None
-    return [line.split("|") for line in done.stdout.splitlines() if "|" in line]
 
 
 def _words(done: Done) -> str:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
@@ -25,12 +26,10 @@ from ..channel import archives
 from ..channel.calls import Fleet
 from ..channel.hosts import Host
 from . import jobs_submission as submission
+from .block import Slurm
 from .channel import Login, host_of
 from .jobs_partitions import would_start
 from .records import SlurmRef
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
 JOIN_S = 300.0  # a node's prologue may take minutes
@@ -52,7 +51,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     body = request.body
     login = Login.at(fleet, host_of(body["settings"]))
     shipment.sending.prepares()
-    ref = _ref(login, body)
+    ref = handle(login.host, body, login.about["workdir"], login.path)
     receiver = archives.Receiver(login.host, login.about["workdir"], "")
     bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
     order = body["order"]
@@ -89,7 +88,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
 def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
     """Return the job if Slurm has the job; otherwise close the attempt's door, so that None is final."""
     login = Login.at(fleet, host_of(request.body["settings"]))
-    ref = _ref(login, request.body)
+    ref = handle(login.host, request.body, login.about["workdir"], login.path)
     door = login.call("slurm_door", {"folder": ref.folder})
     if door["opened_ago_s"] is not None:
         number = door["number"]
@@ -109,8 +108,6 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
     Raises UnreachableError, ConfigError.
     """
-    from .block import Slurm
-
     if config is not None:
         asked = [host_of(config.block(Slurm).model_dump(mode="json"))]
     else:
@@ -132,10 +129,6 @@ def _found(login: Login, entry: Mapping[str, Any], home: Path) -> FoundAttempt:
     except (LookupError, TypeError, DamagedRecordError):
         pass
     return FoundAttempt(entry["job"], entry["attempt"], ref, record, entry["owner"] == known_identity(home))
-
-
-def _ref(login: Login, body: Mapping[str, Any]) -> SlurmRef:
-    return handle(login.host, body, login.about["workdir"], login.path)
 
 
 def handle(host: Host, body: Mapping[str, Any], workdir: str, path: Callable[[str], str]) -> SlurmRef:

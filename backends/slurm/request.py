@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
-
-    from .block import Slurm
+from .block import Slurm
 
 LOW_NICE = 1000
 _START = (
@@ -28,8 +24,6 @@ _START = (
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
-    from .block import Slurm
-
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)
     can_shrink = (spec.min_nodes or plan.instances) < plan.instances

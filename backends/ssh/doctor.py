@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher.backend import Capacity, Check, HostUse
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 
 from ..channel.calls import Call, Fleet
 from .block import Ssh
 from .hosts_placement import examine
 from .request import of_config
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
@@ -30,9 +31,6 @@ from ..channel.hosts import Host
 from .hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from .records import SshNode, SshRef
 from .request import of_config
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 SILENCE_S = 8.0  # after this silence a node is lost; recovery ends within 15 s, with the wait for the node's end
 JOIN_S = 120.0

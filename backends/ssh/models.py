@@ -9,18 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher.backend import PushedModel, PushOutcome
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 from ..channel.calls import Call, Fleet
 from ..channel.hosts import Host
 from .hosts_placement import address_of
 from .request import of_config
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
 
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block on a slow uplink, and for the check of a version

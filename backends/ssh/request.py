@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
 from ..channel.hosts import Host
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
+from .block import Ssh
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
-    from .block import Ssh
-
     name, block = platform_name(job_id, attempt), config.block(Ssh)
     body = render.render_json(
         "ssh/request.json",
@@ -59,8 +55,6 @@ def port_range(text: str) -> list[int] | None:
 
 def of_config(config: JobConfig) -> list[Host]:
     """Return the config's hosts, with the block's settings as defaults."""
-    from .block import Ssh  # a poll of a job's state needs no config
-
     block = config.block(Ssh)
     return [
         Host(

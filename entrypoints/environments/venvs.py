@@ -18,16 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import atomic_json, bundle_file
 from ..errors import Refused
 from . import builds, interpreter
 from .interpreter import Interpreter
 from .spec import EnvironmentSpec, PreparedEnvironment
-
-if TYPE_CHECKING:
-    from ..stores.store import Store
 
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
@@ -125,9 +121,11 @@ def fetch_copy(uri: str, place: Path) -> None:
 
     A store's failure is only printed. An account that can write to the store can change later jobs.
     """
+    from ..stores.store import open_store  # few jobs need urllib
+
     partial = place.with_suffix(".part")
     with _tolerant(place.with_suffix(".tar"), "the copy cannot be read, so the environment is built"):
-        _open(uri).get(f"{place.name}.tar", place.with_suffix(".tar"))
+        open_store(uri).get(f"{place.name}.tar", place.with_suffix(".tar"))
         shutil.rmtree(partial, ignore_errors=True)
         with tarfile.open(place.with_suffix(".tar")) as archive:
             # Nothing is written outside the folder; Python 3.10.11, 3.11.3 and older have no filters.
@@ -140,21 +138,17 @@ def fetch_copy(uri: str, place: Path) -> None:
 
 def put_copy(uri: str, place: Path, last: str) -> None:
     """Put a copy of the environment `place` into the store, the file `last` as its end; a failure is only printed."""
+    from ..stores.store import open_store
+
     packed, began_s = place.with_suffix(".tar"), time.monotonic()
     with _tolerant(packed, "the environment cannot be kept for later jobs"):
-        store = _open(uri)
+        store = open_store(uri)
         with tarfile.open(packed, "w") as archive:
             for name in sorted(os.listdir(place), key=lambda name: name == last):
                 archive.add(place / name, name)
         size_mb = packed.stat().st_size / 1e6
         store.put(packed, packed.name)
         print(f"setup: copied to {uri} ({size_mb:.0f} MB, {time.monotonic() - began_s:.0f} s)", flush=True)
-
-
-def _open(uri: str) -> Store:
-    from ..stores.store import open_store  # few jobs need urllib
-
-    return open_store(uri)
 
 
 @contextmanager

@@ -15,14 +15,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from .. import bundle_file
 from ..errors import Refused
 from ..job_files import EXIT, STATE
-
-if TYPE_CHECKING:
-    from .calls import Here
+from .calls import Here
 
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
 DAY_S = 86_400.0
@@ -41,7 +39,7 @@ def has(here: Here, *, sha256: str, bytes: int, sender: str) -> dict[str, Any]:
     """
     path, partial = _kept(here, sha256), _partial(here, sha256, sender)
     answer = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
-    if _is_whole(path, sha256):
+    if _sha256(path) == sha256:
         os.utime(path)
         _drop(partial)
         return {**answer, "kept": True}
@@ -98,7 +96,7 @@ def keep(here: Here, *, sha256: str, sender: str, changed: str = "") -> dict[str
     """
     path, partial = _kept(here, sha256), _partial(here, sha256, sender)
     found = Path(changed) if changed else partial
-    if is_whole := not path.exists() and _is_whole(found, sha256):
+    if is_whole := not path.exists() and _sha256(found) == sha256:
         with found.open("rb") as file:
             os.fsync(file.fileno())
         found.replace(path)
@@ -172,13 +170,8 @@ def _partial(here: Here, sha256: str, sender: str) -> Path:
     return _kept(here, sha256).with_name(f".{sha256}.{here.name}-{sender}.part")
 
 
-def _is_whole(path: Path, sha256: str) -> bool:
-    """Return whether the file exists and has this hash; a power cut may have left a hole in the file."""
-    return _sha256(path) == sha256
-
-
 def _sha256(path: Path) -> str | None:
-    """Return the file's hash, None if the file is absent."""
+    """Return the file's hash, None if the file is absent; a power cut may have left a hole in the file."""
     with contextlib.suppress(FileNotFoundError):
         return bundle_file.sha256_of(path)
     return None

@@ -173,13 +173,11 @@ def part_of(root: Path, version: str) -> Path:
 
 def _damaged(folder: Path, version: str) -> list[str]:
     """Return the files that are missing or differ from SHA256SUMS, which has the version's hash itself."""
-    try:
+    with contextlib.suppress(folders.ModelFolderError):
         files, digest = folders.read_sums(folder)
-    except folders.ModelFolderError:
-        return [folders.SUMS]
-    if digest[: len(version)] != version:
-        return [folders.SUMS]
-    return [name for name, sha256 in files.items() if not _is_whole(folder / name, sha256)]
+        if digest.startswith(version):
+            return [name for name, sha256 in files.items() if not _is_whole(folder / name, sha256)]
+    return [folders.SUMS]
 
 
 def _is_whole(path: Path, sha256: str) -> bool:

@@ -45,14 +45,13 @@ def dial(*, peers: list[dict[str, Any]], token: str) -> dict[str, Any]:
     A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`.
     """
     answers: dict[str, dict[str, Any] | None] = {}
-    threads = []
-    for peer in peers:
 
-        def call(peer: dict[str, Any] = peer) -> None:
-            answers[peer["name"]] = _dialled(peer, token)
+    def call(peer: dict[str, Any]) -> None:
+        answers[peer["name"]] = _dialled(peer, token)
 
-        threads.append(threading.Thread(target=call, daemon=True))
-        threads[-1].start()
+    threads = [threading.Thread(target=call, args=(peer,), daemon=True) for peer in peers]
+    for thread in threads:
+        thread.start()
     end = time.monotonic() + DIAL_S + 1.0
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))

@@ -15,16 +15,14 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import atomic_json, processes
 from ..agent import node_folder, node_logs
 from ..contract import AgentState, ExitReport, NodeStatus
 from ..errors import Refused
 from ..job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
-
-if TYPE_CHECKING:
-    from .calls import Here
+from .calls import Here
 
 OBEY_S = 5.0
 ENDING_S = 1.0  # between two questions about a job that Slurm is ending

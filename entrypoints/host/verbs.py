@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import atomic_json, bundle_file, processes
 from ..agent import node_folder, node_logs
@@ -27,9 +27,7 @@ from ..environments import dockerrun
 from ..errors import Refused
 from ..job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 from . import files
-
-if TYPE_CHECKING:
-    from .calls import Here
+from .calls import Here
 
 GONE_S = 3.0  # for the end of a killed agent
 OWNER = "owner"  # in a job's folder: its owner, so that two submitters cannot use the same name
