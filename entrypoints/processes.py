@@ -25,6 +25,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def user_name(uid: int) -> str:
+    """Return the login name of the user, the number if the user has no name."""
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)
+
+
 def stamp(pid: int) -> str | None:
     """Return a stamp that identifies the process even after its pid is reused, None if the process is gone.
 

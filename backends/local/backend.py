@@ -62,10 +62,7 @@ class LocalBackend(Adapter):
             job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             make_own(folder, body["job"])
             checkpoints.mkdir(parents=True, exist_ok=True)
-            environment = {
-                **body["environment"],
-                **places(body, shipment.base, job_folder / "output", checkpoints),
-            }
+            environment = body["environment"] | places(body, shipment.base, job_folder / "output", checkpoints)
             atomic_json.write_json(folder / "request.json", body)
             atomic_json.write_json(folder / RECORD, dict(shipment.record))
             atomic_json.write_json(folder / "ref.json", ref)
@@ -170,7 +167,6 @@ class LocalBackend(Adapter):
         return _copied(Path(LocalRef.load(ref).checkpoint_dir) / inner, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
-        """Return the place of the checkpoint folder, for a later job."""
         return LocalRef.load(ref).checkpoint_dir
 
     def doctor(self, config: JobConfig | None) -> list[Check]:

@@ -102,10 +102,7 @@ def agent_spec(
         python=python,
         environment={**share_of_gpus(node), **environment},
         secrets=dict(shipment.secrets),
-        max_duration_s=body["max_duration_s"],
-        limit_reason=body["limit_reason"],
-        deadline_s=body["deadline_s"],
-        grace_s=body["grace_s"],
+        **{key: body[key] for key in ("max_duration_s", "limit_reason", "deadline_s", "grace_s")},
         colocated=len(body["nodes"]),
         workdir=str(shipment.home),
     )

@@ -35,8 +35,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     }
     shipment = Shipment(stage.bundle, kept, stage.base, stage.secrets)
     python = jobs.interpreter(body["python"], stage.base)
-    nodes = body["nodes"]
-    specs = [jobs.agent_spec(node, body, shipment, environment, python, attempt) for node in nodes]
+    specs = [jobs.agent_spec(node, body, shipment, environment, python, attempt) for node in body["nodes"]]
     node = NodeRun(
         hostname="localhost",
         argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),

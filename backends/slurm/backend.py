@@ -61,7 +61,6 @@ class SlurmBackend(HostsAdapter):
         return self._brought(ref, place, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
-        """Return the place of the checkpoint folder, for a later job."""
         return SlurmRef.load(ref).checkpoints
 
     def _brought(self, ref: JobRef, place: str, folder: Path) -> list[Path]:

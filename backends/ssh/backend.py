@@ -59,7 +59,6 @@ class SshBackend(HostsAdapter):
         return copies.brought(self.connections, places, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
-        """Return the place of the checkpoint folder, for a later job."""
         return SshRef.load(ref).nodes[0].checkpoints
 
     def push_model(

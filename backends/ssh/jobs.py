@@ -120,11 +120,8 @@ def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
 def _look(
     fleet: Fleet, handle: SshRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
 ) -> dict[int, HostAnswer]:
-    calls, numbers = {}, {}
-    for node in nodes:
-        place = handle.nodes[node]
-        numbers[place.host] = node
-        calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
+    numbers, places = {handle.nodes[node].host: node for node in nodes}, [handle.nodes[node] for node in nodes]
+    calls = {at.host: Call("look", {"root": at.root, "checkpoints": at.checkpoints}) for at in places}
     answers = fleet.hedged(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 

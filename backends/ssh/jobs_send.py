@@ -207,7 +207,6 @@ def _environments(
     paths: Mapping[str, str],
     bundle: Path,
 ) -> list[PreparedEnvironment]:
-    """Return for each node its environment."""
     runs_in = body["runs_in"]
     if runs_in["kind"] != "none":
         say(f"preparing the job's environment ({runs_in['kind']})")

@@ -159,7 +159,7 @@ def command(
     The client's standard input must be a pipe that its parent keeps open: the end of the pipe ends the container. The
     result holds no secrets, even if `environment` has them: `hand` must be called once the client runs.
     """
-    login = _login()
+    login = processes.user_name(os.geteuid())  # inside, the user id has no name, and torch's caches need a name
     values = {"HOME": container.home, "USER": login, "LOGNAME": login}
     values |= {key: value for key, value in environment.items() if key in values or _CLIENTS_OWN.match(key)}
     values = {key: value for key, value in values.items() if key not in secrets}
@@ -323,13 +323,3 @@ def _as_csv(fields: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
-
-
-def _login() -> str:
-    """Return the user's name: inside, the user id has no name, and torch's caches need a name."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

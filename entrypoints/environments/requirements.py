@@ -94,7 +94,6 @@ def _of_project(project: dict[str, Any], name: str, extras: tuple[str, ...]) -> 
 
 
 def _header(text: str, name: str) -> dict[str, Any]:
-    """Return the table of a script's header."""
     found = _HEADER.findall(text.replace("\r\n", "\n"))
     if len(found) != 1:
         words = "no header `# /// script` (PEP 723)" if not found else "several headers `# /// script` (PEP 723)"

@@ -180,7 +180,7 @@ def logind(root: Path = Path("/")) -> dict[str, Any]:
 
     Source: systemd's logind.conf: with KillUserProcesses=yes all processes of a session end with the session.
     """
-    name = user()
+    name = processes.user_name(os.getuid())
     if not (root / "run/systemd/system").is_dir():
         return {"kills": False}
     settings: dict[str, str] = {"KillExcludeUsers": "root"}
@@ -200,15 +200,6 @@ def boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
-
-
-def user() -> str:
-    """Return the login name."""
-    import pwd
-
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_name
-    return str(os.getuid())
 
 
 def _asked(interface: str, question: int, form: str) -> int | None:

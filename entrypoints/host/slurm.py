@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -321,10 +320,7 @@ def _canceller(number: int, shown: str) -> str:
     found = re.search(r"CANCELLED by (\d+)", told)
     if not found or int(found[1]) == os.getuid():
         return ""
-    try:
-        return pwd.getpwuid(int(found[1])).pw_name
-    except KeyError:
-        return found[1]
+    return processes.user_name(int(found[1]))
 
 
 def _program(name: str) -> str:

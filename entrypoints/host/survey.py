@@ -68,7 +68,7 @@ def facts(
         "kernel": system.release,
         "machine": system.machine,
         "boot_id": probes.boot_id(),
-        "user": probes.user(),
+        "user": processes.user_name(os.getuid()),
         "workdir": str(here.workdir),
         "cores": processes.cores(),
     }

@@ -268,7 +268,6 @@ def fetch(
 
 
 def _answer(wire: Wire, folder: Path) -> None:
-    """Answer one request of the client."""
     ask = wire.receive()
     name = ask.get("name")
     try:

@@ -181,7 +181,12 @@ def test_processes_on_gpus_are_listed_with_their_owner(nvidia_smi: Answers) -> N
     nvidia_smi(apps=f"{own}, {A}, python train.py --a=1, 2, 512\n99999999, {B}, [Not Found], [N/A]\nnonsense\n")
     mine, other = gpus.in_use()
     assert mine["name"] == "python train.py --a=1, 2"
-    assert (mine["pid"], mine["gpu"], mine["memory_mb"], mine["owner"]) == (own, A, 512, probes.user())
+    assert (mine["pid"], mine["gpu"], mine["memory_mb"], mine["owner"]) == (
+        own,
+        A,
+        512,
+        processes.user_name(os.getuid()),
+    )
     assert (other["owner"], other["memory_mb"], other["job"]) == (None, None, None)
 
 
@@ -292,7 +297,7 @@ def test_logind_that_kills_at_logout_is_found(tmp_path: Path) -> None:
     assert probes.logind(tmp_path)["kills"] is False  # no systemd runs on this root
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     assert probes.logind(tmp_path) == {"kills": True}
-    (folder / "60-ours.conf").write_text(f"[Login]\nKillExcludeUsers=root {probes.user()}\n")
+    (folder / "60-ours.conf").write_text(f"[Login]\nKillExcludeUsers=root {processes.user_name(os.getuid())}\n")
     assert probes.logind(tmp_path)["kills"] is False
 
 
