@@ -108,7 +108,9 @@ def _pause(busy: Sequence[str], end_s: float, *, is_first: bool) -> None:
 
 
 def _asked(bundle: Bundle) -> dict[str, Any]:
-    return {"sha256": bundle.sha256, "sender": _sender()}
+    """Return the archive's hash, and an identifier of this machine and user, as several may send the archive."""
+    name = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")
+    return {"sha256": bundle.sha256, "sender": f"{name}-{os.getuid()}"}
 
 
 def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
@@ -205,9 +207,3 @@ def _fan_out(
     fetched = fleet.ask(calls, FETCH_S, is_urgent=True)
     kept = fleet.ask({host: Call("keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
     return [seat for seat in targets if seat.host not in kept or not kept[seat.host].reply.get("kept")]
-
-
-def _sender() -> str:
-    """Return an identifier of this machine and user, to separate the uploads of several machines."""
-    name = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")
-    return f"{name}-{os.getuid()}"

@@ -6,6 +6,7 @@ name; otherwise `find` closes the attempt's door, so that a job still on its way
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -123,11 +124,9 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
 def _found(login: Login, entry: Mapping[str, Any], home: Path) -> FoundAttempt:
     """Return an attempt of the queue; the address comes from the config, not from the kept record."""
     ref, record = {}, None
-    try:
+    with contextlib.suppress(LookupError, TypeError, DamagedRecordError):
         ref = SlurmRef.load({**entry["kept"]["ref"], "login": login.host.dump(), "number": entry["number"]}).dump()
         record = entry["kept"]["record"]
-    except (LookupError, TypeError, DamagedRecordError):
-        pass
     return FoundAttempt(entry["job"], entry["attempt"], ref, record, entry["owner"] == known_identity(home))
 
 

@@ -334,10 +334,10 @@ def _who(holder: dict[str, Any] | None) -> str:
         return "held by an unidentified process"
     user, owner = str(holder.get("user") or holder["owner"]), holder["owner"]
     login = "" if user == owner else f" (login {owner})"
-    return f"{user}'s job {holder.get('job', '?')}{login} holds it, since {_span(time.time() - holder['since_s'])}"
+    return f"{user}'s job {holder.get('job', '?')}{login} holds it, since {whole_span(time.time() - holder['since_s'])}"
 
 
-def _span(seconds: float) -> str:
+def whole_span(seconds: float) -> str:
     """Return the time in the unit that fits: 50 s, 12 min, 2 h, 3 d."""
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit_s:

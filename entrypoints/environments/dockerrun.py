@@ -204,10 +204,9 @@ def client_fault(container: Container, code: int, log: Path) -> str | None:
     """Return the client's error if the client could not start the container, else None; `log` has its output."""
     if code not in _CLIENT_FAILED:
         return None
-    try:
+    text = ""
+    with contextlib.suppress(OSError):
         text = log.read_text(errors="replace")[-4000:]
-    except OSError:
-        text = ""
     return f"{Path(container.client).name} cannot start the container: {explain(container, text)}"
 
 

@@ -27,7 +27,7 @@ class EnvironmentSpec(Message):
     conda: str | None = None  # a name or a prefix
     image: str | None = None  # by digest
     gpus: tuple[str, ...] = ()  # UUIDs, for a container's trial
-    code: str | None = None  # the unpacked code
+    code: str = ""  # the unpacked code
     holds_torch: bool = False  # pip leaves the interpreter's torch in a venv as installed
     is_apart: bool = False  # of the interpreter's packages, a venv sees only torch and torch's requirements
     shows: bool = False  # pip's output goes to the standard output

@@ -169,7 +169,7 @@ def check(requirements: str, folder: Path) -> None:
     list(_lines(requirements, folder, None, set()))
 
 
-def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool, *how: str) -> str:
+def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *how: str) -> str:
     """Return the environment's name: equal for equal requirements, local files and interpreter.
 
     `folder` is the start of relative paths; `how` names further options. Raises Refused if a file that the requirements
@@ -189,11 +189,9 @@ def _place(spec: EnvironmentSpec, base: Interpreter) -> Path:
     folder = Path(spec.workdir).expanduser().absolute() / "env"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     how = [name for name in ("holds_torch", "is_apart") if getattr(spec, name)]
-    return folder / key(spec.requirements or "", _folder(spec), base, spec.system_site_packages, *how)
-
-
-def _folder(spec: EnvironmentSpec) -> Path | None:
-    return Path(spec.code) / spec.requirements_folder if spec.code else None
+    return folder / key(
+        spec.requirements or "", Path(spec.code, spec.requirements_folder), base, spec.system_site_packages, *how
+    )
 
 
 def _use(place: Path, lock: Path) -> bool:
@@ -243,7 +241,7 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> N
     elif spec.system_site_packages and base.is_venv:  # `--system-site-packages` skips the packages of a venv
         show(place, base, base.sites)
     if spec.requirements:
-        folder = _folder(spec) or place
+        folder = Path(spec.code, spec.requirements_folder)
         # In the folder of the named files: pip reads nested files relative to the file that names them.
         own = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
         file = folder / spec.requirements_file if spec.requirements_file else own
@@ -311,7 +309,7 @@ def _check(code: int | None, log: Path, what: str) -> None:
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
 
 
-def _lines(text: str, folder: Path | None, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
+def _lines(text: str, folder: Path, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
     """Yield the requirements without comments; add the hashes of the named local files to `files`, if given."""
     for line in text.replace("\\\n", " ").splitlines():
         line = " ".join(_COMMENT.sub("", line).split())
@@ -335,12 +333,10 @@ def _lines(text: str, folder: Path | None, files: dict[str, str] | None, seen: s
                 yield from _lines(named_here.read_text(errors="replace"), named_here.parent, files, seen)
 
 
-def _local(name: str, folder: Path | None, line: str) -> Path:
+def _local(name: str, folder: Path, line: str) -> Path:
     """Return the path that a requirement names. Raises Refused if the path does not exist."""
     path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", name.strip("'\""))).expanduser()
-    if folder is None and not path.is_absolute():
-        raise Refused(f"the requirements say `{line}`, a path in the code's folder, but no code is shipped")
-    found = ((folder or Path("/")) / path).resolve()
+    found = (folder / path).resolve()
     if not found.exists():
         raise Refused(f"the requirements say `{line}`, but there is no {found}; is it excluded from the shipped code?")
     return found

@@ -181,7 +181,6 @@ def _damaged(folder: Path, version: str) -> list[str]:
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
-    try:
+    with contextlib.suppress(folders.ModelFolderError):
         return folders.file_sha256(path) == sha256
-    except folders.ModelFolderError:
-        return False
+    return False

@@ -285,10 +285,9 @@ def _state(root: Path) -> AgentState | None:
 
 
 def _time(path: Path) -> float:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def _asked(folder: str, number: int) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_key_differs_by_local_content(ask: dict[str, Any], tmp_path: Path, line:
 )
 def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -> None:
     """Remote requirements need no local file."""
-    assert venvs.key(line, None, own(), False)
+    assert venvs.key(line, Path(), own(), False)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,6 @@ def test_key_refuses_impossible_requirements(ask: dict[str, Any], line: str, wor
     with pytest.raises(Refused, match=words) as refused:
         key_of(ask, requirements=line)
     assert f"`{line}`" in str(refused.value)
-
-
-def test_key_refuses_a_path_without_code() -> None:
-    """A relative path is invalid if no code is shipped."""
-    with pytest.raises(Refused, match="no code is shipped"):
-        venvs.key("./lib", None, own(), False)
 
 
 @pytest.mark.slow

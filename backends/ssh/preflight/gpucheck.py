@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.entrypoints.agent.gpulocks import whole_span
 from cloudtrain.launcher.backend import Check
 
 from .folding import fold, groups, numbers, ranges, remote
@@ -188,7 +189,7 @@ def _holder_words(holder: Mapping[str, Any]) -> str:
         return "an unidentified process"
     user = holder.get("user") or holder.get("owner")
     since_s = holder.get("since_s")
-    since = f", since {_span(time.time() - since_s)}" if since_s else ""
+    since = f", since {whole_span(time.time() - since_s)}" if since_s else ""
     return f"{user}'s job {holder.get('job', '?')}{since}"
 
 
@@ -230,10 +231,3 @@ def _model(units: Mapping[str, list[_Unit]]) -> str:
     words = re.sub(r"\b(NVIDIA|Tesla|GeForce|Quadro)\b", "", name).split()
     first = "-".join(words[:2]) if words[:1] == ["RTX"] else (words or ["GPU"])[0].partition("-")[0]
     return re.sub(r"[^A-Za-z0-9_-]", "-", first)
-
-
-def _span(seconds: float) -> str:
-    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds // unit_s:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
