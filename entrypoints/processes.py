@@ -40,11 +40,11 @@ def stamp(pid: int) -> str | None:
     Boot id and start time: a process after a reboot or with a reused pid has a different stamp. Without /proc (macOS)
     the stamp is the pid.
     """
-    boot_id = _boot_id()
-    if boot_id is None:
+    boot = boot_id()
+    if boot is None:
         return f"{pid}" if _exists(pid) else None
     fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else f"{boot_id}:{fields[19]}"
+    return None if fields is None or fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 
 def alive(pid: int, known_stamp: str | None) -> bool:
@@ -54,8 +54,8 @@ def alive(pid: int, known_stamp: str | None) -> bool:
 
 def is_of_this_boot(known_stamp: str | None) -> bool:
     """Return whether the stamp's process started after the machine's last boot; True if unknown."""
-    boot_id = _boot_id()
-    return known_stamp is None or boot_id is None or known_stamp.startswith(f"{boot_id}:")
+    boot = boot_id()
+    return known_stamp is None or boot is None or known_stamp.startswith(f"{boot}:")
 
 
 def become_subreaper() -> None:
@@ -228,7 +228,8 @@ def _lock_byte(file: int, byte: int) -> None:
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
 
 
-def _boot_id() -> str | None:
+def boot_id() -> str | None:
+    """Return an id that is new with each boot of the machine; containers of one machine share the id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

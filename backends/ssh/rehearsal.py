@@ -32,6 +32,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     body = {**body, "spec": replace(job, attempt=stage.number).dump()}
     shipment = Shipment(stage.bundle, stage.kept, stage.base, stage.secrets)
     token, nodes, given = secrets.token_hex(16), [], (stage.kept, stage.folder, stage.bundle.path)
+    # Without this shell's variables, because those do not travel.
+    login = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "LANG": "C.UTF-8", "USER": "rehearsal"}
     for number, address in enumerate(stage.addresses):
         disk = stage.kept / f"host-{number}"
         host = Host(**body["hosts"][number])
@@ -46,7 +48,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
             NodeRun(
                 hostname=_plain(host.name),
                 argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
-                env={**_login(disk), **stage.variables},
+                env={**login, "HOME": str(disk), **stage.variables},
                 agents=(Path(node_spec.root),),
                 places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,
                 names={_plain(host.name): address},
@@ -84,12 +86,6 @@ def _node(host: Host, disk: Path, body: Mapping[str, Any], stage: Stage) -> SshN
         output=str(job / "output"),
         inputs={name: str(path) for name, path in inputs.items()},
     )
-
-
-def _login(disk: Path) -> dict[str, str]:
-    """Return a host's login variables, without this shell's variables, because those do not travel."""
-    path = f"{Path(sys.executable).parent}:{os.defpath}"
-    return {"PATH": path, "HOME": str(disk), "LANG": "C.UTF-8", "USER": "rehearsal"}
 
 
 def _message(spec: AgentSpec, answer: str | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -193,13 +192,6 @@ def logind(root: Path = Path("/")) -> dict[str, Any]:
     kills = settings.get("KillUserProcesses", "no").lower() in ("yes", "true", "on", "1")
     kills = kills and name not in settings["KillExcludeUsers"].split() and (not only or name in only)
     return {"kills": kills}
-
-
-def boot_id() -> str:
-    """Return an id that is new with each boot of the machine; containers of one machine share the id."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def _asked(interface: str, question: int, form: str) -> int | None:

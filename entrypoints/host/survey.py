@@ -67,7 +67,7 @@ def facts(
         "name": system.nodename,
         "kernel": system.release,
         "machine": system.machine,
-        "boot_id": probes.boot_id(),
+        "boot_id": processes.boot_id(),
         "user": processes.user_name(os.getuid()),
         "workdir": str(here.workdir),
         "cores": processes.cores(),
