@@ -1,8 +1,4 @@
-"""The environment of a job on the user's own host: an interpreter, a venv, a conda environment, a container.
-
-`prepare` is called on each host before the job starts; the node's agent needs the result to start boot. The classes are
-the messages between the launcher and a host (see contract.py).
-"""
+"""The messages between the launcher and a host about the environment of a job (see contract.py)."""
 
 from __future__ import annotations
 
@@ -44,18 +40,3 @@ class PreparedEnvironment(Message):
     environment: Mapping[str, str] = field(default_factory=dict)  # variables
     container: Mapping[str, Any] | None = None  # the fields of dockerrun.Container
     lock: str | None = None  # held by each process that uses the venv (venvs.hold)
-
-
-def prepare(*, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepare the job's environment (an EnvironmentSpec), and return the PreparedEnvironment. Raises Refused."""
-    from . import condaenvs, images, interpreter, venvs  # a start of the agent needs the messages alone
-
-    asked = EnvironmentSpec.load(spec)
-    if asked.kind == "none":
-        found = interpreter.find(asked.python)
-        return PreparedEnvironment(python=found.path, detail=found.words).dump()
-    if asked.kind == "venv":
-        return venvs.build(asked).dump()
-    if asked.kind == "conda":
-        return condaenvs.find(asked.conda or "").dump()
-    return images.ready(asked).dump()

@@ -37,7 +37,7 @@ VERBS = {
     "dial": "host.reachability:dial",
     "close_listener": "host.reachability:close_listener",
     "address": "host.survey:address",
-    "environment": "environments.spec:prepare",
+    "environment": "environments.prepare:prepare",
     "offer": "host.copying:offer",
     "fetch": "host.copying:fetch",
     "newest": "host.copying:newest",

@@ -24,7 +24,7 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import starting
 from cloudtrain.entrypoints.environments import container_init, dockerrun, images
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
-from cloudtrain.entrypoints.environments.spec import prepare
+from cloudtrain.entrypoints.environments.prepare import prepare
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
 from cloudtrain.entrypoints.models import calls
