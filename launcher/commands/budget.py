@@ -354,9 +354,9 @@ def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
 def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
     from ..money import shared_ledger
     from ..money.budget_text import BudgetRow
-    from ..money.conditional import open_cell
+    from ..money.conditional import ConditionalObject
 
-    book = shared_ledger.read(open_cell(place))
+    book = shared_ledger.read(ConditionalObject(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
     found = shared_ledger.standings(book, time.time())

@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
-from ..money.conditional import open_cell
+from ..money.conditional import ConditionalObject
 from ..planning.search_spec import is_packed
 from ..store import budgets, ledger, sweeps
 from ..store.registry import Registry, this_process
@@ -171,7 +171,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
         places = reserve.ledgers_of(registry, config)
         is_budgeted = any(standing.budget.project == project for standing in own)
         for uri in places:
-            book = shared_ledger.read(open_cell(uri))
+            book = shared_ledger.read(ConditionalObject(uri))
             if book is None:  # `_hold` reports a missing ledger
                 continue
             if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget

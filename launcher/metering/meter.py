@@ -81,8 +81,13 @@ def legs_of(attempts: Iterable[Attempt]) -> tuple[Leg, ...]:
 
 def spent_micro(legs: Iterable[Leg], now_s: float) -> int | None:
     """Return the cost of the legs until `now_s`; None if a price is unknown."""
-    costs = [cost_micro(leg, now_s) for leg in legs]
-    return None if None in costs else sum(cost or 0 for cost in costs)
+    return sum_micro(cost_micro(leg, now_s) for leg in legs)
+
+
+def sum_micro(costs: Iterable[int | None]) -> int | None:
+    """Return the sum; None if a cost is unknown."""
+    found = list(costs)
+    return None if None in found else sum(cost or 0 for cost in found)
 
 
 def cost_micro(leg: Leg, now_s: float) -> int | None:
@@ -95,10 +100,7 @@ def cost_micro(leg: Leg, now_s: float) -> int | None:
 
 def burn_micro_h(legs: Sequence[Leg]) -> int | None:
     """Return the cost of the running legs per hour; 0 if no leg runs, None if a price is unknown."""
-    rates = [
-        leg.price_micro if leg.price_micro is None else leg.instances * leg.price_micro for leg in legs if leg.runs
-    ]
-    return None if None in rates else sum(rate or 0 for rate in rates)
+    return sum_micro(leg.price_micro and leg.instances * leg.price_micro for leg in legs if leg.runs)
 
 
 def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None:
@@ -136,8 +138,7 @@ def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro:
     Seconds are rounded up to billing units, and the idle time of machines after the end is added. `price_micro`, for
     one instance and one hour, is used for an attempt without a price.
     """
-    costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
-    return None if None in costs else sum(cost or 0 for cost in costs)
+    return sum_micro(_at_worst(attempt, now_s, price_micro) for attempt in attempts)
 
 
 def metered_at_worst_micro(plan: Plan, attempt: int, spent_micro: int) -> int:
@@ -176,8 +177,9 @@ def _legs(attempt: Attempt) -> list[Leg]:
         # An ended attempt without an end time costs the seconds that its platform counted.
         state.ended_s if not runs or state.waits_again else None,
         state.billed_s,
-        _told_s(state),
-        _most_s(attempt),
+        state.told_s if runs and state.billed_s is not None else None,
+        # The most seconds that an instance can be billed: the platform's limit plus its tail, for each start.
+        float((plan.cap_s + plan.terms.tail_s) * plan.terms.starts),
     )
     gone = list((state.gone_s or {}).values())[: max(0, instances - 1)]
     if not gone or state.started_s is None:
@@ -198,36 +200,14 @@ def _price_micro(attempt: Attempt) -> int | None:
     return None if attempt.hourly_usd is None else round(attempt.hourly_usd * _MICRO / attempt.plan.instances)
 
 
-def _told_s(state: State) -> float | None:
-    if state.billed_s is None or state.state not in ACTIVE:
-        return None
-    return state.told_s
-
-
-def _most_s(attempt: Attempt) -> float:
-    """Return the most seconds that an instance can be billed: the platform's limit plus its tail, for each start."""
-    plan = attempt.plan
-    return float((plan.cap_s + plan.terms.tail_s) * plan.terms.starts)
-
-
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
-    plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
-    billed = _billed(legs_of([attempt]), now_s, plan.terms.unit_s, plan.terms.minimum_bill_s, idle_s, price_micro)
-    return None if None in billed else -(-sum(cost or 0 for cost in billed) * parts(plan.uncertainty) // PARTS)
-
-
-def _billed(
-    legs: Iterable[Leg], now_s: float, unit_s: int, least_s: int, idle_s: float, price_micro: int | None
-) -> list[int | None]:
-    """Return the cost of each leg by its price and its billed seconds."""
-    found: list[int | None] = []
-    for leg in legs:
-        seconds = leg.seconds(now_s)
-        if seconds <= 0:
-            found.append(0)
-            continue
-        billed_s = max(least_s, -(-ceil(seconds + idle_s) // unit_s) * unit_s)
-        price = price_micro if leg.price_micro is None else leg.price_micro
-        whole = replace(leg, price_micro=price, billed_s=float(billed_s), ended_s=leg.ended_s or now_s, most_s=None)
-        found.append(cost_micro(whole, now_s))
-    return found
+    """Return the cost by the price and the billed seconds of each leg."""
+    terms, whole = attempt.plan.terms, []
+    for leg in legs_of([attempt]):
+        if (seconds := leg.seconds(now_s)) > 0:
+            units = -(-ceil(seconds + (attempt.state.idle_s or 0.0)) // terms.unit_s)
+            billed_s = float(max(terms.minimum_bill_s, units * terms.unit_s))
+            price = price_micro if leg.price_micro is None else leg.price_micro
+            whole.append(replace(leg, price_micro=price, billed_s=billed_s, ended_s=leg.ended_s or now_s, most_s=None))
+    cost = spent_micro(whole, now_s)
+    return None if cost is None else -(-cost * parts(attempt.plan.uncertainty) // PARTS)

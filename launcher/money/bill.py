@@ -52,8 +52,8 @@ def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
     estimate, step = _estimate(attempts, now_s)
     return Bill(
         lines,
-        _sum(line.cost_micro for line in lines),
-        _sum(line.metered_micro for line in lines),
+        meter.sum_micro(line.cost_micro for line in lines),
+        meter.sum_micro(line.metered_micro for line in lines),
         limit_micro(job),
         _worst_micro(attempts, now_s),
         estimate,
@@ -68,7 +68,7 @@ def as_json(found: Bill) -> dict[str, Any]:
     return {
         "spend_usd": as_usd(found.spent_micro),
         "metered_usd": as_usd(found.metered_micro),
-        "billed_usd": as_usd(_sum(line.billed_micro for line in found.lines)) if found.lines else None,
+        "billed_usd": as_usd(meter.sum_micro(line.billed_micro for line in found.lines) if found.lines else None),
         "limit_usd": as_usd(found.limit_micro),
         "worst_case_usd": as_usd(found.worst_micro),
         "estimate_usd": as_usd(found.estimate_micro),
@@ -135,8 +135,3 @@ def _estimate(attempts: Sequence[Attempt], now_s: float) -> tuple[int | None, in
             return None, None
         before += spent
     return None, None
-
-
-def _sum(costs: Any) -> int | None:
-    found = list(costs)
-    return None if None in found else sum(found)

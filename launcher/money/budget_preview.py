@@ -49,9 +49,23 @@ class ApplicableBudgets:
             return slip.message + f"; {slip.hint}"
         return "; ".join(text for standing in self.standings for text in refusal(standing, amount_micro))
 
-    def lines(self, amount_micro: int | None) -> list[str]:
-        """Return text: the budgets that apply to a job with this worst case, and whether they have room."""
-        return [] if amount_micro == 0 else list(self._lines(amount_micro))
+    def lines(self, amount_micro: int | None) -> Iterator[str]:
+        """Yield text: the budgets that apply to a job with this worst case, and whether they have room."""
+        if amount_micro == 0:
+            return
+        for standing in self.standings:
+            left = usd(down(standing.left_micro)).removesuffix(" USD")
+            room = f", room for worst cases of {usd(down(max(0, standing.room_micro)))}"
+            more = room if standing.budget.overcommit_percent != 100 else ""
+            yield f"counts against {standing.budget.title} ({left} left{more})"
+        for place in self.shared:
+            yield f"counts against the shared ledger {place}, checked at submit"
+        if self.trouble:
+            yield f"the budgets could not be checked: {self.trouble}"
+        yield from self.unknown()
+        if why := self.refused(amount_micro):
+            is_held = any(standing.held for standing in self.standings)
+            yield f"would be refused: {why}{' (unless a job has ended since: submit checks again)' if is_held else ''}"
 
     def unknown(self) -> Iterator[str]:
         """Yield a line if the project has no budget while some projects do; a job may have no project on purpose."""
@@ -69,23 +83,6 @@ class ApplicableBudgets:
             "unknown_project": self.is_unknown,
             "error": self.trouble or None,
         }
-
-    def _lines(self, amount_micro: int | None) -> Iterator[str]:
-        for standing in self.standings:
-            left = usd(down(standing.left_micro)).removesuffix(" USD")
-            room = f", room for worst cases of {usd(down(max(0, standing.room_micro)))}"
-            more = room if standing.budget.overcommit_percent != 100 else ""
-            yield f"counts against {standing.budget.title} ({left} left{more})"
-        for place in self.shared:
-            yield f"counts against the shared ledger {place}, checked at submit"
-        if self.trouble:
-            yield f"the budgets could not be checked: {self.trouble}"
-        yield from self.unknown()
-        if why := self.refused(amount_micro):
-            running = any(standing.held for standing in self.standings)
-            yield f"would be refused: {why}" + (
-                " (unless a job has ended since: submit checks again)" if running else ""
-            )
 
 
 def books_of(config: JobConfig) -> ApplicableBudgets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,18 +107,19 @@ def _budget_json(row: BudgetRow) -> dict[str, Any]:
 
 def _table(rows: Sequence[BudgetRow], columns: int | None) -> list[str]:
     cells = [_HEAD, *map(_cells, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
-    used = sum(widths) + 2 * len(widths)
-    if columns is not None and used - 2 > columns:
+    head, *lines = _aligned(cells, range(2, len(_HEAD)))
+    if columns is not None and len(head) > columns:
         return table(_HEAD, cells[1:], drop=("RESERVED", "PERIOD"), columns=columns)
-    bar = min(MOST_BAR, (columns or WIDTH) - used - 2)
-    lines = []
-    for row, each in zip([None, *rows], cells, strict=True):
-        left = [cell.ljust(width) for cell, width in zip(each[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(each[2:], widths[2:], strict=True)]
-        drawn = f"  {_bar(row.standing, bar)}" if row is not None and row.is_limited and bar >= LEAST_BAR else ""
-        lines.append("  ".join([*left, *right]) + drawn)
-    return lines
+    bar = min(MOST_BAR, (columns or WIDTH) - len(head) - 4)
+    bars = [f"  {_bar(row.standing, bar)}" if row.is_limited and bar >= LEAST_BAR else "" for row in rows]
+    return [head, *(line + drawn for line, drawn in zip(lines, bars, strict=True))]
+
+
+def _aligned(cells: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """Return the lines of a table whose columns in `right` are aligned to the right; `cells` has the head first."""
+    widths = [max(map(len, column)) if i in right else 0 for i, column in enumerate(zip(*cells, strict=True))]
+    head, *rows = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+    return table(head, rows)
 
 
 def _cells(row: BudgetRow) -> tuple[str, ...]:
@@ -173,11 +174,7 @@ def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     cells = [("RESERVED", "BY JOB", "PROJECT", "SINCE"), *rows]
     if columns is not None and max(sum(map(len, row)) for row in cells) + 6 > columns:
         return table(cells[0], rows, drop=("PROJECT",), shorten={"SINCE": 8}, columns=columns)
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    return [
-        "  ".join([row[0].rjust(widths[0]), row[1].ljust(widths[1]), row[2].ljust(widths[2]), row[3]]).rstrip()
-        for row in cells
-    ]
+    return _aligned(cells, (0,))
 
 
 def _holders(rows: Iterable[BudgetRow]) -> list[tuple[str | None, Held]]:

@@ -20,7 +20,7 @@ ATTEMPTS = 4  # of a request: a person waits for the answer; a training's store 
 
 
 class ConditionalObject:
-    """The object at an address that `located` has returned.
+    """The object at an address that `located` has returned; opening sends no request.
 
     Every call raises UnreachableError, CredentialError or ConfigError.
     """
@@ -81,8 +81,3 @@ def located(text: str) -> str:
 
         uri = f"file://{Path(uri).expanduser()}"
     return uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"
-
-
-def open_cell(uri: str) -> ConditionalObject:
-    """Return the object at an address that `located` has returned; sends no request."""
-    return ConditionalObject(uri)

@@ -14,7 +14,6 @@ from ..text.units import parse_money
 
 if TYPE_CHECKING:
     from ..job import Attempt, Job
-    from ..plan import Plan
 
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
@@ -45,7 +44,8 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     began_s = last.state.started_s if job.active and not last.state.waits_again else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if began_s is not None:
-        cap_at_s, deadline_at_s = began_s + last.plan.cap_s, _deadline_at_s(began_s, last.plan)
+        cap_at_s = began_s + last.plan.cap_s
+        deadline_at_s = began_s + last.plan.deadline_s if last.plan.deadline_s else None  # 0: a damaged row
         finish_at_s = _finish_at_s(last.progress, now_s)
         stepped_s = last.progress.get("stepped_s")
         stalled_s = None if stepped_s is None else max(0.0, now_s - stepped_s)
@@ -75,10 +75,6 @@ def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, f
             is_time = isinstance(saved_s, float | int)
             return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
     return None, None, None
-
-
-def _deadline_at_s(began_s: float, plan: Plan) -> float | None:
-    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a damaged row
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..job import Attempt
@@ -123,9 +123,8 @@ def month_span(month: str) -> tuple[float, float]:
     match = _MONTH.match(month)
     if match is None or not 1970 <= int(match[1]) < 9999:
         raise ValueError("a month such as `2026-11`")
-    year, number = int(match[1]), int(match[2])
-    after = (year + 1, 1) if number == 12 else (year, number + 1)
-    return _midnight_s(year, number), _midnight_s(*after)
+    begin = datetime(int(match[1]), int(match[2]), 1, tzinfo=timezone.utc)
+    return begin.timestamp(), (begin + timedelta(days=31)).replace(day=1).timestamp()
 
 
 def _sum_json(group: Group) -> dict[str, Any]:
@@ -183,7 +182,3 @@ def _key(job: Spent, by: str) -> str:
     if by.startswith("tag:"):
         return str(job.tags.get(by[4:], ""))
     return {"project": job.project, "backend": job.backend, "name": job.name}.get(by, "")
-
-
-def _midnight_s(year: int, month: int) -> float:
-    return datetime(year, month, 1, tzinfo=timezone.utc).timestamp()

@@ -16,7 +16,7 @@ from ..store import ledger
 from ..store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
 from ..store.home import identity
 from . import shared_ledger
-from .conditional import ConditionalObject, open_cell
+from .conditional import ConditionalObject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def push(database: Database, *, patient: bool = False) -> list[str]:
 def set_budget(database: Database, budget: LedgerBudget, uri: str, *, may_make: bool) -> Standing:
     """Set a shared budget for all users of the ledger; return its state. Attempts that run already join the ledger."""
     if may_make:
-        _make(open_cell(uri))
+        _make(ConditionalObject(uri))
     ledger.remember_ledger(database, budget.project, uri)
 
     def apply(book: shared_ledger.Book) -> None:
@@ -87,10 +87,10 @@ def forget(database: Database, project: str, uri: str) -> None:
     Earlier shared ledgers are forgotten too, if deleted and without a budget. Raises UnreachableError, ConfigError,
     CredentialError if the ledger's existence cannot be checked: then no address is forgotten.
     """
-    gone = [uri] if shared_ledger.read(open_cell(uri)) is None else []
+    gone = [uri] if shared_ledger.read(ConditionalObject(uri)) is None else []
     for former in sorted(set(ledger.unsynced(database)) - set(ledger.ledgers(database).values())):
         with contextlib.suppress(CloudtrainError):  # `budget show` names each ledger in trouble
-            gone += [former] if shared_ledger.read(open_cell(former)) is None else []
+            gone += [former] if shared_ledger.read(ConditionalObject(former)) is None else []
     with database.transaction():
         ledger.remember_ledger(database, project, None)
         for each in gone:
@@ -164,7 +164,7 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
 def _meet(database: Database, project: str, uri: str) -> None:
     """Store the address of a ledger that a config names, if the ledger exists; the project's held attempts join."""
     known = ledger.ledgers(database)
-    if uri not in (known.get(project), known.get(OVERALL)) and shared_ledger.read(open_cell(uri)) is not None:
+    if uri not in (known.get(project), known.get(OVERALL)) and shared_ledger.read(ConditionalObject(uri)) is not None:
         ledger.remember_ledger(database, project, uri)
 
 
@@ -198,7 +198,7 @@ def _change(
             shared_ledger.join(book, key, held)
         apply(book)
 
-    book = shared_ledger.change(open_cell(uri), change, most_s=most_s)
+    book = shared_ledger.change(ConditionalObject(uri), change, most_s=most_s)
     for held in joining.values():
         ledger.mark_held(database, held.job_id, held.attempt, uri)
     for end in ends:

@@ -15,7 +15,7 @@ import pytest
 from cloudtrain.entrypoints.stores import azure_access, google_http
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
-from cloudtrain.launcher.money.conditional import ConditionalObject, located, open_cell
+from cloudtrain.launcher.money.conditional import ConditionalObject, located
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 from cloudtrain.launcher.store.database import Database
 from doubles.azure.names import ACCOUNT, CONTAINER
@@ -64,7 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def opened(store: Store) -> ConditionalObject:
     """Return the conditional object, as a command opens it."""
-    return open_cell(located(store.place))
+    return ConditionalObject(located(store.place))
 
 
 def with_budget(cell: ConditionalObject, limit_micro: int = 100) -> None:
@@ -131,7 +131,7 @@ def test_unreachable_ledger_is_exit_code_7(store: Store) -> None:
 
 def test_ledger_in_a_missing_place_is_reported(store: Store) -> None:
     """A missing bucket, container or folder is no empty ledger."""
-    cell = open_cell(located(store.missing))
+    cell = ConditionalObject(located(store.missing))
     with pytest.raises((ConfigError, UnreachableError), match="ledger"):
         with_budget(cell)
 
@@ -154,13 +154,13 @@ def test_damaged_ledger_never_counts_as_empty(tmp_path: Path, content: bytes) ->
     """No sum is reserved in a damaged ledger, and the file is unchanged."""
     (tmp_path / "ledger.json").write_bytes(content)
     with pytest.raises(ConfigError, match="damaged"):
-        hold(open_cell(located(str(tmp_path))), "home/job/1")
+        hold(ConditionalObject(located(str(tmp_path))), "home/job/1")
     assert (tmp_path / "ledger.json").read_bytes() == content
 
 
 def test_ledger_with_negative_sums_is_damaged(tmp_path: Path) -> None:
     """A negative sum would make room for further jobs."""
-    cell = open_cell(located(str(tmp_path)))
+    cell = ConditionalObject(located(str(tmp_path)))
     with_budget(cell)
     hold(cell, "home/job/1")
     told = json.loads((tmp_path / "ledger.json").read_text())
@@ -174,4 +174,4 @@ def test_ledger_of_a_newer_form_is_unchanged(tmp_path: Path) -> None:
     """All users of a ledger must use the same form."""
     (tmp_path / "ledger.json").write_text('{"cloudtrain_ledger": 2}')
     with pytest.raises(ConfigError, match="form 2"):
-        hold(open_cell(located(str(tmp_path))), "home/job/1")
+        hold(ConditionalObject(located(str(tmp_path))), "home/job/1")

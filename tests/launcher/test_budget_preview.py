@@ -41,8 +41,8 @@ def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableB
 def test_known_project_is_reported_with_its_remaining_budget(books: Callable[..., ApplicableBudgets]) -> None:
     """The line names the budget and its remaining money; a free job counts against no budget."""
     found = books("vision", vision=20, speech=5)
-    assert found.lines(5 * USD) == ["counts against project vision's 20 USD (16.86 left)"]
-    assert (found.lines(0), found.refused(0)) == ([], "")
+    assert list(found.lines(5 * USD)) == ["counts against project vision's 20 USD (16.86 left)"]
+    assert (list(found.lines(0)), found.refused(0)) == ([], "")
     require_known_project(found)
 
 
@@ -53,7 +53,7 @@ def test_misspelt_project_is_refused(books: Callable[..., ApplicableBudgets]) ->
         require_known_project(found)
     hint = "did you mean `vision`? Else give it one: cloudtrain budget set visoin 100USD"
     assert caught.value.faults[0].hint == hint
-    assert found.lines(1)[-1] == f"would be refused: project visoin has no budget; {hint}"
+    assert [*found.lines(1)][-1] == f"would be refused: project visoin has no budget; {hint}"
     assert found.dump(1)["refused"]
 
 
@@ -67,14 +67,14 @@ def test_misspelt_project_is_refused(books: Callable[..., ApplicableBudgets]) ->
 def test_project_without_budget_has_a_note(books: Callable[..., ApplicableBudgets], own: str, said: list[str]) -> None:
     """A new project's job is sent, and a line says that no budget limits the project; no line without a project."""
     found = books(own, vision=20)
-    assert found.lines(1) == said
+    assert list(found.lines(1)) == said
     require_known_project(found)
 
 
 def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., ApplicableBudgets]) -> None:
     """The line predicts the refusal with its sums; an unknown price does not fit into any budget."""
     found = books("vision", vision=5)
-    assert found.lines(5 * USD)[-1] == (
+    assert [*found.lines(5 * USD)][-1] == (
         "would be refused: project vision's 5 USD does not hold this job's worst case of 5 USD: spent 3.14 USD,"
         " left 1.86 USD"
     )
@@ -84,7 +84,7 @@ def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., App
 def test_plan_does_not_read_a_shared_ledger(books: Callable[..., ApplicableBudgets]) -> None:
     """Neither `plan` nor a dry run reads the bucket; `submit` does."""
     found = books("{name: vision, ledger: s3://team/money}", speech=5)
-    assert found.lines(1) == [
+    assert list(found.lines(1)) == [
         "counts against the shared ledger s3://team/money/ledger.json, checked at submit",
     ]
 

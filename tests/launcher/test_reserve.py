@@ -32,7 +32,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.store.budgets import LedgerBudget
-from cloudtrain.launcher.money.conditional import located, open_cell
+from cloudtrain.launcher.money.conditional import ConditionalObject, located
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.store.registry import Registry, this_process
 
@@ -143,7 +143,7 @@ for home in homes:
     if not shared: ledger.set_budget(registry.database, budget)
     registry.close()
 if shared:
-    shared_ledger.change(open_cell(place), lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
+    shared_ledger.change(ConditionalObject(place), lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
 
 pids = [forked(lambda number=number: submit(number)) for number in range(count)]
 codes = [os.waitpid(pid, 0)[1] for pid in pids]
@@ -157,7 +157,7 @@ def reconcile(number):
 def books():
     held, spent = 0, 0
     if shared:
-        book = shared_ledger.read(open_cell(place))
+        book = shared_ledger.read(ConditionalObject(place))
         held = sorted(each.job_id for each in book.held.values())
         spent = shared_ledger.standings(book, time.time())[0].spent_micro
     else:

@@ -13,7 +13,7 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableErro
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
-from cloudtrain.launcher.money.conditional import ConditionalObject, located, open_cell
+from cloudtrain.launcher.money.conditional import ConditionalObject, located
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.home import identity
@@ -65,7 +65,7 @@ def hold(registry: Registry, job: Job) -> None:
 
 def book(place: str) -> shared_ledger.Book:
     """Return the content of the ledger."""
-    found = shared_ledger.read(open_cell(place))
+    found = shared_ledger.read(ConditionalObject(place))
     assert found is not None
     return found
 
@@ -294,7 +294,7 @@ def test_store_without_conditional_writes_is_refused(
         def write(self, data: bytes, version: str) -> bool:
             return super().write(data, self.read()[1])
 
-    monkeypatch.setattr(shared_ledger_sync, "open_cell", Careless)
+    monkeypatch.setattr(shared_ledger_sync, "ConditionalObject", Careless)
     with pytest.raises(ConfigError, match="a ledger is not safe in this store"):
         shared_ledger_sync.set_budget(homes[0].database, vision(10), place, may_make=True)
     assert ledger.ledgers(homes[0].database) == {}
