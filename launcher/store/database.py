@@ -254,9 +254,10 @@ class Database:
             import shutil  # the import takes 2 ms
 
             # SQLite writes files even for a read: on a full disk, only the reserve's room lets users see and stop jobs.
-            if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
+            if shutil.disk_usage(self.folder).free > RESERVE_BYTES:
                 raise self._unusable(error) from error
             try:
+                (self.folder / RESERVE).unlink(missing_ok=True)
                 self._open()
             except (sqlite3.Error, OSError) as again:
                 raise self._unusable(again) from again
@@ -340,8 +341,7 @@ class Database:
                 self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {_VERSION};COMMIT;")
 
     def _version(self) -> int:
-        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
-        return version
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _unusable(self, error: Exception) -> ConfigError:
         return ConfigError(
@@ -350,11 +350,3 @@ class Database:
             hint="free some room, move the file away if it is damaged or of another version, or set CLOUDTRAIN_HOME to"
             " another folder",
         )
-
-
-def _give_back(folder: Path) -> bool:
-    try:
-        (folder / RESERVE).unlink()
-    except OSError:
-        return False
-    return True

@@ -14,9 +14,8 @@ GONE_S = 600.0  # without figures, after which a rank is dropped
 MOST_RANKS = 1024
 _MOST = {"use": 100.0, "memory_mib": 1e7, "total_mib": 1e7, "watts": 1e5}
 
-Gpus = Mapping[
-    str, Mapping[str, Any]
-]  # By rank: the newest figures, their time, the mean use, and the start of an idle time.
+# By rank: the newest figures, their time, the mean use, and the start of an idle time.
+Gpus = Mapping[str, Mapping[str, Any]]
 
 
 def fold(known: Gpus, entries: Any, time_s: float) -> dict[str, dict[str, Any]]:

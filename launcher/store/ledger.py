@@ -49,30 +49,21 @@ class Closing:
 
 def set_budget(database: Database, budget: LedgerBudget) -> None:
     """Store the limit; replace an earlier limit of the same project and period."""
-    database.execute(
-        "INSERT OR REPLACE INTO budgets (project, period, limit_micro, overcommit_percent, set_s)"
-        " VALUES (?, ?, ?, ?, ?)",
-        (budget.project, budget.period, budget.limit_micro, budget.overcommit_percent, budget.set_s),
-    )
+    values = (budget.project, budget.period, budget.limit_micro, budget.overcommit_percent, budget.set_s)
+    database.execute("INSERT OR REPLACE INTO budgets VALUES (?, ?, ?, ?, ?)", values)
 
 
 def remove_budget(database: Database, project: str, period: Period) -> bool:
     """Remove the limit; return whether a limit existed."""
     values = (project, period)
-    with database.transaction():
-        found = database.execute("SELECT 1 FROM budgets WHERE project = ? AND period = ?", values)
-        database.execute("DELETE FROM budgets WHERE project = ? AND period = ?", values)
-    return bool(found)
+    return bool(database.execute("DELETE FROM budgets WHERE project = ? AND period = ? RETURNING 1", values))
 
 
 def budgets(database: Database, project: str | None = None) -> list[LedgerBudget]:
     """Return all budgets, or the budgets that apply to the project's jobs: its own and the overall ones."""
     only, values = ("", ()) if project is None else ("WHERE project IN ('', ?) ", (project,))
     rows = database.execute(f"SELECT * FROM budgets {only}ORDER BY project, period", values)
-    return [
-        LedgerBudget(row["project"], row["period"], row["limit_micro"], row["overcommit_percent"], row["set_s"])
-        for row in rows
-    ]
+    return [LedgerBudget(**dict(row)) for row in rows]
 
 
 def standings(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
@@ -121,13 +112,7 @@ def reserve(
     with database.transaction():
         if not database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt)):
             require_room(standings(database, now_s, project), amount_micro)
-            database.execute(
-                "INSERT INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
-                " VALUES (?, ?, ?, ?, ?, 'held')",
-                (job_id, attempt, project, amount_micro, now_s),
-            )
-            for uri in ledgers:
-                database.execute("INSERT INTO tellings VALUES (?, ?, ?, 'wanted')", (job_id, attempt, uri))
+            adopt(database, job_id, attempt, project, amount_micro, now_s, ledgers=ledgers, told="wanted")
         return standings(database, now_s, project)
 
 
@@ -154,10 +139,8 @@ def settle(
             return
         _close(database, row, "settled", total, ended_s)
         for month, micro in by_month(total or 0, started_s, ended_s).items():
-            database.execute(
-                "INSERT INTO spends (job_id, attempt, month, project, spent_micro) VALUES (?, ?, ?, ?, ?)",
-                (job_id, attempt, month, row["project"], micro),
-            )
+            values = (job_id, attempt, month, row["project"], micro)
+            database.execute("INSERT INTO spends VALUES (?, ?, ?, ?, ?)", values)
 
 
 def release(database: Database, job_id: str, attempt: int, now_s: float) -> None:
@@ -177,10 +160,11 @@ def adopt(
     created_s: float,
     *,
     ledgers: Iterable[str] = (),
+    told: str = "joining",
 ) -> None:
     """Reserve for an attempt that runs already, without a budget check; an existing row stays.
 
-    `ledgers`: the shared ledgers that must record the attempt.
+    `ledgers`: the shared ledgers that must record the attempt, each with the state `told`.
     """
     database.execute(
         "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
@@ -188,21 +172,18 @@ def adopt(
         (job_id, attempt, project, amount_micro, created_s),
     )
     for uri in ledgers:
-        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, 'joining')", (job_id, attempt, uri))
+        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, ?)", (job_id, attempt, uri, told))
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:
     """Hold a released reservation again, if the attempt was sent after all, and queue the change for shared ledgers."""
     with database.transaction():
-        row = reservation(database, job_id, attempt)
-        if row is None or row["state"] != "released":
-            return
-        database.execute(
+        if database.execute(
             "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
-            " WHERE job_id = ? AND attempt = ?",
+            " WHERE job_id = ? AND attempt = ? AND state = 'released' RETURNING 1",
             (job_id, attempt),
-        )
-        database.execute("UPDATE tellings SET told = 'joining' WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+        ):
+            database.execute("UPDATE tellings SET told = 'joining' WHERE job_id = ? AND attempt = ?", (job_id, attempt))
 
 
 def held(database: Database, project: str | None = None) -> list[Held]:
@@ -232,8 +213,7 @@ def spent(database: Database, project: str | None, month: str | None) -> int:
         " AND (?2 IS NULL OR month >= ?2)",
         (project, month),
     )
-    total: int = rows[0][0]
-    return total
+    return int(rows[0][0])
 
 
 def months(database: Database) -> dict[str, dict[str, int]]:
@@ -264,22 +244,18 @@ def remember_ledger(database: Database, project: str, uri: str | None) -> None:
         database.execute("DELETE FROM ledgers WHERE project = ?", (project,))
     elif ledgers(database).get(project) != uri:
         with database.transaction():
-            join(database, project, uri)
+            # The project's held attempts began before the project was shared there.
+            database.execute(
+                "INSERT OR IGNORE INTO tellings SELECT job_id, attempt, ?2, 'joining' FROM reservations"
+                " WHERE state = 'held' AND (project = ?1 OR ?1 = '')",
+                (project, uri),
+            )
             database.execute("INSERT OR REPLACE INTO ledgers (project, uri) VALUES (?, ?)", (project, uri))
 
 
 def ledgers(database: Database) -> dict[str, str]:
     """Return project -> address of its shared ledger."""
     return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
-
-
-def join(database: Database, project: str, uri: str) -> None:
-    """Queue the project's held attempts for the shared ledger: they began before the project was shared there."""
-    database.execute(
-        "INSERT OR IGNORE INTO tellings SELECT job_id, attempt, ?2, 'joining' FROM reservations"
-        " WHERE state = 'held' AND (project = ?1 OR ?1 = '')",
-        (project, uri),
-    )
 
 
 def joining(database: Database, uri: str) -> list[Held]:

@@ -42,14 +42,12 @@ def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
     for time_s, step, loss in events:
         if not abs(loss) < _LARGEST:  # drop NaN, infinities and values whose sums would overflow
             continue
-        new, begin_s = Bin(time_s, step, loss), bins[0].time_s if bins else time_s
-        if len(bins) > 1 and (time_s - begin_s) // gap_s <= (bins[-1].time_s - begin_s) // gap_s:
-            bins[-1] = _joined(bins[-1], new)
-        else:
-            bins.append(new)
+        _add(bins, Bin(time_s, step, loss), gap_s)
         while len(bins) > MOST_BINS:
             gap_s *= 2
-            bins = _thinned(bins, gap_s)
+            all_bins, bins = bins, []
+            for each in all_bins:
+                _add(bins, each, gap_s)
     return Curve(gap_s, tuple(bins))
 
 
@@ -75,19 +73,12 @@ def load(text: str | None) -> Curve:
         return EMPTY
 
 
-def _thinned(bins: list[Bin], gap_s: float) -> list[Bin]:
-    first, *rest = bins
-    kept: list[Bin] = []
-    for each in rest:
-        is_same = kept and (each.time_s - first.time_s) // gap_s <= (kept[-1].time_s - first.time_s) // gap_s
-        if is_same:
-            kept[-1] = _joined(kept[-1], each)
-        else:
-            kept.append(each)
-    return [first, *kept]
-
-
-def _joined(one: Bin, other: Bin) -> Bin:
-    count = one.count + other.count
-    loss = (one.loss * one.count + other.loss * other.count) / count
-    return Bin(max(one.time_s, other.time_s), other.step, loss, count)
+def _add(bins: list[Bin], new: Bin, gap_s: float) -> None:
+    """Join the bin with the last bin if both are in the same gap, else append the bin."""
+    last, begin_s = (bins[-1], bins[0].time_s) if bins else (new, new.time_s)
+    if len(bins) > 1 and (new.time_s - begin_s) // gap_s <= (last.time_s - begin_s) // gap_s:
+        count = last.count + new.count
+        loss = (last.loss * last.count + new.loss * new.count) / count
+        bins[-1] = Bin(max(last.time_s, new.time_s), new.step, loss, count)
+    else:
+        bins.append(new)

@@ -21,9 +21,11 @@ from cloudtrain.entrypoints import processes
 
 from ..errors import NoSuchJobError, UsageError
 from ..job import ACTIVE, Attempt, Job, JobState, State, new_id
+from ..metering.meter import spent_at_worst_micro
 from ..plan import Plan
 from ..text import sanitize
 from ..text.units import parse_money
+from . import ledger
 from .database import Database
 
 _JOB_WITH_LAST_ATTEMPT = """
@@ -132,8 +134,6 @@ class Registry:
 
         Only the first call stores a handle: a late call must not undo a newer state.
         """
-        from . import ledger
-
         state = State("pending")
         with self.database.transaction():
             self._update(
@@ -165,8 +165,6 @@ class Registry:
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
-        from . import ledger
-
         with self.database.transaction():
             if self._update(
                 attempt,
@@ -199,9 +197,6 @@ class Registry:
 
     def settle(self, attempt: Attempt) -> None:
         """Replace the worst case of the ended attempt by its possible cost, with the same uncertainty of the price."""
-        from ..metering.meter import spent_at_worst_micro
-        from . import ledger
-
         state, now_s = attempt.state, time.time()
         spent_micro = spent_at_worst_micro([attempt], now_s)
         ended_s = min(now_s, state.ended_s or now_s)
@@ -241,7 +236,7 @@ class Registry:
             raise NoSuchJobError(f"trial {trial[2]} has no job of its own: the job {trial[1]} trains it", hint=hint)
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
-        raise _ambiguous(key, rows)
+        raise NoSuchJobError(f"`{key}` could be any of {', '.join(job.id for job in rows)}", hint="give more of the id")
 
     def named(self, name: str) -> list[Job]:
         """Return the jobs of this name, the oldest first."""
@@ -338,16 +333,15 @@ class Registry:
         )
 
     def _update(self, attempt: Attempt, only: str = "", **columns: Any) -> bool:
-        """Write the columns if the SQL condition `only` holds; return whether a row changed. Needs a transaction."""
+        """Write the columns if the SQL condition `only` holds; return whether a row changed."""
         names = ", ".join(f"{name} = ?" for name in columns)
-        self.database.execute(
-            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only}",
+        changed = self.database.execute(
+            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only} RETURNING 1",
             (*columns.values(), attempt.job_id, attempt.number),
         )
-        has_changed = bool(self.database.execute("SELECT changes()")[0][0])
-        if has_changed:
+        if changed:
             self._unlist(attempt.job_id)
-        return has_changed
+        return bool(changed)
 
     def _unlist(self, job_id: str) -> None:
         """Drop the job's line in a list (jobs/listing.py), because the job changes."""
@@ -355,11 +349,6 @@ class Registry:
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
-
-
-def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
-    names = ", ".join(job.id for job in jobs)
-    return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
 
 
 def this_process() -> dict[str, Any]:

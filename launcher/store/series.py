@@ -13,14 +13,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints import events
 
+from .database import Database
 from .progress import finite
-
-if TYPE_CHECKING:
-    from .database import Database
 
 KINDS = ("start", "step", "eval", "checkpoint", "preempt", "paused", "restart", "error", "done")
 MOST = 2000  # rows an attempt, of all kinds; more are thinned
@@ -79,10 +77,8 @@ def gather(attempt: int, lines: Iterable[tuple[str, float]], seq: int = 0) -> li
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        is_own = event is not None and "trial" not in event  # a packed sweep prints the events of its trials too
-        point = None if event is None or not is_own else _point(attempt, event, time_s, seq + len(found))
-        if point is not None:
-            found.append(point)
+        if event is not None and "trial" not in event:  # a packed sweep prints the events of its trials too
+            found += filter(None, [_point(attempt, event, time_s, seq + len(found))])
     return found
 
 
@@ -164,13 +160,12 @@ def _kept(kind: str, points: Sequence[Point], bins: int) -> Iterator[Point]:
 
 def _watched(kind: str, points: Sequence[Point]) -> dict[str, Watch]:
     """Return by figure name the functions that read the figure from a point, to find the extremes of the kind."""
-    if kind == "step":
-        names = dict.fromkeys(name for point in points for name in point.fields)
-        return {name: lambda point, name=name: point.fields.get(name) for name in names}  # type: ignore[misc]
-    if kind == "eval":
-        names = dict.fromkeys(name for point in points for name in point.fields.get("metrics", ()))
-        return {name: lambda point, name=name: point.fields.get("metrics", {}).get(name) for name in names}  # type: ignore[misc]
-    return {}
+
+    def figures(point: Point) -> dict[str, Any]:
+        return point.fields if kind == "step" else point.fields.get("metrics", {}) if kind == "eval" else {}
+
+    names = dict.fromkeys(name for point in points for name in figures(point))
+    return {name: lambda point, name=name: figures(point).get(name) for name in names}  # type: ignore[misc]
 
 
 def _extremes(points: Sequence[Point], watch: Watch) -> set[int]:

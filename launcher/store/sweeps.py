@@ -11,21 +11,18 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Literal
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import down, up, usd
 
 from ..errors import BudgetError, NoSuchJobError
-from ..job import ACTIVE, Attempt
+from ..job import ACTIVE, Attempt, Job
 from ..text import sanitize
 from ..text.units import parse_money
 from .database import Database
 from .registry import attempt_of
-
-if TYPE_CHECKING:
-    from ..job import Job
 
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
 TRIAL_JOBS = "SELECT job_id FROM segments"
@@ -137,7 +134,9 @@ def forget(database: Database, sweep_id: str) -> None:
 
 def add_packed(database: Database, job: Job) -> None:
     """Store the sweep of a packed sweep's job, which has the same id, or its changed config."""
-    sweep = SweepRecord(job.id, job.created_s, job.config, job.config_file, job.bundle, _limit_of(job.config))
+    limit = (job.config.get("budget") or {}).get("limit")
+    limit_micro = None if limit is None else parse_money(str(limit))
+    sweep = SweepRecord(job.id, job.created_s, job.config, job.config_file, job.bundle, limit_micro)
     known = sweeps(database, sweep_id=job.id)
     if not known:
         add(database, sweep)
@@ -181,11 +180,6 @@ def reports_in(lines: Iterable[tuple[str, float]]) -> list[TrialReport]:
     return found
 
 
-def _limit_of(config: dict[str, Any]) -> int | None:
-    limit = (config.get("budget") or {}).get("limit")
-    return None if limit is None else parse_money(str(limit))
-
-
 def set_state(database: Database, sweep_id: str, state: str) -> None:
     """Store the sweep's state."""
     database.execute("UPDATE sweeps SET state = ? WHERE id = ?", (state, sweep_id))
@@ -203,12 +197,11 @@ def lease(database: Database, sweep_id: str, held_s: float = 0.0) -> float:
     `held_s`: the end of the caller's own lease, which the call renews.
     """
     now_s = time.time()
-    with database.transaction():
-        (row,) = database.execute("SELECT lease_s FROM sweeps WHERE id = ?", (sweep_id,))
-        if row["lease_s"] > now_s and row["lease_s"] != held_s:
-            return 0.0
-        database.execute("UPDATE sweeps SET lease_s = ? WHERE id = ?", (now_s + LEASE_S, sweep_id))
-    return now_s + LEASE_S
+    taken = database.execute(
+        "UPDATE sweeps SET lease_s = ? WHERE id = ? AND (lease_s <= ? OR lease_s = ?) RETURNING lease_s",
+        (now_s + LEASE_S, sweep_id, now_s, held_s),
+    )
+    return float(taken[0]["lease_s"]) if taken else 0.0
 
 
 def free(database: Database, sweep_id: str, held_s: float) -> None:
@@ -224,13 +217,7 @@ def segments(database: Database, sweep_id: str) -> list[SegmentRecord]:
 
 def write(database: Database, segment: SegmentRecord) -> None:
     """Store the segment in place of an earlier row."""
-    database.execute(
-        "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *(segment.sweep, segment.trial, segment.rung, segment.job_id, segment.attempt, segment.until_step),
-            *(segment.state, segment.value, segment.tries, segment.seconds, segment.ended_s),
-        ),
-    )
+    database.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(segment))
 
 
 def update(database: Database, before: SegmentRecord, after: SegmentRecord) -> None:
