@@ -72,7 +72,7 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
         place = entry.smtp if entry.kind == "email" else entry.place
         if is_variable(place) and not environ.get(place.removeprefix("env:")):
             yield f"notify: {place.removeprefix('env:')} is not set here, so no alerts by {entry.kind}"
-        if not is_variable(place) and _lets_in(entry.kind, place):
+        if not is_variable(place) and (entry.kind != "email" or "@" in place):  # a mail server's only with a login
             shown = _masked(place) if entry.kind == "email" else entry.shown
             yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
@@ -89,11 +89,6 @@ def _entry(data: Mapping[str, Any]) -> ChannelEntry:
     kind = next(kind for kind in CHANNEL_KINDS if data.get(kind))
     smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
     return ChannelEntry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
-
-
-def _lets_in(kind: str, place: str) -> bool:
-    """Return whether knowledge of the address grants access; for a mail server only if the address contains a login."""
-    return kind != "email" or "@" in place
 
 
 def is_variable(place: str) -> bool:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..job import exit_code
 from ..jobs.overview import as_line, as_lines
 from ..logs.view import parse_ranks
-from ..notices import terminal_alerts
+from ..notices.notifier import MARK
 from ..text.charts import Signs, signs_of
 from ..text.terminal import print_text, say
 from . import jobview, tableview
@@ -119,7 +119,7 @@ def _take_in(screen: Screen, feed: JobFeed, state: FrameState) -> None:
     """Store captured messages as notes: of several lines the first; an alert also rings the bell."""
     for words in screen.said():
         state.said.append(words)
-        text = words.removeprefix(terminal_alerts.MARK)
+        text = words.removeprefix(MARK)
         if text.startswith("  ") or not text.strip():  # a detail of the line before
             continue
         feed.note(text.strip())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloudtrain.entrypoints.notices.message import DeliveryError, Notice
+from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import back_off_s, try_all
 
 from ..channels import ChannelEntry
@@ -79,7 +79,7 @@ class DeliveryThread:
         self._news.set()
         self._thread.join(wait_s)
         with self._lock:
-            left = {f"{delivery.entry.shown}" for delivery in self._deliveries.values() if not delivery.hold_s}
+            left = {delivery.entry.shown for delivery in self._deliveries.values() if not delivery.hold_s}
         if left:
             self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
 
@@ -140,7 +140,9 @@ class DeliveryThread:
                     continue
                 next_s = self._next_s[delivery.id] = now_s + wait_s
                 outbox.mark_failed(*where, self._name, next_s, fault.message)
-                self._say_fault(delivery.entry, fault)
+                hint = f"\n  hint: {fault.cure}" if fault.cure else ""
+                words = f"alert not delivered, next try follows: {delivery.entry.shown}: {fault.message}{hint}"
+                self._say_once(delivery.entry.id, words)
 
     def _deliver(self, delivery: Delivery) -> None:
         """Send the notice and mark the delivery at once, without waiting for slower channels. Raises DeliveryError."""
@@ -181,10 +183,6 @@ class DeliveryThread:
             self._over.add(delivery.id)
             self._deliveries.pop(delivery.id, None)
             self._next_s.pop(delivery.id, None)
-
-    def _say_fault(self, entry: ChannelEntry, fault: DeliveryError) -> None:
-        cure = f"\n  hint: {fault.cure}" if fault.cure else ""
-        self._say_once(entry.id, f"alert not delivered, next try follows: {entry.shown}: {fault.message}{cure}")
 
     def _say_given_up(self, entry: ChannelEntry) -> None:
         self._say_once(entry.id, f"given up: {entry.shown}; `cloudtrain notify` shows what it answers")

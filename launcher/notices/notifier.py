@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
+
+import click
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
@@ -13,13 +17,17 @@ from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wan
 from ..channels import ChannelEntry, desktop, entries, sent_by_job
 from ..errors import ConfigError
 from ..job import Job
-from ..money.forecast import Forecast, forecast
+from ..money.forecast import forecast
 from ..money.job_facts import job_facts
 from ..store.registry import Registry
-from ..text.terminal import say
-from . import outbox, terminal_alerts
+from ..text.tables import width, wrapped
+from ..text.terminal import escaped, reported, say
+from . import outbox
 from .delivery import EXIT_S, Delivery, DeliveryThread
 
+# The process that follows a job prints its start, progress and end by other means.
+ON_TERMINAL = ("budget", "projected", "deadline", "stalled")
+MARK = "[alert]"  # on standard error, to differ from a job's lines
 EVERY_S = 1.0
 RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
 JOB_SENDS_S = 120.0  # how long a running job may take to send its own notices
@@ -46,9 +54,9 @@ class Notifier:
         ended_s = job.attempt.state.ended_s
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
-        notices = standing(job_facts(job, self.forecast(job, now_s)), now_s)
+        facts = job_facts(job, forecast(job, self._registry.attempts(job), now_s))
         keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
-        return self.tell(job.id, job.config, notices, keys_sent=keys_sent, is_active=job.active)
+        return self.tell(job.id, job.config, standing(facts, now_s), keys_sent=keys_sent, is_active=job.active)
 
     def tell(
         self,
@@ -65,9 +73,9 @@ class Notifier:
         has sent. An active job (`is_active`) has some time to send a notice by itself.
         """
         now_s = time.time()
-        new = self._new(job_id, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
+        new = self._new(job_id, [notice for notice in notices if notice.event in ON_TERMINAL], now_s)
         for notice in new:
-            terminal_alerts.show(notice)
+            show(notice)
         places: list[ChannelEntry] = [*entries(config), *([self._desktop] if self._desktop else [])]
         deliveries = []
         for entry in places:
@@ -79,10 +87,6 @@ class Notifier:
                     deliveries.append(Delivery(job_id, entry, notice, hold_s, is_sent))
         self._courier.offer(deliveries)
         return new
-
-    def forecast(self, job: Job, now_s: float) -> Forecast:
-        """Return the job's forecast."""
-        return forecast(job, self._registry.attempts(job), now_s)
 
     def close(self, wait_s: float = EXIT_S) -> None:
         """Wait briefly for deliveries."""
@@ -99,6 +103,23 @@ class Notifier:
             with suppress(ConfigError):  # a full disk must not hide due alerts
                 outbox.mark_sent(self._registry.database, job_id, outbox.TERMINAL, notice, now_s)
         return new
+
+
+def show(notice: Notice) -> None:
+    """Print the notice on standard error; a terminal also rings, or shows a desktop notification (OSC 9)."""
+    if reported("\n".join((notice.title, *notice.lines))):
+        return
+    is_terminal = sys.stderr.isatty()
+    mark = click.style(MARK, fg="yellow", bold=True) if is_terminal and not os.environ.get("NO_COLOR") else MARK
+    columns = width(sys.stderr)
+    lines = wrapped(
+        map(escaped, (notice.title, *(f"  {line}" for line in notice.lines))),
+        None if columns is None else columns - len(MARK) - 1,
+    )
+    text = "\n".join(f"{mark} {line}" for line in lines)
+    if is_terminal and os.environ.get("TERM", "dumb") != "dumb":
+        text += f"\a\033]9;{escaped(notice.title)}\a"
+    click.echo(text, err=True)
 
 
 def _say(words: str) -> None:

@@ -6,6 +6,7 @@ only if a follower dies between delivery and mark, and at most once for each dea
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 
 from cloudtrain.entrypoints.notices.message import Notice
@@ -122,19 +123,17 @@ def is_open(database: Database, job_id: str, channel: str, key: str, now_s: floa
 
 def sent(database: Database, job_id: str) -> list[Sent]:
     """Return the notices delivered about the job, the first delivery first."""
-    found: dict[str, Sent] = {}
+    found: dict[str, list[sqlite3.Row]] = {}
     rows = database.execute(
         "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s, channel",
         (job_id,),
     )
     for row in rows:
-        kind = row["channel"].partition("-")[0]
-        first = found.get(row["key"])
-        kinds = () if first is None else first.channels
-        found[row["key"]] = Sent(
-            row["key"], row["told_s"] if first is None else first.told_s, tuple(dict.fromkeys([*kinds, kind]))
-        )
-    return list(found.values())
+        found.setdefault(row["key"], []).append(row)
+    return [
+        Sent(key, some[0]["told_s"], tuple(dict.fromkeys(row["channel"].partition("-")[0] for row in some)))
+        for key, some in found.items()
+    ]
 
 
 def pending(database: Database, since_s: float) -> list[str]:

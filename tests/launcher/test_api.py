@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import api, errors
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import stopping
-from cloudtrain.launcher.notices import terminal_alerts
+from cloudtrain.launcher.notices import notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
 
@@ -231,7 +231,7 @@ def test_messages_are_passed_on_instead_of_printed(capfd: pytest.CaptureFixture[
     with terminal.reporting(found.append):
         terminal.say("\none")
         terminal.aside("two")
-        terminal_alerts.show(Notice("1", "key", "budget", "three", ("four",)))
+        notifier.show(Notice("1", "key", "budget", "three", ("four",)))
     assert found == ["one", "two", "three\nfour"]
     assert capfd.readouterr().err == ""
     terminal.say("five")
