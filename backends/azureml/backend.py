@@ -63,7 +63,7 @@ class AzureMLBackend(CloudAdapter):
             where = block.region or "an unknown region (azureml.region)"
             usd, source = catalog.unlisted("azureml", own, f"{name}, azureml.price_per_hour{more}", what, where)
             return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=unknown_region(config))
-        source, known = f"{name}, {machine.price_source}{more}", (machine.uncertainty, machine.as_of)
+        source, known = f"{name}, {machine.price_source}{more}", (machine.uncertainty_of(), machine.iso_day())
         return Capacity(machine.count, machine.hourly_usd, source, terms, *known, machine=name)
 
     def ready(self, request: Request, shipment: Shipment) -> None:

@@ -64,7 +64,7 @@ class SageMakerBackend(CloudAdapter):
         size_gb = config.resources.disk_gb or DISK_GB
         disk = disk_usd(name, size_gb)
         source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
-        usd, known = machine.hourly_usd + disk, (machine.uncertainty, machine.as_of)
+        usd, known = machine.hourly_usd + disk, (machine.uncertainty_of(), machine.iso_day())
         return Capacity(machine.count, usd, source, terms, *known, machine=name)
 
     def ready(self, request: Request, shipment: Shipment) -> None:

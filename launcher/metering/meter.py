@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.terms import PARTS, Terms, parts, worst_case_micro
 
-from ..job import ACTIVE
-
-if TYPE_CHECKING:
-    from ..job import Attempt, State
-    from ..plan import Plan
+from ..job import ACTIVE, Attempt, State
+from ..plan import Plan
 
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO

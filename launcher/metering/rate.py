@@ -86,22 +86,12 @@ class Machine:
         """The provenance of the price on demand, as text."""
         return self.rates["on_demand"].words if "on_demand" in self.rates else "no list price"
 
-    @property
-    def as_of(self) -> str | None:
-        """The ISO day of the price on demand, the first possible day."""
-        return self.iso_day("on_demand")
-
-    @property
-    def uncertainty(self) -> float:
-        """The highest possible cost divided by the price on demand, at least 1."""
-        return self.uncertainty_of("on_demand")
-
-    def iso_day(self, kind: Kind) -> str | None:
-        """Return the ISO day of a kind's price."""
+    def iso_day(self, kind: Kind = "on_demand") -> str | None:
+        """Return the ISO day of a kind's price, the first possible day."""
         day = self.rates[kind].day if kind in self.rates else None
         return None if day is None else day.isoformat()
 
-    def uncertainty_of(self, kind: Kind) -> float:
+    def uncertainty_of(self, kind: Kind = "on_demand") -> float:
         """Return the highest possible cost divided by the kind's price, at least 1; 1 without a price."""
         return uncertainty(self.rates, kind) if kind in self.rates else 1.0
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..job import Attempt, Job
 from ..metering import meter
 from ..text.money import as_usd
 from . import unit_cost
 from .forecast import limit_micro
-
-if TYPE_CHECKING:
-    from ..job import Attempt, Job
 
 
 @dataclass(frozen=True)

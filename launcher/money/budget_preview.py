@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import down, usd
 
+from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, Fault
+from ..store import ledger
 from ..store.budgets import OVERALL, Standing, refusal
+from ..store.database import Database
 from ..store.home import where
 from ..text.money import as_usd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..config.schema import JobConfig
-    from ..store.database import Database
+from .conditional import located
 
 MOST_NAMED = 5
 LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
@@ -87,8 +86,6 @@ class ApplicableBudgets:
 
 def books_of(config: JobConfig) -> ApplicableBudgets:
     """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
-    from .conditional import located
-
     project = config.project.name if config.project else OVERALL
     given = config.project.ledger if config.project else None
     shared = (located(given),) if given else ()
@@ -96,8 +93,6 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
         folder = where()
         if not (folder / "registry.sqlite").exists():
             return ApplicableBudgets(project, shared=shared)
-        from ..store.database import Database
-
         return _read(Database(folder), project, shared)
     except CloudtrainError as error:
         return ApplicableBudgets(project, shared=shared, trouble=error.message)
@@ -113,14 +108,10 @@ def require_known_project(books: ApplicableBudgets) -> None:
 
 def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
-    from ..store import ledger
-
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
 
 
 def _read(database: Database, project: str, given: tuple[str, ...]) -> ApplicableBudgets:
-    from ..store import ledger
-
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())
     shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.notices.facts import is_limit_first
 
+from ..job import Attempt, Job
 from ..metering import meter
 from ..store import loss_bins
 from ..text.units import parse_money
-
-if TYPE_CHECKING:
-    from ..job import Attempt, Job
 
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
@@ -92,13 +90,10 @@ def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
 
 
 def left_s(progress: dict[str, Any]) -> float | None:
-    """Return the remaining seconds at the last step: as the job reported, else by its pace so far."""
+    """Return the remaining seconds at the last step: as the job reported, else by its pace so far, as of a script."""
     eta_s = progress.get("eta_s")
-    return float(eta_s) if isinstance(eta_s, float | int) else _by_pace_s(progress)
-
-
-def _by_pace_s(progress: dict[str, Any]) -> float | None:
-    """Return the remaining seconds of a job that reports only its steps, such as a script."""
+    if isinstance(eta_s, float | int):
+        return float(eta_s)
     step, most = progress.get("step"), progress.get("max_steps")
     bins = loss_bins.load(progress.get("curve")).bins
     if not isinstance(most, int) or not isinstance(step, int) or len(bins) < 2 or bins[-1].step <= bins[0].step:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.terms import CostRate
 
+from ..job import Job
 from ..metering.meter import metered_at_worst_micro
 from ..planning.job_spec import default_hang_timeout_s, resume_terms
 from ..text.units import parse_duration
 from .forecast import Forecast, left_s
-
-if TYPE_CHECKING:
-    from ..job import Job
 
 
 def job_facts(job: Job, forecast: Forecast) -> JobFacts:

@@ -11,15 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..job import Attempt
 from ..metering import meter
+from ..store.database import Database
 from ..store.registry import attempt_of
 from ..text.money import as_usd
-
-if TYPE_CHECKING:
-    from ..store.database import Database
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
@@ -112,10 +110,9 @@ def total(spent: Iterable[Spent]) -> Group:
 
 def as_json(spent: Sequence[Spent], groups: Sequence[Group] | None = None) -> dict[str, Any]:
     """Return the sum, and the groups or else the jobs, with stable names; an unknown `spend_usd` is null."""
-    found: dict[str, Any] = _sum_json(total(spent))
     if groups is not None:
-        return found | {"groups": [{"key": each.key, **_sum_json(each)} for each in groups]}
-    return found | {"jobs": [_job_json(job) for job in spent]}
+        return _sum_json(total(spent)) | {"groups": [{"key": each.key, **_sum_json(each)} for each in groups]}
+    return _sum_json(total(spent)) | {"jobs": [_job_json(job) for job in spent]}
 
 
 def month_span(month: str) -> tuple[float, float]:

@@ -158,22 +158,19 @@ def load(data: bytes, uri: str) -> Book:
 
 def _standing(book: Book, budget: LedgerBudget, now_s: float) -> Standing:
     month = month_of(now_s)
-    projects = None if budget.project == OVERALL else (budget.project,)
-    ended = [end for end in book.closed.values() if projects is None or end.project in projects]
-    costs = [months for project, months in book.spent.items() if projects is None or project in projects]
+    is_overall = budget.project == OVERALL
+    ended = [end for end in book.closed.values() if is_overall or end.project == budget.project]
+    costs = [months for project, months in book.spent.items() if is_overall or project == budget.project]
     costs += [dict(end.months) for end in ended]
     # Spending after this month counts too: a clock may have been put back.
     spent = sum(micro for months in costs for when, micro in months.items() if budget.period == "all" or when >= month)
-    held = sorted(
-        (each for each in book.held.values() if projects is None or each.project in projects),
-        key=lambda each: (each.created_s, each.job_id),
-    )
+    held = [each for each in book.held.values() if is_overall or each.project == budget.project]
     known = [end for end in ended if end.amount_micro]
     return Standing(
         budget,
         month,
         spent,
-        tuple(held),
+        tuple(sorted(held, key=lambda each: (each.created_s, each.job_id))),
         sum(sum(end.months.values()) for end in known),
         sum(end.amount_micro or 0 for end in known),
         len(known),

@@ -9,20 +9,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ..errors import BudgetError, CloudtrainError, ConfigError
 from ..store import ledger
 from ..store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
+from ..store.database import Database
 from ..store.home import identity
+from ..store.ledger import Closing
 from . import shared_ledger
 from .conditional import ConditionalObject
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..store.database import Database
-    from ..store.ledger import Closing
 
 QUICK_S = 10.0  # for reporting an end; the next command retries
 AGAIN_S = 30.0  # pause after a failed attempt, until this process tries again on its own

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import dollars
 
+from ..job import Attempt
 from ..metering import meter
 from ..store import loss_bins
 from ..text.money import as_usd
-
-if TYPE_CHECKING:
-    from ..job import Attempt
 
 _WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
 _UNITS = {"epoch": 1.0, "samples": 1e6, "tokens": 1e6}

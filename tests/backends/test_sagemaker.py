@@ -309,7 +309,7 @@ def test_budget_becomes_the_time_limit(render: Render) -> None:
     body = render(PLAIN, "budget.limit=20 USD").body
     runtime = body["StoppingCondition"]["MaxRuntimeInSeconds"]
     tail_s = backend.GRACE_S + backend.UPLOAD_S  # billed too
-    assert runtime == int(20 / (2 * machine.hourly_usd * machine.uncertainty) * 3600) - tail_s
+    assert runtime == int(20 / (2 * machine.hourly_usd * machine.uncertainty_of()) * 3600) - tail_s
     warm = render(PLAIN, "budget.limit=20 USD", "sagemaker.keep_alive=10m").body
     assert warm["StoppingCondition"]["MaxRuntimeInSeconds"] == runtime - 600
 

@@ -39,8 +39,8 @@ def test_own_price_wins_row_by_row(home: Path) -> None:
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert table is not None
     assert machine is not None
-    assert (table.hourly_usd, machine.hourly_usd, machine.uncertainty) == (7.09, 8.0, 1.0)
-    assert machine.as_of == rating.today().isoformat()
+    assert (table.hourly_usd, machine.hourly_usd, machine.uncertainty_of()) == (7.09, 8.0, 1.0)
+    assert machine.iso_day() == rating.today().isoformat()
     assert catalog.rates("sagemaker", "ml.m5.large", "us-west-2")["on_demand"].usd == 0.115
     assert catalog.rates("sagemaker", "ml.m5.large", "us-east-1") == {}
     spot = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
@@ -54,7 +54,7 @@ def test_own_price_older_than_the_table_is_ignored(file: Path) -> None:
     file.write_text(f"{HEAD}\n{row.format('2026-08-28')}\n")
     machine = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
     assert machine is not None
-    assert (machine.hourly_usd, machine.as_of) == (98.32, "2026-09-16")
+    assert (machine.hourly_usd, machine.iso_day()) == (98.32, "2026-09-16")
     assert machine.price_source == "list price of 2026-09-16, newer than your own of 2026-08-28"
     file.write_text(f"{HEAD}\n{row.format('2026-09-16')}\n")
     same = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")

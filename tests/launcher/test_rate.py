@@ -44,7 +44,7 @@ def of_age(days: int, usd: float = 10.0, **more: object) -> Rate:
 def test_uncertainty_grows_with_age_and_inference(rate: Rate, factor: float) -> None:
     """The factor is never below 1, and each reason multiplies the factor."""
     machine = Machine("m", "X", 8, {"on_demand": rate})
-    assert machine.uncertainty == factor
+    assert machine.uncertainty_of() == factor
     assert Machine("m", "X", 8).uncertainty == 1.0
 
 
@@ -75,4 +75,4 @@ def test_stale_price_gets_a_note() -> None:
 def test_machine_without_prices_has_no_price_and_no_date() -> None:
     """The missing price is not 0, and the missing date is not today."""
     machine = Machine("m", "X", 8)
-    assert (machine.hourly_usd, machine.as_of, machine.price_source) == (None, None, "no list price")
+    assert (machine.hourly_usd, machine.iso_day(), machine.price_source) == (None, None, "no list price")

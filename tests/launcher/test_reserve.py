@@ -143,7 +143,8 @@ for home in homes:
     if not shared: ledger.set_budget(registry.database, budget)
     registry.close()
 if shared:
-    shared_ledger.change(ConditionalObject(place), lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
+    cell = ConditionalObject(place)
+    shared_ledger.change(cell, lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
 
 pids = [forked(lambda number=number: submit(number)) for number in range(count)]
 codes = [os.waitpid(pid, 0)[1] for pid in pids]
