@@ -64,7 +64,8 @@ def compose(
 ) -> Notice:
     """Return the notice. `origin` is the sender: launcher or job."""
     digest = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
-    title = f"{facts.job}: {_one_line(headline)}"
+    # One line, without characters that control a terminal.
+    title = f"{facts.job}: {''.join(each if each.isprintable() else ' ' for each in headline).strip()}"
     left_s = None if facts.cap_at_s is None else max(0.0, round(facts.cap_at_s - now_s, 1))
     resume = resume_advice(facts)
     fields = {
@@ -152,11 +153,6 @@ def _clock(time_s: float) -> str:
 
 def _dollars(micro: int | None) -> float | None:
     return None if micro is None else round(micro / _MICRO, 6)
-
-
-def _one_line(text: str) -> str:
-    """Return the text as one line, without characters that control a terminal."""
-    return "".join(each if each.isprintable() else " " for each in text).strip()
 
 
 def masked(url: str) -> str:

@@ -181,11 +181,8 @@ class NodeNotifier:
         words = f"alert sent to {self._channels[name][0].shown}: {notice.title}"
         line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
         try:
-            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(log, line.encode())
-            finally:
-                os.close(log)
+            with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0) as log:
+                log.write(line.encode())
             kept = sorted([each, key] for each, key in self._sent if key.startswith(("budget:", "deadline:")))
             atomic_json.write_json(self._folder / MEMORY, {"job": self._spec.job.job, "told": kept})
         except OSError as error:  # a full disk: at worst a notification is sent twice

@@ -93,7 +93,7 @@ def more(
     terms: Terms,
     progress: StepFacts,
     until_s: float | None = None,
-    spent_worst_micro: int | None = None,
+    spent_worst_micro: int = 0,
 ) -> ExtraBudget | None:
     """Return the amount to add to the budget for the remaining steps, None if the budget suffices.
 
@@ -101,17 +101,15 @@ def more(
     in `cap_s`. If the number of remaining steps is unknown, the amount is the present limit again.
     """
     needs_s, left_s = cap_s(progress, terms, until_s), _left_s(progress, until_s)
+    worst_micro = max(spent_micro, spent_worst_micro)
     if needs_s is None or left_s is None:
-        spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-        least = worst_case_micro(terms.least_s, rate, terms) + spent - limit_micro
+        least = worst_case_micro(terms.least_s, rate, terms) + worst_micro - limit_micro
         return ExtraBudget(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
     if until_s is not None:
         runs_s = min(until_s, progress.eta_s or 0.0)
-        worst = spent_micro if spent_worst_micro is None else spent_worst_micro
-        spent_worst_micro = worst + round(rate.scaled / PARTS * runs_s / 3600)
+        worst_micro += round(rate.scaled / PARTS * runs_s / 3600)
         spent_micro += round(rate.hourly_micro * runs_s / 3600)
-    spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-    lacking = worst_case_micro(math.ceil(needs_s), rate, terms) + spent - limit_micro
+    lacking = worst_case_micro(math.ceil(needs_s), rate, terms) + worst_micro - limit_micro
     if lacking <= 0:
         return None
     return ExtraBudget(_readable(lacking), round(rate.hourly_micro * left_s / 3600), limit_micro - spent_micro)

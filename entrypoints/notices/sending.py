@@ -56,24 +56,22 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
     Each send has a daemon thread; neither this call nor the end of the process waits longer for the thread.
     """
     found: list[DeliveryError | None] = [DeliveryError(f"no answer within {limit_s:.0f} s") for _ in sends]
-    is_done = [threading.Event() for _ in sends]
 
     def run(number: int) -> None:
         try:
             sends[number]()
-            result: DeliveryError | None = None
+            found[number] = None
         except DeliveryError as fault:
-            result = fault
+            found[number] = fault
         except Exception as error:  # a bug of ours or of a package must not stop the other sends
-            result = DeliveryError(f"it cannot be sent: {type(error).__name__}")
-        found[number] = result
-        is_done[number].set()
+            found[number] = DeliveryError(f"it cannot be sent: {type(error).__name__}")
 
     end_s = time.monotonic() + limit_s
-    for number in range(len(sends)):
-        threading.Thread(target=run, args=(number,), name="notice", daemon=True).start()
-    for event in is_done:
-        event.wait(max(0.0, end_s - time.monotonic()))
+    threads = [threading.Thread(target=run, args=(i,), name="notice", daemon=True) for i in range(len(sends))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
     return list(found)
 
 

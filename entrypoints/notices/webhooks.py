@@ -25,12 +25,7 @@ def body(kind: str, url: str, notice: Notice) -> dict[str, Any]:
     """Return the message in the form of the receiver at the address."""
     if kind == "slack":
         return slack_body(notice)
-    return teams_body(notice) if is_teams(url) else json_body(notice)
-
-
-def json_body(notice: Notice) -> dict[str, Any]:
-    """Return the notice's fields, with the whole notice as `text` for people."""
-    return {**notice.fields, "text": notice.text}
+    return teams_body(notice) if is_teams(url) else {**notice.fields, "text": notice.text}  # `text` is for people
 
 
 def slack_body(notice: Notice) -> dict[str, Any]:
