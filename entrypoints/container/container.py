@@ -206,15 +206,10 @@ def _placed(places: Places, root: Path, given: list[str]) -> Places:
         if place.startswith("input."):
             inputs[place.partition(".")[2]] = path
         else:
-            _link(root / paths[place], Path(path))
+            with contextlib.suppress(OSError):  # a link, because rendered files refer to the usual path only
+                (root / paths[place]).symlink_to(path, target_is_directory=True)
             paths = {**paths, place: path}
     return Places(**{**paths, "inputs": inputs})
-
-
-def _link(usual: Path, path: Path) -> None:
-    """Link the usual path to the platform's folder: rendered files refer to the usual path only."""
-    with contextlib.suppress(OSError):
-        usual.symlink_to(path, target_is_directory=True)
 
 
 def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpec:

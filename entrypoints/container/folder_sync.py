@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import stat
 import threading
 import time
@@ -86,10 +85,9 @@ class Carrier:
     container, uploaded the file. Files of different writers are never deleted.
     """
 
-    def __init__(self, folder: Path, uri: str, by: str | None = None) -> None:
-        """`by`: this writer's name among all writers to `uri`, the same after a restart. Default: the host's name."""
-        self._folder, self._uri = folder, uri
-        self._by = by or socket.gethostname()
+    def __init__(self, folder: Path, uri: str, by: str) -> None:
+        """`by`: this writer's name among all writers to `uri`, the same after a restart."""
+        self._folder, self._uri, self._by = folder, uri, by
         self._store = open_at(uri)
         self._there: dict[str, _There] | None = None
         self._first: set[str] = set()
@@ -103,13 +101,12 @@ class Carrier:
         self._first = set(self._scan())
         self._thread.start()
 
-    def finish(self, limit_s: float | None = None) -> None:
-        """Upload the rest, open files too, and return; after `limit_s`, print that files are missing."""
+    def finish(self) -> None:
+        """Upload the rest, open files too, and return; after FINISH_S, print that files are missing."""
         self._is_over.set()
-        limit_s = FINISH_S if limit_s is None else limit_s
-        self._thread.join(limit_s)
+        self._thread.join(FINISH_S)
         if self._thread.is_alive():
-            self._say("end", f"not all of {self._folder} is in {self._uri}: {limit_s:.0f} s were not enough")
+            self._say("end", f"not all of {self._folder} is in {self._uri}: {FINISH_S:.0f} s were not enough")
 
     def _run(self) -> None:
         while not self._is_over.wait(EVERY_S):
@@ -184,12 +181,11 @@ class Carrier:
 
     def _known(self) -> dict[str, _There]:
         """Return the objects of files that were on disk at the start."""
-        found = {}
-        for item in self._store.items():
-            if item.name in self._first:
-                is_own = item.about.get(_BY) == self._by
-                found[item.name] = _There(_look_of(item), item.generation if is_own else None)
-        return found
+        return {
+            item.name: _There(_look_of(item), item.generation if item.about.get(_BY) == self._by else None)
+            for item in self._store.items()
+            if item.name in self._first
+        }
 
     def _scan(self) -> dict[str, _Look]:
         """Return the current state of the files, by name."""

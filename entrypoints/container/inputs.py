@@ -56,7 +56,8 @@ def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
             place = root / "inputs" / name
             if not _bring(f"the input {name}", source.uri, place):
                 raise StagingError(f"the input {name}: there is nothing at {source.uri}", may_mend=False)
-            place = _of_one_object(source.uri, place)
+            one_object = place / source.uri.rpartition("/")[2]
+            place = one_object if one_object.is_file() else place
         paths[name] = str(place)
     for each in order.carried:
         if each.back:
@@ -95,9 +96,3 @@ def _bring(what: str, uri: str, folder: Path) -> int:
         took_s = time.monotonic() - begin_s
         events.emit("staged", f"fetched {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)
     return count
-
-
-def _of_one_object(uri: str, folder: Path) -> Path:
-    """Return the file itself if the uri is of an object, else the folder."""
-    alone = folder / uri.rpartition("/")[2]
-    return alone if uri.rpartition("/")[2] and alone.is_file() else folder

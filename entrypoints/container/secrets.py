@@ -70,14 +70,12 @@ def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
     host = urlsplit(url).netloc
     try:
         token = _azure_token(f"https://{host.partition('.')[2]}", is_user=is_user)
-        answer = _get(f"{url}?api-version=7.4", {"Authorization": f"Bearer {token}"})
-        found: dict[str, str] = json.loads(answer["value"])
+        return dict(json.loads(_get(f"{url}?api-version=7.4", {"Authorization": f"Bearer {token}"})["value"]))
     except (OSError, ValueError, KeyError) as error:
         raise SecretError(
             f"the job's secrets cannot be read: the job's identity (azureml.identity) needs the role Key Vault Secrets "
             f"User on {host}: {error}"
         ) from error
-    return found
 
 
 def _from_secret_manager(name: str, endpoint: str) -> dict[str, str]:
@@ -87,13 +85,12 @@ def _from_secret_manager(name: str, endpoint: str) -> dict[str, str]:
     try:
         bearer = {"Authorization": f"Bearer {identity.token()}"}
         answer = _get(f"{endpoint}/v1/{secret}/versions/{version or 'latest'}:access", bearer)
-        found: dict[str, str] = json.loads(base64.b64decode(answer["payload"]["data"]))
+        return dict(json.loads(base64.b64decode(answer["payload"]["data"])))
     except (OSError, ValueError, KeyError) as error:
         raise SecretError(
             f"the job's secrets cannot be read: {identity.who} needs the role Secret Manager Secret Accessor on "
             f"{secret}: {error}"
         ) from error
-    return found
 
 
 def _azure_token(resource: str, *, is_user: bool) -> str:
@@ -101,19 +98,15 @@ def _azure_token(resource: str, *, is_user: bool) -> str:
 
     Source: azure-ai-ml 1.35 (on behalf of the user) and azure-identity 1.27 (managed identity).
     """
-    query = {"resource": resource}
-    if is_user and (url := os.environ.get("OBO_ENDPOINT")):
-        return _token_in(_get(f"{url}?{urlencode(query)}", {}, is_here=True))
-    if url := os.environ.get("MSI_ENDPOINT"):
+    query, headers = {"resource": resource}, {}
+    if not (is_user and (url := os.environ.get("OBO_ENDPOINT"))):
+        if not (url := os.environ.get("MSI_ENDPOINT")):
+            raise ValueError("Azure ML gives this container no identity")
         query["api-version"] = "2017-09-01"
         if own := os.environ.get("DEFAULT_IDENTITY_CLIENT_ID"):
             query["clientid"] = own
-        secret = {"secret": os.environ.get("MSI_SECRET", "")}
-        return _token_in(_get(f"{url}?{urlencode(query)}", secret, is_here=True))
-    raise ValueError("Azure ML gives this container no identity")
-
-
-def _token_in(answer: dict[str, Any]) -> str:
+        headers["secret"] = os.environ.get("MSI_SECRET", "")
+    answer = _get(f"{url}?{urlencode(query)}", headers, is_here=True)
     return str(answer.get("access_token") or answer["token"])
 
 
@@ -127,8 +120,7 @@ def _get(url: str, headers: dict[str, str], *, is_here: bool = False) -> dict[st
     for _ in tries(_TRIES, _PAUSE_S, doubles=False):
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
+                return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
                 words = " ".join(error.read(500).decode(errors="replace").split())

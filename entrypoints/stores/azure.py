@@ -89,8 +89,7 @@ class AzureStore:
         """Return the first bytes of the blob."""
         with self._asking(name) as client:
             blob = client.get_blob_client(self._above + name)
-            data: bytes = _read(lambda: blob.download_blob(0, size, validate_content="md5").readall())
-            return data
+            return bytes(_read(lambda: blob.download_blob(0, size, validate_content="md5").readall()))
 
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace the blob with that ETag."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..atomic_json import sync
 from .store import ABSENT, StoreError, whole_file
 
 LOCK_S = 20.0  # how long a writer waits for the lock; a holder needs the lock for a single small write
@@ -35,8 +36,7 @@ class FolderStore:
                 shutil.copyfile(source, partial)
             else:
                 partial.write_bytes(source)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(partial)
 
     def get(self, name: str, path: Path) -> None:
         """Copy the file to the path."""
@@ -67,11 +67,7 @@ class FolderStore:
             if self.read(name)[1] != version:
                 return False
             self.put(data, name)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(path.parent)
             return True
 
     def names(self, prefix: str) -> list[str]:

@@ -381,8 +381,7 @@ def _check(file: BinaryIO, before: os.stat_result | None) -> None:
 
 def _progress(reply: Reply) -> dict[str, Any] | int:
     if reply.status != 308:
-        found: dict[str, Any] = json.loads(reply.read())
-        return found
+        return dict(json.loads(reply.read()))
     there = reply.headers["Range"]  # bytes=0-262143; absent before the first byte
     return int(there.rpartition("-")[2]) + 1 if there else 0
 

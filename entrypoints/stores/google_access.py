@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..format import one_line
 from .retries import tries
@@ -42,24 +42,10 @@ _REFUSED = "Google gives no token for {file}: is it complete, and of an account 
 _LOGIN = "Google gives no token for {file}: log in again with `gcloud auth application-default login` ({reason})"
 
 
-class Identity(Protocol):
-    """A source of tokens. Thread-safe."""
-
-    @property
-    def who(self) -> str:
-        """Return the tokens' owner, for an error's sentence."""
-
-    def token(self) -> str:
-        """Return a token valid for minutes. Raises PermissionError, or ConnectionError without an answer."""
-
-    def forget(self, token: str) -> None:
-        """Discard the token, because a service refused it."""
-
-
 def of_environment() -> Identity:
     """Return the identity of this process; sends no request yet."""
     file = _file()
-    return _Cached(_Metadata() if file is None else _CredentialsFile(file))
+    return Identity(_Metadata() if file is None else _CredentialsFile(file))
 
 
 def anonymous() -> bool:
@@ -94,15 +80,10 @@ def _file() -> Path | None:
     return None
 
 
-class _TokenSource(Protocol):
-    who: str
+class Identity:
+    """The tokens of an account. Thread-safe."""
 
-    def fetch(self) -> tuple[str, float]:
-        """Return a token and its lifetime in seconds."""
-
-
-class _Cached:
-    def __init__(self, source: _TokenSource) -> None:
+    def __init__(self, source: _Metadata | _CredentialsFile) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._token = ""
@@ -110,9 +91,11 @@ class _Cached:
 
     @property
     def who(self) -> str:
+        """The tokens' owner, for an error's sentence."""
         return self._source.who
 
     def token(self) -> str:
+        """Return a token valid for minutes. Raises PermissionError, or ConnectionError without an answer."""
         with self._lock:
             now_s = time.monotonic()
             if now_s >= self._renew_s:
@@ -127,6 +110,7 @@ class _Cached:
             return self._token
 
     def forget(self, token: str) -> None:
+        """Discard the token, because a service refused it."""
         with self._lock:
             if token == self._token:  # otherwise a different thread renewed it first
                 self._renew_s = self._end_s = 0.0
@@ -140,6 +124,7 @@ class _Metadata:
         self._was_there = False
 
     def fetch(self) -> tuple[str, float]:
+        """Return a token and its lifetime in seconds."""
         for _ in tries(TRIES, PAUSE_S):
             try:
                 token = json.loads(_about_account("token"))

@@ -63,7 +63,6 @@ class HttpResponse:
     """A complete answer."""
 
     status: int
-    headers: http.client.HTTPMessage
     body: bytes
 
 
@@ -113,7 +112,7 @@ class Service:
         while True:
             try:
                 with self.once(method, target, headers, body, also=also) as reply:
-                    return HttpResponse(reply.status, reply.headers, reply.read())
+                    return HttpResponse(reply.status, reply.read())
             except (ServiceError, Lost) as error:
                 patience.failed(error)
 
@@ -167,19 +166,27 @@ class Service:
         body: bytes | Iterable[bytes],
     ) -> Reply:
         target = f"{urlsplit(self.endpoint).path.rstrip('/')}{target}"
-        pieces = _Body(body)
+        faults: list[OSError] = []  # errors of this machine's disk, while the body is read
+
+        def pieces() -> Iterator[bytes]:
+            try:
+                yield from (body,) if isinstance(body, bytes) else body
+            except OSError as error:
+                faults.append(error)
+                raise
+
         try:
             if connection.sock is None:
                 connection.connect()
             connection.sock.settimeout(READ_S)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an answer may come before the end
-                connection.request(method, target, body=pieces if body else None, headers=headers)
+                connection.request(method, target, body=pieces() if body else None, headers=headers)
             return Reply(connection.getresponse())
         except ssl.SSLCertVerificationError as error:
             raise Untrusted(one_line(error)) from error
         except (OSError, http.client.HTTPException) as error:
-            if pieces.failure is not None:  # an error of this machine's disk
-                raise pieces.failure from None
+            if faults:
+                raise faults[0] from None
             raise Lost(one_line(error)) from error
 
     def _take(self) -> http.client.HTTPConnection:
@@ -232,26 +239,6 @@ class Patience:
     def got_on(self) -> None:
         """Reset the count."""
         self._count = 0
-
-
-class _Body:
-    """A body; remembers a read error, which is not the network's fault."""
-
-    def __init__(self, body: bytes | Iterable[bytes]) -> None:
-        self._body = (body,) if isinstance(body, bytes) else body
-        self.failure: OSError | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        pieces = iter(self._body)
-        while True:
-            try:
-                piece = next(pieces)
-            except StopIteration:
-                return
-            except OSError as error:
-                self.failure = error
-                raise
-            yield piece
 
 
 def _trust() -> ssl.SSLContext:

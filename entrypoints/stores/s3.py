@@ -113,8 +113,7 @@ class S3Store:
         """Return the first bytes of the object."""
         with self._asking(name) as client:
             found = client.get_object(Bucket=self._bucket, Key=self._above + name, Range=f"bytes=0-{size - 1}")
-            data: bytes = found["Body"].read()
-            return data
+            return bytes(found["Body"].read())
 
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace the object with that ETag."""
