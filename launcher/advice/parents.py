@@ -147,7 +147,7 @@ def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str,
     if config.task is not None:
         _require_weights(parent)
     backend, ref = backends.load(parent.backend), parent.attempt.ref
-    folder = backend.checkpoint_place(ref) if ref is not None and isinstance(backend, backends.KeepsPlaces) else None
+    folder = backend.checkpoint_place(ref) if ref is not None and isinstance(backend, backends.HasCheckpoints) else None
     if folder is None:
         raise _fault(f"{parent.id} has left no checkpoint that a job can read", f"cloudtrain status {parent.id}", "job")
     last = parent.attempt.progress.get("checkpoint_step")

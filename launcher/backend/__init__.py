@@ -18,7 +18,6 @@ from ..errors import ConfigError, Fault
 from .protocol import (
     Backend,
     HasCheckpoints,
-    KeepsPlaces,
     KnowsShapes,
     Lists,
     Machines,
@@ -61,7 +60,6 @@ __all__ = [
     "DamagedRecordError",
     "FoundAttempt",
     "HasCheckpoints",
-    "KeepsPlaces",
     "KnowsShapes",
     "HostUse",
     "JobRef",

@@ -113,6 +113,9 @@ class HasCheckpoints(Protocol):
     def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the job's checkpoint folder, or the folder `inner` in it, below `folder`; return the files there."""
 
+    def checkpoint_place(self, ref: JobRef) -> str | None:
+        """Return the checkpoint folder's uri or path, for `inputs` of a later job; None outside the storage."""
+
 
 @runtime_checkable
 class KnowsShapes(Protocol):
@@ -120,14 +123,6 @@ class KnowsShapes(Protocol):
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes by name, of the average if wanted and kept. Raises CloudtrainError, OSError, ValueError."""
-
-
-@runtime_checkable
-class KeepsPlaces(Protocol):
-    """A backend that knows where a job's checkpoints are, as an entry of `inputs` of a later job."""
-
-    def checkpoint_place(self, ref: JobRef) -> str | None:
-        """Return the uri or path of the checkpoint folder; None outside the platform's storage."""
 
 
 @runtime_checkable
