@@ -62,7 +62,7 @@ FAULTS = [
     Fault(
         "room in the ledger",
         "launcher/store/ledger.py",
-        "            require_room(standings(database, now_s, project), amount_micro)\n",
+        "            require_room(standings(database, held.created_s, held.project), held.amount_micro)\n",
         "",
         "launcher/test_ledger.py::test_refused_job_is_not_journalled",
     ),

@@ -17,6 +17,7 @@ from ..job import Attempt, Job, require_name
 from ..money import shared_ledger_sync
 from ..plan import Plan
 from ..store import ledger
+from ..store.budgets import Held
 from ..store.home import where
 from ..store.registry import Registry, this_process
 from . import reserve
@@ -99,5 +100,6 @@ def adopt(registry: Registry, job: Job, found: FoundAttempt) -> None:
     with database.transaction():
         registry.adopt(job, dict(found.ref))
         project, amount_micro = reserve.project_of(job.config), reserve.amount_of(attempt.plan)
-        ledger.adopt(database, job.id, attempt.number, project, amount_micro, attempt.created_s, ledgers=places)
+        held = Held(job.id, attempt.number, project, amount_micro, attempt.created_s)
+        ledger.adopt(database, held, ledgers=places)
     shared_ledger_sync.push(database)

@@ -13,7 +13,7 @@ from ..job import Attempt
 from ..money import shared_ledger_sync
 from ..plan import Plan
 from ..store import ledger, sweeps
-from ..store.budgets import MOST_MICRO, OVERALL, Standing
+from ..store.budgets import MOST_MICRO, OVERALL, Held, Standing
 from ..store.registry import Registry
 from .refresh import refresh
 
@@ -23,11 +23,9 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
 
     Raises BudgetError if a budget of this installation or the job's sweep has no room, or the price is unknown.
     """
-    database, project = registry.database, project_of(config)
-    places = ledgers_of(registry, config)
-    amount_micro = amount_of(attempt.plan)
-    sweeps.require_room(database, attempt.job_id, amount_micro)
-    ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledgers=places)
+    held = Held(attempt.job_id, attempt.number, project_of(config), amount_of(attempt.plan), time.time())
+    sweeps.require_room(registry.database, held.job_id, held.amount_micro)
+    ledger.reserve(registry.database, held, ledgers=ledgers_of(registry, config))
 
 
 def reconcile(registry: Registry) -> list[str]:

@@ -94,26 +94,16 @@ def standing_of(database: Database, budget: LedgerBudget, now_s: float) -> Stand
 # -- reservations ---------------------------------------------------------------------------------------------------
 
 
-def reserve(
-    database: Database,
-    job_id: str,
-    attempt: int,
-    project: str,
-    amount_micro: int | None,
-    now_s: float,
-    *,
-    ledgers: Iterable[str] = (),
-) -> list[Standing]:
-    """Reserve the attempt's worst case in every budget that applies; return the budgets' states afterwards.
+def reserve(database: Database, held: Held, *, ledgers: Iterable[str] = ()) -> None:
+    """Reserve the attempt's worst case in every budget that applies.
 
     Call the function in the transaction that journals the intent. A second call for an attempt changes no row.
     `ledgers`: shared ledgers to ask before the send. Raises BudgetError.
     """
     with database.transaction():
-        if not database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt)):
-            require_room(standings(database, now_s, project), amount_micro)
-            adopt(database, job_id, attempt, project, amount_micro, now_s, ledgers=ledgers, told="wanted")
-        return standings(database, now_s, project)
+        if reservation(database, held.job_id, held.attempt) is None:
+            require_room(standings(database, held.created_s, held.project), held.amount_micro)
+            adopt(database, held, ledgers=ledgers, told="wanted")
 
 
 def settle(
@@ -151,17 +141,7 @@ def release(database: Database, job_id: str, attempt: int, now_s: float) -> None
             _close(database, row, "released", 0, now_s)
 
 
-def adopt(
-    database: Database,
-    job_id: str,
-    attempt: int,
-    project: str,
-    amount_micro: int | None,
-    created_s: float,
-    *,
-    ledgers: Iterable[str] = (),
-    told: str = "joining",
-) -> None:
+def adopt(database: Database, held: Held, *, ledgers: Iterable[str] = (), told: str = "joining") -> None:
     """Reserve for an attempt that runs already, without a budget check; an existing row stays.
 
     `ledgers`: the shared ledgers that must record the attempt, each with the state `told`.
@@ -169,10 +149,11 @@ def adopt(
     database.execute(
         "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
         " VALUES (?, ?, ?, ?, ?, 'held')",
-        (job_id, attempt, project, amount_micro, created_s),
+        (held.job_id, held.attempt, held.project, held.amount_micro, held.created_s),
     )
     for uri in ledgers:
-        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, ?)", (job_id, attempt, uri, told))
+        values = (held.job_id, held.attempt, uri, told)
+        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, ?)", values)
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:

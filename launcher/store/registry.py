@@ -37,6 +37,7 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
 _TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
 _TRIAL_ID = re.compile(r"([a-z0-9-]+)-(\d+)")
+_UNSENT = "AND phase IN ('intent', 'queued')"
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -134,16 +135,8 @@ class Registry:
 
         Only the first call stores a handle: a late call must not undo a newer state.
         """
-        state = State("pending")
         with self.database.transaction():
-            self._update(
-                attempt,
-                "AND phase != 'sent'",
-                phase="sent",
-                ref=json.dumps(ref),
-                state=state.state,
-                outcome=json.dumps(asdict(state)),
-            )
+            self._update(attempt, "AND phase != 'sent'", State("pending"), phase="sent", ref=json.dumps(ref))
             ledger.revive(self.database, attempt.job_id, attempt.number)
 
     def release(self, attempt: Attempt) -> None:
@@ -154,8 +147,7 @@ class Registry:
         """Store that the attempt waits in line to be sent, with its worst case held; `queue` as in State."""
         place = f"place {queue['place']} of {queue['of']} in line: " if "place" in queue else ""
         state = State("pending", detail=f"{place}{queue.get('reason')}", queue=queue)
-        outcome = json.dumps(asdict(state))
-        self._update(attempt, "AND phase IN ('intent', 'queued')", phase="queued", state=state.state, outcome=outcome)
+        self._update(attempt, _UNSENT, state, phase="queued")
 
     def claim(self, attempt: Attempt) -> bool:
         """Store that this process sends the attempt in line; return whether no other process was faster."""
@@ -166,14 +158,7 @@ class Registry:
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
         with self.database.transaction():
-            if self._update(
-                attempt,
-                "AND phase IN ('intent', 'queued')",
-                phase="never_sent",
-                state=state.state,
-                outcome=json.dumps(asdict(state)),
-                unreachable_since_s=None,
-            ):
+            if self._update(attempt, _UNSENT, state, phase="never_sent", unreachable_since_s=None):
                 ledger.release(self.database, attempt.job_id, attempt.number, time.time())
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
@@ -183,14 +168,8 @@ class Registry:
         """
         is_active = state.state in ACTIVE
         with self.database.transaction():
-            stored = self._update(
-                attempt,
-                _UNLESS_OVER if is_active else "",
-                state=state.state,
-                outcome=json.dumps(asdict(state)),
-                progress=json.dumps(progress),
-                unreachable_since_s=None,
-            )
+            only = _UNLESS_OVER if is_active else ""
+            stored = self._update(attempt, only, state, progress=json.dumps(progress), unreachable_since_s=None)
             if not is_active:
                 self.settle(replace(attempt, state=state))
         return stored
@@ -332,8 +311,10 @@ class Registry:
             ),
         )
 
-    def _update(self, attempt: Attempt, only: str = "", **columns: Any) -> bool:
-        """Write the columns if the SQL condition `only` holds; return whether a row changed."""
+    def _update(self, attempt: Attempt, only: str = "", state: State | None = None, **columns: Any) -> bool:
+        """Write the state and the columns if the SQL condition `only` holds; return whether a row changed."""
+        if state is not None:
+            columns |= {"state": state.state, "outcome": json.dumps(asdict(state))}
         names = ", ".join(f"{name} = ?" for name in columns)
         changed = self.database.execute(
             f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only} RETURNING 1",

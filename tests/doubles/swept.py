@@ -11,6 +11,7 @@ from cloudtrain.entrypoints.sweep.search import values_of
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.planning import search_spec
 from cloudtrain.launcher.store import ledger, series, sweeps
+from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.store.series import Point
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
@@ -97,7 +98,7 @@ class _Writer:
                 self.registry.add(job_id, lambda name, first: job, exclusive=True, key=None)
             else:
                 self.registry.add_attempt(attempt, config, {})
-            ledger.reserve(self.registry.database, job_id, number, "", 1_000_000, began_s)
+            ledger.reserve(self.registry.database, Held(job_id, number, "", 1_000_000, began_s))
         return attempt
 
 

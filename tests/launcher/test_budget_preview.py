@@ -13,7 +13,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.money.budget_preview import ApplicableBudgets, books_of, require_known_project
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 from cloudtrain.launcher.store.home import home as make_home
 from cloudtrain.launcher.store.registry import Registry
 
@@ -29,7 +29,7 @@ def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableB
         registry = Registry()
         for name, limit in limits.items():
             ledger.set_budget(registry.database, LedgerBudget(name.removesuffix("_"), "all", limit * USD))
-        ledger.reserve(registry.database, "old", 1, "vision", 3_140_000, time.time())
+        ledger.reserve(registry.database, Held("old", 1, "vision", 3_140_000, time.time()))
         ledger.settle(registry.database, "old", 1, 3_140_000, time.time())
         registry.close()
         folder = project(f"project: {own}\n" if own else "")

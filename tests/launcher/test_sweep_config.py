@@ -14,6 +14,7 @@ from cloudtrain.launcher.backend import Capacity
 from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.planning import planner, prepare, search_spec
 from cloudtrain.launcher.store import ledger, sweeps
+from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.database import Database
 
 TASK: dict[str, Any] = {"name": "s", "task": "task.py", "training": {"max_steps": 810, "eval_every": 5}}
@@ -217,7 +218,7 @@ def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
     sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, 1_000_000))
     for trial in range(3):
         sweeps.write(database, sweeps.SegmentRecord("s-abcde", trial, 0, f"s-abcde-{trial}", 1, 10))
-    ledger.reserve(database, "s-abcde-0", 1, "", 700_000, 1.0)
+    ledger.reserve(database, Held("s-abcde-0", 1, "", 700_000, 1.0))
     with pytest.raises(BudgetError, match=r"has 0\.3"):
         sweeps.require_room(database, "s-abcde-1", 400_000)
     ledger.settle(database, "s-abcde-0", 1, 100_000, 2.0)

@@ -20,6 +20,7 @@ from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableE
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import remove, stopping, submit
 from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.registry import Registry
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
@@ -32,7 +33,7 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
     def put(name: str, state: State | None = DONE, **changes: Any) -> Job:
         job, _ = registry.add(name, lambda *given: make_job(*given, **changes), exclusive=True, key=None)
-        ledger.reserve(registry.database, name, job.attempt.number, "", 5_000_000, 1000.0)
+        ledger.reserve(registry.database, Held(name, job.attempt.number, "", 5_000_000, 1000.0))
         if state is UNSENT:
             registry.mark_never_sent(job.attempt, state)
         elif state is not None:
