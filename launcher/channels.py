@@ -7,10 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.notices.message import Notice
+from typing import Any
 
 CHANNEL_KINDS = ("webhook", "slack", "email", "apprise")  # the keys of an entry of `notify`
 SMTP = "env:CLOUDTRAIN_SMTP"
@@ -25,7 +22,7 @@ class ChannelEntry:
     kind: str
     place: str = field(repr=False)
     on: tuple[str, ...]
-    from_job: bool = False
+    from_job: bool = False  # the job itself should send the notices of JOB_EVENTS
     smtp: str = field(default="", repr=False)
     sender: str = ""
 
@@ -56,13 +53,6 @@ def desktop() -> ChannelEntry | None:
     if any(os.environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
         return ChannelEntry("desktop", "", _ON_DESKTOP)
     return None
-
-
-def sent_by_job(entry: ChannelEntry, notice: Notice) -> bool:
-    """Return whether the job itself should send the notice, as `from_job` asks."""
-    from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
-
-    return entry.from_job and notice.event in JOB_EVENTS
 
 
 def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Iterator[str]:

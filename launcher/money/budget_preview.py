@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import down, usd
 
 from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, Fault
-from ..store import ledger
 from ..store.budgets import OVERALL, Standing, refusal
-from ..store.database import Database
 from ..store.home import where
 from ..text.money import as_usd
 from .conditional import located
+
+if TYPE_CHECKING:
+    from ..store.database import Database
 
 MOST_NAMED = 5
 LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
@@ -93,7 +94,17 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
         folder = where()
         if not (folder / "registry.sqlite").exists():
             return ApplicableBudgets(project, shared=shared)
-        return _read(Database(folder), project, shared)
+        from ..store import ledger
+        from ..store.database import Database  # a dry run without a registry needs no sqlite3
+
+        database = Database(folder)
+        known = ledger.ledgers(database)
+        own = shared or ((known[project],) if project in known else ())
+        places = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
+        budgeted = budgeted_in(database) | ({project} if places else set())  # submit checks the shared ledger
+        standings = ledger.standings(database, time.time(), project)
+        database.close()
+        return ApplicableBudgets(project, tuple(standings), places, tuple(sorted(budgeted - {OVERALL})))
     except CloudtrainError as error:
         return ApplicableBudgets(project, shared=shared, trouble=error.message)
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
@@ -108,17 +119,9 @@ def require_known_project(books: ApplicableBudgets) -> None:
 
 def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
+    from ..store import ledger
+
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
-
-
-def _read(database: Database, project: str, given: tuple[str, ...]) -> ApplicableBudgets:
-    known = ledger.ledgers(database)
-    own = given or ((known[project],) if project in known else ())
-    shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
-    budgeted = budgeted_in(database) | ({project} if shared else set())  # submit checks the shared ledger
-    standings = ledger.standings(database, time.time(), project)
-    database.close()
-    return ApplicableBudgets(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
 
 
 def _slip(books: ApplicableBudgets) -> Fault | None:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
+from cloudtrain.entrypoints.notices.rules import JOB_EVENTS, corrects, standing, unsent, wanted
 
-from ..channels import ChannelEntry, desktop, entries, sent_by_job
+from ..channels import ChannelEntry, desktop, entries
 from ..errors import ConfigError
 from ..job import Job
 from ..money.forecast import forecast
@@ -82,9 +82,9 @@ class Notifier:
             reported = outbox.delivered_keys(self._registry.database, job_id, entry.id)
             for notice in notices:
                 if wanted(notice, entry.on) and corrects(notice, reported):
-                    hold_s = JOB_SENDS_S if sent_by_job(entry, notice) and is_active else 0.0
+                    is_waiting = is_active and entry.from_job and notice.event in JOB_EVENTS
                     is_sent = (entry.id, notice.key) in keys_sent
-                    deliveries.append(Delivery(job_id, entry, notice, hold_s, is_sent))
+                    deliveries.append(Delivery(job_id, entry, notice, JOB_SENDS_S if is_waiting else 0.0, is_sent))
         self._courier.offer(deliveries)
         return new
 
