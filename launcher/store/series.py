@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import events
 
+from ..text import sanitize
 from .database import Database
 from .progress import finite
 
@@ -31,7 +32,6 @@ _PARTS = ("data_s", "compute_s", "communication_s", "checkpoint_s")  # of a step
 _MEANT = ("loss", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", *_PARTS)  # the rest is from the middle
 _MOST_FIELDS, _MOST_METRICS = 24, 12
 _LONGEST_TEXT, _LONGEST_VALUE = 1000, 2000  # characters
-_LARGEST = 2**53  # largest step; JSON readers disagree on larger numbers
 _NAME = re.compile(r"[A-Za-z_][\w.@/-]{0,39}", re.ASCII)
 _SAID_ELSEWHERE = frozenset({"e", "step", "max_steps"})
 
@@ -214,11 +214,7 @@ def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Poin
     kind = event["e"]
     if not isinstance(kind, str) or kind not in KINDS:
         return None
-    step = event.get("step")
-    if isinstance(step, float) and step.is_integer():
-        step = int(step)
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _LARGEST:
-        step = None
+    step = sanitize.count(event.get("step"))
     if kind == "step":
         fields = _numbers(event, _MOST_FIELDS)
         return Point(attempt, kind, time_s, step, fields, seq) if fields or step is not None else None
@@ -235,14 +231,9 @@ def _numbers(values: dict[str, Any], most: int) -> dict[str, Any]:
     """Return the values that are numbers, with seven digits; numbers that are not finite as text."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if name in _SAID_ELSEWHERE or isinstance(value, bool) or not _NAME.fullmatch(name):
-            continue
-        if isinstance(value, int) and abs(value) <= _LARGEST:
-            found[name] = value
-        elif isinstance(value, float):
-            found[name] = float(f"{value:.7g}") if math.isfinite(value) else str(value)
-        elif value in ("nan", "inf", "-inf"):  # as `finite` writes them
-            found[name] = value
+        number = sanitize.value(value)
+        if number is not None and name not in _SAID_ELSEWHERE and _NAME.fullmatch(name):
+            found[name] = float(f"{number:.7g}") if isinstance(number, float) else number
         if len(found) == most:
             break
     return found
