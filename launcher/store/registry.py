@@ -47,7 +47,6 @@ class Registry:
     def __init__(self, folder: Path | None = None) -> None:
         self.database = Database(folder)
         self.folder = self.database.folder
-        self.path = self.database.path
 
     def close(self) -> None:
         """Close the file."""

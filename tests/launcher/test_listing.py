@@ -161,7 +161,7 @@ def test_list_filters_jobs(
 def test_list_does_not_wait_for_a_writer(registry: Registry, add: Callable[..., Job]) -> None:
     """A process inside a transaction does not delay the list."""
     add("done")
-    other = sqlite3.connect(registry.path, isolation_level=None)
+    other = sqlite3.connect(registry.database.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     began_s = time.monotonic()
     assert ids(registry) == ["done"]

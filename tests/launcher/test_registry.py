@@ -209,7 +209,7 @@ def test_registry_refuses_an_invalid_database_file(home: Path) -> None:
 
 def test_registry_refuses_the_file_of_another_version(registry: Registry) -> None:
     """An unknown schema is unchanged, and the error names the schema."""
-    with sqlite3.connect(registry.path) as db:
+    with sqlite3.connect(registry.database.path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     registry.close()
@@ -224,8 +224,8 @@ def test_registry_with_damaged_pages_is_a_config_error(
     for number in range(40):
         registry.add(f"job{number}", make_job, exclusive=True, key=None)
     registry.close()
-    size = registry.path.stat().st_size
-    with registry.path.open("r+b") as file:
+    size = registry.database.path.stat().st_size
+    with registry.database.path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
     with pytest.raises(ConfigError):
