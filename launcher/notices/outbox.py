@@ -18,6 +18,7 @@ from ..store.database import Database
 LEASE_S = LIMIT_S + 12.0  # longer than any delivery attempt, including the mark on a busy machine
 MOST_TRIES = 40  # about two and a half hours with back-off
 TERMINAL = "terminal"
+_ONE = "WHERE job_id = ? AND channel = ? AND key = ?"
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,14 @@ def claim(
         if not unsent([notice], delivered_keys(database, job_id, channel)):
             return Claim("sent")
         where = (job_id, channel, notice.key)
-        row = database.execute("SELECT * FROM notices WHERE job_id = ? AND channel = ? AND key = ?", where)[0]
+        row = database.execute(f"SELECT * FROM notices {_ONE}", where)[0]
         next_s = max(row["lease_s"], row["next_s"], row["due_s"] + hold_s)
         if next_s > now_s:
             return Claim("later", row["tries"], next_s)
         if row["tries"] >= MOST_TRIES:
             return Claim("given_up", row["tries"])
-        database.execute(
-            "UPDATE notices SET lease_s = ?, claimer = ?, tries = tries + 1"
-            " WHERE job_id = ? AND channel = ? AND key = ?",
-            (now_s + LEASE_S, claimer, *where),
-        )
+        values = (now_s + LEASE_S, claimer, *where)
+        database.execute(f"UPDATE notices SET lease_s = ?, claimer = ?, tries = tries + 1 {_ONE}", values)
         return Claim("claimed", row["tries"] + 1)
 
 
@@ -77,10 +75,7 @@ def mark_sent(database: Database, job_id: str, channel: str, notice: Notice, now
             "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NULL", (job_id, channel)
         ):
             if not unsent([Notice("", row["key"], "", "")], known):
-                database.execute(
-                    "UPDATE notices SET told_s = ? WHERE job_id = ? AND channel = ? AND key = ?",
-                    (now_s, job_id, channel, row["key"]),
-                )
+                database.execute(f"UPDATE notices SET told_s = ? {_ONE}", (now_s, job_id, channel, row["key"]))
 
 
 def mark_failed(
@@ -88,8 +83,7 @@ def mark_failed(
 ) -> None:
     """Store the error of a failed delivery and the time of the next attempt."""
     database.execute(
-        "UPDATE notices SET lease_s = 0, next_s = ?, error = ?"
-        " WHERE job_id = ? AND channel = ? AND key = ? AND claimer = ? AND told_s IS NULL",
+        f"UPDATE notices SET lease_s = 0, next_s = ?, error = ? {_ONE} AND claimer = ? AND told_s IS NULL",
         (next_s, error, job_id, channel, notice.key, claimer),
     )
 
@@ -97,8 +91,7 @@ def mark_failed(
 def give_up(database: Database, job_id: str, channel: str, notice: Notice, error: str) -> None:
     """Store that no more delivery attempts will follow, and the last error."""
     database.execute(
-        "UPDATE notices SET lease_s = 0, tries = ?, error = ?"
-        " WHERE job_id = ? AND channel = ? AND key = ? AND told_s IS NULL",
+        f"UPDATE notices SET lease_s = 0, tries = ?, error = ? {_ONE} AND told_s IS NULL",
         (MOST_TRIES, error, job_id, channel, notice.key),
     )
 
@@ -114,8 +107,7 @@ def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
 def is_open(database: Database, job_id: str, channel: str, key: str, now_s: float) -> bool:
     """Return whether the notice may be delivered now: not delivered, not given up, and no later try is set."""
     rows = database.execute(
-        "SELECT 1 FROM notices WHERE job_id = ? AND channel = ? AND key = ?"
-        " AND (told_s IS NOT NULL OR tries >= ? OR MAX(lease_s, next_s) > ?)",
+        f"SELECT 1 FROM notices {_ONE} AND (told_s IS NOT NULL OR tries >= ? OR MAX(lease_s, next_s) > ?)",
         (job_id, channel, key, MOST_TRIES, now_s),
     )
     return not rows

@@ -25,6 +25,7 @@ from .budgets import (
 )
 from .database import Database
 
+_ONE = "WHERE job_id = ? AND attempt = ?"
 _ROWS = (
     "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
 )
@@ -159,12 +160,9 @@ def adopt(database: Database, held: Held, *, ledgers: Iterable[str] = (), told: 
 def revive(database: Database, job_id: str, attempt: int) -> None:
     """Hold a released reservation again, if the attempt was sent after all, and queue the change for shared ledgers."""
     with database.transaction():
-        if database.execute(
-            "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
-            " WHERE job_id = ? AND attempt = ? AND state = 'released' RETURNING 1",
-            (job_id, attempt),
-        ):
-            database.execute("UPDATE tellings SET told = 'joining' WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+        held_again = "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
+        if database.execute(f"{held_again} {_ONE} AND state = 'released' RETURNING 1", (job_id, attempt)):
+            database.execute(f"UPDATE tellings SET told = 'joining' {_ONE}", (job_id, attempt))
 
 
 def held(database: Database, project: str | None = None) -> list[Held]:
@@ -247,31 +245,25 @@ def joining(database: Database, uri: str) -> list[Held]:
 
 def ledgers_of_attempt(database: Database, job_id: str, attempt: int) -> list[str]:
     """Return the shared ledgers that count the attempt."""
-    rows = database.execute(
-        "SELECT ledger FROM tellings WHERE job_id = ? AND attempt = ? ORDER BY ledger", (job_id, attempt)
-    )
+    rows = database.execute(f"SELECT ledger FROM tellings {_ONE} ORDER BY ledger", (job_id, attempt))
     return [row["ledger"] for row in rows]
 
 
 def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
     """Return the attempt's row, or None."""
-    rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    rows = database.execute(f"SELECT * FROM reservations {_ONE}", (job_id, attempt))
     return rows[0] if rows else None
 
 
 def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None:
     """Remove the queue entry for a shared ledger that never received a write about the attempt."""
-    database.execute(
-        "DELETE FROM tellings WHERE job_id = ? AND attempt = ? AND ledger = ? AND told = 'wanted'",
-        (job_id, attempt, uri),
-    )
+    database.execute(f"DELETE FROM tellings {_ONE} AND ledger = ? AND told = 'wanted'", (job_id, attempt, uri))
 
 
 def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
     """Store that the shared ledger holds the attempt."""
     database.execute(
-        "UPDATE tellings SET told = 'held'"
-        " WHERE job_id = ? AND attempt = ? AND ledger = ? AND told IN ('wanted', 'joining')",
+        f"UPDATE tellings SET told = 'held' {_ONE} AND ledger = ? AND told IN ('wanted', 'joining')",
         (job_id, attempt, uri),
     )
 
@@ -301,12 +293,11 @@ def closing(database: Database) -> dict[str, list[Closing]]:
     """Return ledger -> the ends that the ledger must still record."""
     found: dict[str, list[Closing]] = {}
     for row in database.execute(f"{_ROWS} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
-        months = database.execute(
-            "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
-        )
+        key = (row["job_id"], row["attempt"])
+        months = database.execute(f"SELECT month, spent_micro FROM spends {_ONE}", key)
         amount = None if row["state"] == "released" else row["amount_micro"]  # keep it out of the mean cost
         end = Closing(
-            *(row["job_id"], row["attempt"], row["project"], amount, row["created_s"]),
+            *(*key, row["project"], amount, row["created_s"]),
             *(row["spent_micro"], row["ended_s"]),
             {each["month"]: each["spent_micro"] for each in months},
         )
@@ -324,9 +315,7 @@ def _held(row: sqlite3.Row) -> Held:
 def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:
     """Store the end, and queue the end for each shared ledger that counts the attempt."""
     key = (row["job_id"], row["attempt"])
-    database.execute(
-        "UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ? WHERE job_id = ? AND attempt = ?",
-        (state, spent_micro, ended_s, *key),
-    )
-    database.execute("UPDATE tellings SET told = 'closing' WHERE job_id = ? AND attempt = ?", key)
-    database.execute("DELETE FROM spends WHERE job_id = ? AND attempt = ?", key)
+    values = (state, spent_micro, ended_s, *key)
+    database.execute(f"UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ? {_ONE}", values)
+    database.execute(f"UPDATE tellings SET told = 'closing' {_ONE}", key)
+    database.execute(f"DELETE FROM spends {_ONE}", key)
