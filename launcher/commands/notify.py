@@ -22,7 +22,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     from cloudtrain.entrypoints.notices.sending import try_all
 
     from ..channels import entries
-    from ..notices.transports import deliver
+    from ..notices.delivery import deliver
 
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))

@@ -18,8 +18,8 @@ from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.launcher.channels import ChannelEntry, desktop, doubts
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.notices import outbox, transports
-from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
+from cloudtrain.launcher.notices import outbox
+from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread, deliver
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from doubles import receivers
@@ -277,7 +277,7 @@ def test_desktop_notification_uses_notify_send(job: Job, home: Path, tmp_path: P
     monkeypatch.setenv("DISPLAY", ":0")
     place = desktop()
     assert place is not None
-    transports.deliver(place, notice())
+    deliver(place, notice())
     assert record.read_text().splitlines()[2:5] == ["--", "seeded: 50 %", "spent       0.50 USD of 1.00 USD (50 %)"]
 
 
@@ -285,7 +285,7 @@ def test_desktop_notification_uses_notify_send(job: Job, home: Path, tmp_path: P
 def test_apprise_delivers_to_a_known_service(job: Job, told: receivers.Hooks) -> None:
     """The message reaches the JSON service of the installed library."""
     url = told.url.replace("http://", "json://")
-    transports.deliver(ChannelEntry("apprise", "env:URL", ALL), notice(), {"URL": url})
+    deliver(ChannelEntry("apprise", "env:URL", ALL), notice(), {"URL": url})
     assert told.got[0]["title"] == "seeded: 50 %"
 
 
@@ -294,7 +294,7 @@ def test_apprise_delivers_to_a_known_service(job: Job, told: receivers.Hooks) ->
 def test_apprise_failure_hides_the_address(url: str, words: str) -> None:
     """The address may contain a password."""
     with pytest.raises(sending.DeliveryError, match=words):
-        transports.deliver(ChannelEntry("apprise", url, ALL), notice(), {})
+        deliver(ChannelEntry("apprise", url, ALL), notice(), {})
 
 
 @pytest.mark.parametrize("place", ["pover://user@token1", "slack://token1/b/c", "ntfy://token1/x", "token1"])
