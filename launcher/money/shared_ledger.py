@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, UnreachableError
-from ..store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
+from ..store.budgets import OVERALL, End, Held, LedgerBudget, Standing, month_of, require_room
 from .conditional import ConditionalObject
 
 FORM = 1
@@ -28,16 +28,6 @@ MOST_S = 60.0  # how long to retry while other writers win or the store does not
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 KEEP_S = 100 * 86_400  # after the end; longer than any plausible clock error or late settlement
 NONCES = 256  # kept for the last writes
-
-
-@dataclass(frozen=True)
-class End:
-    """An attempt that has ended. `months`: the cost in each calendar month."""
-
-    project: str
-    amount_micro: int | None
-    ended_s: float
-    months: Mapping[str, int]
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import BudgetError, CloudtrainError, ConfigError
 from ..store import ledger
-from ..store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
+from ..store.budgets import OVERALL, End, Held, LedgerBudget, Period, Standing, month_of
 from ..store.database import Database
 from ..store.home import identity
 from ..store.ledger import Closing
@@ -102,9 +102,7 @@ def close_others(database: Database, uri: str, job_id: str, spent_micro: int) ->
         now_s = time.time()
         keys = [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
         ends = {
-            key: shared_ledger.End(
-                book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0}
-            )
+            key: End(book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0})
             for key in keys
         }
         shared_ledger.close(book, ends, now_s)
@@ -182,10 +180,7 @@ def _change(
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
     joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
-    ends_by_key = {
-        key_of(database.folder, end): shared_ledger.End(end.project, end.amount_micro, end.ended_s, end.months)
-        for end in ends
-    }
+    ends_by_key = {key_of(database.folder, closed): closed.end for closed in ends}
 
     def change(book: shared_ledger.Book) -> None:
         if ends_by_key:
@@ -197,6 +192,6 @@ def _change(
     book = shared_ledger.change(ConditionalObject(uri), change, most_s=most_s)
     for held in joining.values():
         ledger.mark_held(database, held.job_id, held.attempt, uri)
-    for end in ends:
-        ledger.mark_closed(database, end, uri)
+    for closed in ends:
+        ledger.mark_closed(database, closed, uri)
     return book

@@ -8,7 +8,7 @@ had its worst case reserved before, so earlier jobs never push a month over its 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,6 +56,16 @@ class Held:
     amount_micro: int | None
     created_s: float
     by: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """An attempt that has ended. `months`: the cost in each calendar month; empty if the cost is zero."""
+
+    project: str
+    amount_micro: int | None
+    ended_s: float
+    months: Mapping[str, int]
 
 
 @dataclass(frozen=True)

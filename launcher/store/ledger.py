@@ -9,12 +9,13 @@ arrived), `joining` (began before the ledger was shared), `held`, `closing` (mus
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .budgets import (
     MOST_MICRO,
     OVERALL,
+    End,
     Held,
     LedgerBudget,
     Period,
@@ -33,16 +34,13 @@ _ROWS = (
 
 @dataclass(frozen=True)
 class Closing:
-    """The end of an attempt for a shared ledger. `months`: the cost in each month; empty if the cost is zero."""
+    """The end of an attempt for a shared ledger."""
 
     job_id: str
     attempt: int
-    project: str
-    amount_micro: int | None
     created_s: float
     spent_micro: int | None
-    ended_s: float
-    months: Mapping[str, int]
+    end: End
 
 
 # -- budgets --------------------------------------------------------------------------------------------------------
@@ -268,13 +266,13 @@ def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
     )
 
 
-def mark_closed(database: Database, end: Closing, uri: str) -> None:
+def mark_closed(database: Database, closed: Closing, uri: str) -> None:
     """Store that the shared ledger has recorded this end; a later, different end stays queued."""
     database.execute(
         "UPDATE tellings SET told = 'closed' WHERE job_id = ?1 AND attempt = ?2 AND ledger = ?3 AND told = 'closing'"
         " AND EXISTS (SELECT 1 FROM reservations WHERE job_id = ?1 AND attempt = ?2 AND ended_s = ?4"
         " AND spent_micro IS ?5)",
-        (end.job_id, end.attempt, uri, end.ended_s, end.spent_micro),
+        (closed.job_id, closed.attempt, uri, closed.end.ended_s, closed.spent_micro),
     )
 
 
@@ -296,12 +294,8 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         key = (row["job_id"], row["attempt"])
         months = database.execute(f"SELECT month, spent_micro FROM spends {_ONE}", key)
         amount = None if row["state"] == "released" else row["amount_micro"]  # keep it out of the mean cost
-        end = Closing(
-            *(*key, row["project"], amount, row["created_s"]),
-            *(row["spent_micro"], row["ended_s"]),
-            {each["month"]: each["spent_micro"] for each in months},
-        )
-        found.setdefault(row["ledger"], []).append(end)
+        end = End(row["project"], amount, row["ended_s"], {each["month"]: each["spent_micro"] for each in months})
+        found.setdefault(row["ledger"], []).append(Closing(*key, row["created_s"], row["spent_micro"], end))
     return found
 
 

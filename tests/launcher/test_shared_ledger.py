@@ -11,7 +11,7 @@ import pytest
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.money import shared_ledger
 from cloudtrain.launcher.money.conditional import ConditionalObject, located
-from cloudtrain.launcher.store.budgets import Held, LedgerBudget
+from cloudtrain.launcher.store.budgets import End, Held, LedgerBudget
 
 DAY_S = 86_400.0
 NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
@@ -61,7 +61,7 @@ def hold(cell: Memory, key: str, amount: int = 10) -> None:
 def close(cell: Memory, key: str, spent: int, ended_s: float = NOW_S, now_s: float = NOW_S) -> None:
     """Report an end."""
     months = {time.strftime("%Y-%m", time.gmtime(ended_s)): spent}
-    ends = {key: shared_ledger.End("vision", 10, ended_s, months)}
+    ends = {key: End("vision", 10, ended_s, months)}
     shared_ledger.change(cell, lambda book: shared_ledger.close(book, ends, now_s))
 
 
