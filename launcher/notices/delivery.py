@@ -134,14 +134,13 @@ class DeliveryThread:
                 if fault is None or delivery.id in self._over:
                     continue
                 wait_s = back_off_s(tries, fault)
-                where = (database, delivery.job_id, delivery.entry.id, delivery.notice)
                 if wait_s == math.inf:
-                    outbox.give_up(*where, fault.message)
+                    outbox.give_up(database, delivery.id, fault.message)
                     self._is_over(delivery)
                     self._say_given_up(delivery.entry)
                     continue
                 next_s = self._next_s[delivery.id] = now_s + wait_s
-                outbox.mark_failed(*where, self._name, next_s, fault.message)
+                outbox.mark_failed(database, delivery.id, self._name, next_s, fault.message)
                 hint = f"\n  hint: {fault.cure}" if fault.cure else ""
                 words = f"alert not delivered, next try follows: {delivery.entry.shown}: {fault.message}{hint}"
                 self._say_once(delivery.entry.id, words)

@@ -78,22 +78,18 @@ def mark_sent(database: Database, job_id: str, channel: str, notice: Notice, now
                 database.execute(f"UPDATE notices SET told_s = ? {_ONE}", (now_s, job_id, channel, row["key"]))
 
 
-def mark_failed(
-    database: Database, job_id: str, channel: str, notice: Notice, claimer: str, next_s: float, error: str
-) -> None:
+def mark_failed(database: Database, key: tuple[str, str, str], claimer: str, next_s: float, error: str) -> None:
     """Store the error of a failed delivery and the time of the next attempt."""
     database.execute(
         f"UPDATE notices SET lease_s = 0, next_s = ?, error = ? {_ONE} AND claimer = ? AND told_s IS NULL",
-        (next_s, error, job_id, channel, notice.key, claimer),
+        (next_s, error, *key, claimer),
     )
 
 
-def give_up(database: Database, job_id: str, channel: str, notice: Notice, error: str) -> None:
+def give_up(database: Database, key: tuple[str, str, str], error: str) -> None:
     """Store that no more delivery attempts will follow, and the last error."""
-    database.execute(
-        f"UPDATE notices SET lease_s = 0, tries = ?, error = ? {_ONE} AND told_s IS NULL",
-        (MOST_TRIES, error, job_id, channel, notice.key),
-    )
+    values = (MOST_TRIES, error, *key)
+    database.execute(f"UPDATE notices SET lease_s = 0, tries = ?, error = ? {_ONE} AND told_s IS NULL", values)
 
 
 def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
