@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import down, usd
 
-from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, Fault
 from ..store.budgets import OVERALL, Standing, refusal
 from ..store.home import where
@@ -17,6 +16,7 @@ from ..text.money import as_usd
 from .conditional import located
 
 if TYPE_CHECKING:
+    from ..config.schema import JobConfig
     from ..store.database import Database
 
 MOST_NAMED = 5

@@ -45,7 +45,7 @@ def test_uncertainty_grows_with_age_and_inference(rate: Rate, factor: float) -> 
     """The factor is never below 1, and each reason multiplies the factor."""
     machine = Machine("m", "X", 8, {"on_demand": rate})
     assert machine.uncertainty_of() == factor
-    assert Machine("m", "X", 8).uncertainty == 1.0
+    assert Machine("m", "X", 8).uncertainty_of() == 1.0
 
 
 @pytest.mark.parametrize(("days", "factor"), [(30, 1.05), (31, 4.1)])
