@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-if TYPE_CHECKING:
-    import click
-
 VARIABLE = "_CLOUDTRAIN_COMPLETE"
-SHELLS = ("bash", "zsh", "fish")
 KINDS = ("plain", "part", "file", "dir")
 
 
@@ -30,24 +26,18 @@ def answer(cli: click.Command, words: list[str]) -> None:
     try:
         if is_bash:
             words = _words_of_line()
-        asked = _Asked(cli, {}, "cloudtrain", VARIABLE)
+        # click only finds the parameter under the cursor; this module reads the words and prints the answer.
         before, incomplete = words[:-1], words[-1] if words else ""
+        asked = ShellComplete(cli, {}, "cloudtrain", VARIABLE)
         found = [item for item in asked.get_completions(before, incomplete) if item.type in KINDS]
         option, has_value, _ = incomplete.partition("=")
         if incomplete.startswith("--") and has_value:  # the shell replaces the whole word
-            found = [_behind(f"{option}=", item) for item in found]
+            found = [CompletionItem(f"{option}={item.value}", item.type, item.help) for item in found]
         cut = _broken_off(incomplete) if is_bash else 0
         sys.stdout.write("".join(_line(item, cut) for item in found))
         sys.stdout.flush()
     except (Exception, SystemExit):
         return
-
-
-class _Asked(ShellComplete):
-    """Uses click only to find the parameter under the cursor; this module reads the words and prints the answer."""
-
-    name = "cloudtrain"
-    source_template = ""
 
 
 def _words_of_line() -> list[str]:
@@ -63,10 +53,6 @@ def _broken_off(word: str) -> int:
     """Return the number of leading characters of the word that bash treats as separate, earlier words."""
     breaks = os.environ.get("COMP_WORDBREAKS", "=:")
     return max((word.rfind(mark) + 1 for mark in "=:" if mark in breaks), default=0)
-
-
-def _behind(option: str, item: CompletionItem[str]) -> CompletionItem[str]:
-    return CompletionItem(option + item.value, item.type, item.help)
 
 
 def _line(item: CompletionItem[str], cut: int) -> str:

@@ -9,19 +9,16 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
 from click.shell_completion import CompletionItem
-
-if TYPE_CHECKING:
-    import click
 
 KEYS = "keys.tsv"  # in this folder, written by tools/cli_pages.py: the import of the schema takes 0.2 s
 SHOWN = 200  # the newest jobs
 PATIENCE_S = 0.1  # for a locked registry
-ACTIVE_ONLY, ENDED_ONLY = ("stop",), ("resume",)  # commands for active jobs only, for ended jobs only
+WANTED = {"stop": True, "resume": False}  # by command: only active jobs, or only ended jobs
 
 Items = list[CompletionItem]
 
@@ -54,9 +51,8 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     `resume` only ended jobs.
     """
     rows = _read(_JOBS, incomplete, SHOWN)
-    command = ctx.command.name
-    if command in (*ACTIVE_ONLY, *ENDED_ONLY):
-        rows = [row for row in rows if (row[3] in ("pending", "running", "stopping")) is (command in ACTIVE_ONLY)]
+    if (is_active := WANTED.get(ctx.command.name or "")) is not None:
+        rows = [row for row in rows if (row[3] in ("pending", "running", "stopping")) is is_active]
     found = {row[0]: f"{row[3]} on {row[2]}, sent {_ago(row[5])}" for row in rows}
     names = [row[1] for row in rows]
     for row in rows:
@@ -65,8 +61,10 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     found |= {row[0]: f"sweep, {row[1]}, begun {_ago(row[2])}" for row in _read(_SWEEPS, incomplete, SHOWN)}
     if rows and "last".startswith(incomplete):
         found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
-    given = _given(ctx, param)
-    return [CompletionItem(word, help=summary) for word, summary in found.items() if _fits(word, incomplete, given)]
+    value = ctx.params.get(param.name or "")  # the words that the same argument already has, as in `wait a b`
+    given = value if isinstance(value, (tuple, list)) else ()
+    words = [word for word in found if word.startswith(incomplete) and word not in given]
+    return [CompletionItem(word, help=found[word]) for word in words]
 
 
 def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -75,22 +73,22 @@ def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
     job = ctx.params.get("job") or next((word for word in ctx.args if not word.startswith("-")), None)
     if not isinstance(job, str):
         return []
-    words = [(str(row[0]), f"{row[1]}, sent {_ago(row[2])}") for row in _read(_ATTEMPTS, job)]
+    words = [(str(number), f"{state}, sent {_ago(created_s)}") for number, state, created_s in _read(_ATTEMPTS, job)]
     words += [("all", "all attempts, in order")] if len(words) > 1 else []
-    return [CompletionItem(word, help=summary) for word, summary in words if _fits(word, incomplete)]
+    return [CompletionItem(word, help=summary) for word, summary in words if word.startswith(incomplete)]
 
 
 def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the projects that have a budget."""
     rows = _read("SELECT DISTINCT project FROM budgets WHERE project != '' ORDER BY project")
-    return [CompletionItem(row[0]) for row in rows if _fits(row[0], incomplete)]
+    return [CompletionItem(project) for (project,) in rows if str(project).startswith(incomplete)]
 
 
 def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends of this installation, plug-ins included."""
     from ..backend_table import names
 
-    return [CompletionItem(name) for name in names() if _fits(name, incomplete)]
+    return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
 
 
 def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -101,9 +99,9 @@ def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str
     given = before.split(",") if before else []
     words: Items = [item for item in backends(ctx, param, begun) if item.value not in given]
     if not comma:
-        words.append(CompletionItem(ALL, help="every backend that the file configures"))
-        words.append(CompletionItem(CHEAPEST, help="the cheapest of those"))
-    return [CompletionItem(before + comma + item.value, help=item.help) for item in words if _fits(item.value, begun)]
+        further = {ALL: "every backend that the file configures", CHEAPEST: "the cheapest of those"}
+        words += [CompletionItem(word, help=summary) for word, summary in further.items() if word.startswith(begun)]
+    return [CompletionItem(before + comma + item.value, help=item.help) for item in words]
 
 
 def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -121,7 +119,7 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
     if has_value:
         kind = next((kind for name, kind, _ in _keys() if name == key), "")
         words = ["true", "false"] if kind == "true or false" else kind.split(" | ") if " | " in kind else []
-        return [CompletionItem(f"{key}={word}") for word in words if _fits(word, begun)]
+        return [CompletionItem(f"{key}={word}") for word in words if word.startswith(begun)]
     return [
         CompletionItem(f"{name}{'.' if inner else '='}", type="part", help=summary)
         for name, _, summary, inner in _level(incomplete)
@@ -131,17 +129,15 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 def _level(begun: str) -> Iterator[tuple[str, str, str, bool]]:
     """Yield key, type, help and "is a section" of each key that begins with the typed text, on the same level."""
     depth = begun.count(".")
-    names = [name for name, _, _ in _keys()]
-    for name, kind, summary in _keys():
+    rows = _keys()
+    for name, kind, summary in rows:
         if name.startswith(begun) and name.count(".") == depth:
-            yield name, kind, summary, any(other.startswith(f"{name}.") for other in names)
+            yield name, kind, summary, any(other.startswith(f"{name}.") for other, _, _ in rows)
 
 
-@cache
-def _keys() -> tuple[tuple[str, str, str], ...]:
+def _keys() -> list[list[str]]:
     text = (files("cloudtrain.launcher.completion") / KEYS).read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines())
-    return tuple((name, kind, summary) for name, kind, summary in rows)
+    return [line.split("\t") for line in text.splitlines()]
 
 
 def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -156,16 +152,6 @@ def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
             return database.execute(sql, values).fetchall()
     except sqlite3.Error:
         return []
-
-
-def _given(ctx: click.Context, param: click.Parameter) -> tuple[str, ...]:
-    """Return the words that the same argument already has, as in `wait a b`."""
-    value = ctx.params.get(param.name or "")
-    return tuple(value) if isinstance(value, (tuple, list)) else ()
-
-
-def _fits(word: object, begun: str, given: tuple[str, ...] = ()) -> bool:
-    return str(word).startswith(begun) and word not in given
 
 
 def _ago(time_s: float) -> str:
