@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def chart(values: Sequence[float | None], width: int, height: int, signs: Signs)
 
     An unknown value is a blank. Equal values are drawn at half the height.
     """
-    bins = joined(values, width)
-    bins = [None if value is None or not math.isfinite(value) else value for value in bins]
+    bins = [None if value is None or not math.isfinite(value) else value for value in _joined(values, max(1, width))]
     known = [value for value in bins if value is not None]
     if not known or width < 1:
         return [""] * height
@@ -63,25 +63,20 @@ def chart(values: Sequence[float | None], width: int, height: int, signs: Signs)
     return ["".join(row) for row in rows]
 
 
-def joined(values: Sequence[float | None], count: int) -> list[float | None]:
+def _joined(values: Sequence[float | None], count: int) -> list[float | None]:
     """Return at most `count` values, each the mean of the known values in its section; fewer values stay unchanged."""
     if len(values) <= count:
         return list(values)
-    found: list[float | None] = []
-    for place in range(count):
-        part = values[place * len(values) // count : (place + 1) * len(values) // count]
-        known = [each for each in part if each is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found
+    ends = [place * len(values) // count for place in range(count + 1)]
+    parts = [[each for each in values[begin:end] if each is not None] for begin, end in pairwise(ends)]
+    return [sum(part) / len(part) if part else None for part in parts]
 
 
 def bar(share: float, width: int, signs: Signs) -> str:
     """Return a bar filled to the share, 0 to 1: completely only at 1, and not empty above 0."""
     if width < 1:
         return ""
-    full = min(width, math.floor(max(0.0, share) * width))
-    if share > 0 and full == 0:
-        full = 1
+    full = min(width, max(math.floor(max(0.0, share) * width), int(share > 0)))
     return signs.full * full + signs.empty * (width - full)
 
 

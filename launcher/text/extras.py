@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -14,7 +13,13 @@ def install(extra: str) -> str:
 
     Source of the origin: PEP 610, direct_url.json beside the package's metadata; an index leaves no such file.
     """
-    origin = _origin()
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = json.loads(distribution("cloudtrain").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):  # ValueError: a damaged file
+        found = None
+    origin = found if isinstance(found, dict) else {}
     url = str(origin.get("url") or "")
     folder = Path(unquote(urlsplit(url).path))
     if "dir_info" in origin and folder.is_dir():
@@ -26,14 +31,3 @@ def install(extra: str) -> str:
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     wanted = f"cloudtrain[{extra}]" + (f" @ {url}" if url and "dir_info" not in origin else "")
     return f"pip install {shlex.quote(wanted)}"
-
-
-def _origin() -> dict[str, Any]:
-    """Return the content of direct_url.json; empty for a package from an index, and for a damaged file."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        found = json.loads(distribution("cloudtrain").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -29,8 +29,7 @@ _AMOUNTS = ("billed_s", "idle_s", "hourly_usd")
 
 def count(data: Any) -> int | None:
     """Return a whole number that is not negative (a step, a rank); None for invalid values."""
-    if isinstance(data, float) and data.is_integer():
-        data = int(data)
+    data = int(data) if isinstance(data, float) and data.is_integer() else data
     is_count = isinstance(data, int) and not isinstance(data, bool) and 0 <= data <= LARGEST
     return data if is_count else None
 

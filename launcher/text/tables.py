@@ -111,18 +111,17 @@ def hidden(head: Sequence[str], lines: Sequence[str]) -> list[str]:
 def _wrapped(line: str, columns: int) -> list[str]:
     label = _LABEL.match(line)
     begin = len(line) - len(line.lstrip())
+    hang = min(begin + 2, columns // 2)
     if label and label.end() <= columns // 2:
-        begin, hang = label.end(), label.end()
-    else:
-        hang = min(begin + 2, columns // 2)
-    lines, now = [], line[:begin]
-    is_empty = True
-    for chunk in _chunks(line[begin:]):
-        if not is_empty and len(now) + 1 + len(chunk) > columns:
+        begin = hang = label.end()
+    first, *rest = _chunks(line[begin:]) or [""]
+    lines, now = [], line[:begin] + first
+    for chunk in rest:
+        if len(now) + 1 + len(chunk) > columns:
             lines.append(now)
-            now, is_empty = " " * hang, True
-        now += chunk if is_empty else f" {chunk}"
-        is_empty = False
+            now = " " * hang + chunk
+        else:
+            now += f" {chunk}"
     return [*lines, now]
 
 

@@ -22,8 +22,6 @@ _WARNING = "warning:"
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _LINE_END = "[\r\u2028\u2029]"
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
-
-
 _reporter: ContextVar[Callable[[str], None] | None] = ContextVar("reporter", default=None)
 
 

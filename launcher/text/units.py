@@ -33,17 +33,15 @@ _ODD_MONEY = (
 
 def parse_duration(value: object) -> int:
     """Return whole seconds from `90s`, `10m`, `12h`, `2d` or `1h30m`; of bare numbers only 0 needs no unit."""
-    wanted = "a duration with a unit, such as `30s`, `30m` or `30h`"
     if value in (0, "0") and not isinstance(value, bool):
         return 0
-    if isinstance(value, str) and re.match(DURATION_PATTERN, value.strip()):
-        parts = re.findall(r"([0-9]+(?:\.[0-9]+)?) ?([smhd])", value)
-        units = [unit for _, unit in parts]
-        if sorted(set(units), key="dhms".index) != units:
-            raise ValueError("a duration such as `1h30m`, each unit once, the largest first")
-        total = sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0))
-    else:
-        raise ValueError(wanted)
+    if not isinstance(value, str) or not re.match(DURATION_PATTERN, value.strip()):
+        raise ValueError("a duration with a unit, such as `30s`, `30m` or `30h`")
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?) ?([smhd])", value)
+    units = [unit for _, unit in parts]
+    if sorted(set(units), key="dhms".index) != units:
+        raise ValueError("a duration such as `1h30m`, each unit once, the largest first")
+    total = sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0))
     if total != int(total):
         raise ValueError("a duration of whole seconds")
     if total > _TEN_YEARS_S:

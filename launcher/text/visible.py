@@ -65,24 +65,20 @@ def cleaned(text: str) -> str:
     text = text[:LONGEST]
     if text.isascii() and text.isprintable():
         return text
-    found: list[str] = []
-    marks = 0
+    found, marks = "", 0
     for letter in text:
         seen = _in_a_row(letter)
         marks = marks + 1 if seen and unicodedata.combining(letter) else 0
-        if seen and marks <= _MOST_MARKS:
-            found.append(seen)
-    return "".join(found)
+        found += seen if marks <= _MOST_MARKS else ""
+    return found
 
 
 def folded(text: str) -> str:
     """Return the text that a terminal would show last after carriage returns: a progress bar's last state."""
     if "\r" not in text:
         return text
-    for part in reversed(text.split("\r")):
-        if part:
-            return part if _clean(part, colour=False).strip() else ""  # wiped by blanks or an escape
-    return ""
+    part = next(filter(None, reversed(text.split("\r"))), "")
+    return part if _clean(part, colour=False).strip() else ""  # wiped by blanks or an escape
 
 
 def tame(text: str) -> str:
