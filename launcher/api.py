@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .errors import UnreachableError, UsageError
-from .job import ACTIVE, JobState, require_name
+from .job import ACTIVE, Job, JobState, require_name
 from .jobs.refresh import refresh
 from .store.registry import Registry
 from .text.terminal import reporting
 
 if TYPE_CHECKING:
     from .config import schema
-    from .job import Job
     from .planning.prepare import Prepared
 
 __all__ = ["Config", "DryRun", "JobLine", "JobStatus", "logs", "resume", "status", "stop", "submit", "wait"]
@@ -281,8 +280,7 @@ def resume(
 
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
-        is_changed = bool(overrides or keys or update_code or update_config)
-        retry.require_ended(registry, found, is_changed=is_changed)
+        retry.require_ended(registry, found, is_changed=bool(overrides or keys or update_code or update_config))
         if (all_damaged := found.attempt.state.all_damaged) and not start_over:
             raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]

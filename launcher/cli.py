@@ -14,18 +14,16 @@ try:
     import io
     import os
     import traceback
-    from typing import TYPE_CHECKING, Any
+    from typing import Any
 
     import click
+    from click.shell_completion import CompletionItem
 
     from .errors import CloudtrainError
     from .text.terminal import ReaderGoneError, print_json, say
 except KeyboardInterrupt:  # the imports take most of the first 0.3 s
     sys.stderr.write("\ninterrupted: nothing was sent or changed\n")
     sys.exit(130)
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # heading of `cloudtrain --help` -> names with their lines; the module of that name below `commands` holds `command`
 SECTIONS = {
@@ -102,8 +100,6 @@ class _Commands(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         words = COMMANDS | {alias: f"is {name}" for alias, name in ALIASES.items()}
@@ -254,5 +250,4 @@ def _ended(error: dict[str, Any], as_json: bool) -> int:
     if as_json:
         with contextlib.suppress(ReaderGoneError):
             print_json({"error": error})
-    code: int = error["exit_code"]
-    return code
+    return int(error["exit_code"])

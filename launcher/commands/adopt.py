@@ -5,19 +5,18 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.entrypoints.format import counted
 
 from .. import backend as backends
+from ..backend import FoundAttempt
 from ..errors import CloudtrainError, ConfigError, NoSuchJobError
+from ..jobs import adopt
+from ..store.registry import Registry
 from ..text.terminal import confirm, print_json, say
 from .options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
-
-if TYPE_CHECKING:
-    from ..backend import FoundAttempt
 
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
@@ -32,9 +31,6 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
     Budgets reserve the worst case of each adopted job.
     """
-    from ..jobs import adopt
-    from ..store.registry import Registry
-
     registry = Registry()
     there, not_asked = _found([backend] if backend else backends.names(), file, registry.folder)
     there = [(name, found) for name, found in there if not wanted or found.job_id in wanted]
@@ -84,7 +80,6 @@ def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[
 
 def _asked(path: Path | None, home: Path, name: str) -> tuple[list[FoundAttempt], CloudtrainError | None]:
     from .. import config
-    from ..jobs import adopt
 
     try:
         is_named = path is not None and name in config.backends_configured(path)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.entrypoints.format import counted
 
 from ..errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
+from ..job import Job
 from ..text.terminal import print_json, print_lines, say
 from .options import job_argument, json_option
-
-if TYPE_CHECKING:
-    from ..job import Job
 
 
 @click.command("artifacts")

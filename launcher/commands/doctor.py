@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,12 +14,10 @@ from cloudtrain.entrypoints.format import counted
 from .. import backend as backends
 from ..backend import Check
 from ..backend_table import ALL, DEFAULT
+from ..checkup.checks import Ask, answers, of_this_installation
 from ..errors import ConfigError, UsageError
 from ..text.terminal import print_json, print_text, say
 from .options import DEFAULT_FILE, completes, examples, file_option, json_option
-
-if TYPE_CHECKING:
-    from ..checkup.checks import Ask
 
 HERE = "cloudtrain"  # the heading of the checks of this installation
 
@@ -54,8 +51,6 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
 
 def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
     """Yield the checks of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
-    from ..checkup.checks import answers, of_this_installation
-
     asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
     if backend in (None, ALL):
         yield HERE, of_this_installation()
@@ -102,10 +97,8 @@ def _faults(error: ConfigError) -> list[Check]:
 
 
 def _lines(check: Check) -> list[str]:
-    lines = [f"  {check.verdict:4}  {check.name}: {check.found}"]
-    if check.cure:
-        lines.append(f"        {check.cure}")
-    return lines
+    cure = [f"        {check.cure}"] if check.cure else []
+    return [f"  {check.verdict:4}  {check.name}: {check.found}", *cure]
 
 
 def _sum_up(groups: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:

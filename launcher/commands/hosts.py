@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
+from .. import backend as backends
+from ..backend_table import traits
 from ..errors import ConfigError
 from ..text.money import clock
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines
 from ..text.units import format_duration
 from .options import DEFAULT_FILE, json_option
-
-if TYPE_CHECKING:
-    from .. import backend as backends
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
@@ -32,9 +31,7 @@ def command(file: Path, as_json: bool) -> int:
 
     Exit code 7 if a machine cannot be reached, 3 if its name is unknown, as `submit` has it.
     """
-    from .. import backend as backends
     from .. import config
-    from ..backend_table import traits
 
     able = (*config.backends_configured(file), *backends.BUILT_IN)
     name, example = next((each, text) for each in able if (text := traits(each).own_machines))

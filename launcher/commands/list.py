@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import CloudtrainError, UsageError
+from ..job import ACTIVE, Job
+from ..jobs import listing
+from ..jobs.view import JobView
+from ..store.registry import Registry
+from ..sweeps import summary
+from ..text.money import as_usd
 from ..text.tables import hidden, table, width
 from ..text.terminal import json_line, print_lines, say, when, write
 from .options import WholeNumber, duration_s, examples, json_option
-
-if TYPE_CHECKING:
-    from ..job import Job
-    from ..jobs.listing import JobFilter, Listing
-    from ..jobs.view import JobView
-    from ..store.registry import Registry
-    from ..sweeps.summary import Summary
 
 Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells
 SHOWN = 20
@@ -64,11 +62,6 @@ def command(
     What has not answered after ten seconds is listed as it was last seen. A sweep is one line; --all, --state and
     --json also list the sweep's trials.
     """
-    from ..job import ACTIVE
-    from ..jobs import listing
-    from ..store.registry import Registry
-    from ..sweeps import summary
-
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
     choice = listing.JobFilter(
@@ -104,11 +97,8 @@ def command(
         say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(listed: Listing, searches: list[Summary], faults: dict[str, CloudtrainError]) -> None:
+def _print_json(listed: listing.Listing, searches: list[summary.Summary], faults: dict[str, CloudtrainError]) -> None:
     """Print one JSON object; each job's JSON is text already, of ended jobs as stored."""
-    from ..sweeps import summary
-    from ..text.money import as_usd
-
     rates = [view.money.burn_micro_h for view in listed.active]
     running = sum(view.state.state != "pending" for view in listed.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
@@ -118,7 +108,7 @@ def _print_json(listed: Listing, searches: list[Summary], faults: dict[str, Clou
     write(f'{{"jobs": [{", ".join([line.described for line in listed.lines])}], {more[1:]}\n')
 
 
-def _print(registry: Registry, listed: Listing, searches: list[Summary], limit: int | None) -> None:
+def _print(registry: Registry, listed: listing.Listing, searches: list[summary.Summary], limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
     dated: list[Dated] = [
@@ -140,9 +130,9 @@ def _print(registry: Registry, listed: Listing, searches: list[Summary], limit: 
         _print_notes(listed.active)
 
 
-def _below_parents(registry: Registry, listing: Listing, dated: list[Dated]) -> list[Dated]:
+def _below_parents(registry: Registry, shown: listing.Listing, dated: list[Dated]) -> list[Dated]:
     """Return the lines with each evaluation below its parent, indented, if the parent is listed."""
-    seqs = [line.seq for line in listing.lines if "-evaluate-" in line.job_id]
+    seqs = [line.seq for line in shown.lines if "-evaluate-" in line.job_id]
     if not seqs:
         return dated
     from ..jobs.evaluations import parents
@@ -183,7 +173,7 @@ def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
         raise UsageError(f"--backend {unknown[0]}: there is no such backend", hint=f"one of {', '.join(sorted(known))}")
 
 
-def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
+def _none(registry: Registry, choice: listing.JobFilter, *, active: bool) -> str:
     """Return the reason for an empty list."""
     if active and not (choice.backends or choice.project or choice.tags or choice.since_s):
         return "no jobs are active"

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..backend_table import ALL, CHEAPEST
 from ..errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from ..config.schema import JobConfig
 
 DEFAULT_FILE = "cloudtrain.yaml"
