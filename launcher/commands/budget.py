@@ -8,24 +8,26 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import down, up, usd
+
 from ..errors import CloudtrainError, ConfigError, UsageError
+from ..job import PROJECT_PATTERN
+from ..money import budget_text, shared_ledger, shared_ledger_sync
+from ..money.budget_text import BudgetRow
+from ..money.conditional import ConditionalObject, located
+from ..store import ledger as ledgers
+from ..store.budgets import MOST_OVERCOMMIT_PERCENT, OVERALL, LedgerBudget, Period
+from ..store.database import Database
+from ..store.registry import Registry
 from ..text.tables import width, wrapped
 from ..text.terminal import confirm, print_json, print_lines, say
+from ..text.units import parse_money
 from .options import completes, json_option, yes_option
 
-if TYPE_CHECKING:
-    from ..money.budget_text import BudgetRow
-    from ..store.budgets import LedgerBudget, Period
-    from ..store.database import Database
-
 _month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
-_ledger = click.option(
-    "--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path."
-)
 _here = click.option("--here", is_flag=True, help="On this machine alone, though the project's budget is shared.")
 
 
@@ -58,25 +60,19 @@ def command(context: click.Context) -> None:
     default="1",
     help="Let worst cases add up to so much more than is left, such as 1.2: jobs seldom cost their worst case.",
 )
-@_ledger
+@click.option("--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path.")
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`.
 
     PROJECT is the value of the key `project:` in the config of a job, not the job's name.
     """
-    from cloudtrain.entrypoints.format import down, up, usd
-
-    from ..money import shared_ledger_sync
-    from ..store import ledger as ledgers
-    from ..store.budgets import LedgerBudget
-
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
     percent, person = round(overcommit * 100), shared_ledger_sync.this_person()
     budget = LedgerBudget(project, period, limit_micro, percent, time.time(), person)
-    database = _database()
+    database = Registry().database
     place = None if here else _place(database, project, ledger)
     if place is None:
         ledgers.set_budget(database, budget)
@@ -113,9 +109,6 @@ def show(project: str | None, as_json: bool) -> None:
     The platforms are asked about jobs that may have ended, so that their reservations are free.
     """
     from ..jobs.reserve import reconcile
-    from ..money import budget_text, shared_ledger_sync
-    from ..store import ledger as ledgers
-    from ..store.registry import Registry
 
     if project is not None:
         _require_name(project)
@@ -154,12 +147,9 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    from ..money import shared_ledger_sync
-    from ..store import ledger as ledgers
-
     if project is not None:
         _require_name(project)
-    database = _database()
+    database = Registry().database
     name = project or ""
     period: Period = "month" if monthly else "all"
     whose = f"project `{project}`" if project else "all jobs together"
@@ -217,16 +207,12 @@ def _say_others(database: Database, place: str | None, project: str, period: Per
 
 def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
     """Return the remaining budgets at the same place, budgets of the project first."""
-    from ..store import ledger as ledgers
-
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
 
 
 def _limit(budget: LedgerBudget) -> str:
-    from cloudtrain.entrypoints.format import usd
-
     return f"{usd(budget.limit_micro)} {'in each month (UTC)' if budget.period == 'month' else 'for ever'}"
 
 
@@ -245,11 +231,8 @@ def close(job: str, spent: str, yes: bool) -> None:
 
     For a machine that is lost: every other one tells of its jobs' ends by itself.
     """
-    from ..money import shared_ledger_sync
-    from ..store import ledger as ledgers
-
     spent_micro = _money(spent)
-    database = _database()
+    database = Registry().database
     if not confirm(f"Count {spent} for {job}, and take it for ended?", yes=yes):
         return
     for place in sorted(set(ledgers.ledgers(database).values())):
@@ -262,8 +245,6 @@ def close(job: str, spent: str, yes: bool) -> None:
 
 def _overcommit(text: str) -> float:
     """Return the overcommit factor from `1.2` or `120%`. Raises UsageError for text outside 1 to the largest factor."""
-    from ..store.budgets import MOST_OVERCOMMIT_PERCENT
-
     most = MOST_OVERCOMMIT_PERCENT / 100
     try:
         factor = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -289,8 +270,6 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _money(text: str) -> int:
-    from ..text.units import parse_money
-
     try:
         return parse_money(text)
     except ValueError as error:
@@ -298,8 +277,6 @@ def _money(text: str) -> int:
 
 
 def _require_name(project: str) -> None:
-    from ..job import PROJECT_PATTERN
-
     if not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
@@ -308,8 +285,6 @@ def _require_name(project: str) -> None:
 def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> None:
     """Raise UsageError for an unknown project: no budget, no spending and no running job."""
     from difflib import get_close_matches
-
-    from ..store import ledger as ledgers
 
     budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
     known = sorted({*ledgers.projects(database), *budgeted} - {""})
@@ -320,42 +295,23 @@ def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> N
     raise UsageError(f"project `{project}` has no budget here, and has spent nothing", hint=hint)
 
 
-def _database() -> Database:
-    from ..store.registry import Registry
-
-    return Registry().database
-
-
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return the place of the project's shared ledger: the given place, else the known place; None if not shared."""
-    from ..money.conditional import located
-    from ..store import ledger as ledgers
-
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
 def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
     """Return the local machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
-    from ..money.budget_text import BudgetRow
-    from ..store import ledger as ledgers
-    from ..store.budgets import OVERALL, LedgerBudget
-
     now_s = time.time()
     wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
     limited = [BudgetRow(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
-    bare = [name for name in wanted if not any(row.standing.budget.project == name for row in limited)]
-    unlimited = [
-        BudgetRow(ledgers.standing_of(database, LedgerBudget(name, "month", 0), now_s), is_limited=False)
-        for name in bare
-    ]
+    known = {row.standing.budget.project for row in limited}
+    bare = [LedgerBudget(name, "month", 0) for name in wanted if name not in known]
+    unlimited = [BudgetRow(ledgers.standing_of(database, each, now_s), is_limited=False) for each in bare]
     return sorted([*limited, *unlimited], key=lambda row: (row.standing.budget.project, row.standing.budget.period))
 
 
 def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
-    from ..money import shared_ledger
-    from ..money.budget_text import BudgetRow
-    from ..money.conditional import ConditionalObject
-
     book = shared_ledger.read(ConditionalObject(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
