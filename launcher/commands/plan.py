@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ..advice.preparing import prepare
 from ..errors import ConfigError, Fault
+from ..jobs import compare
+from ..jobs.compare import BackendOffer
 from ..text.tables import width, wrapped
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import Overrides, config_options, examples, json_option
-
-if TYPE_CHECKING:
-    from ..jobs.compare import BackendOffer
 
 
 @click.command(
@@ -30,8 +29,6 @@ def command(overrides: Overrides, as_json: bool) -> int:
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
     """
-    from ..advice.preparing import prepare
-
     if overrides.compares():
         return _compare(overrides, as_json=as_json)
     config = overrides.load()
@@ -70,8 +67,6 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
-    from ..jobs import compare
-
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     if all(offer.error or offer.lacks for offer in found):
         with overrides.placing():

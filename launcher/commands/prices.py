@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.entrypoints.format import counted
 
+from .. import backend as backends
+from ..errors import CloudtrainError, ConfigError, UsageError
+from ..metering.rate import Key, age_days
+from ..prices import refreshing
+from ..prices.listing import PriceLine, PriceQuery, lines, why_none
+from ..prices.refreshing import Change, priced
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import DEFAULT_FILE, completes, file_option, json_option
-
-if TYPE_CHECKING:
-    from ..prices.listing import PriceLine, PriceQuery
-    from ..prices.refreshing import Change
 
 PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
@@ -61,8 +62,6 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    from ..prices.listing import PriceQuery, lines, why_none
-
     _require(backend, accelerator)
     wanted = PriceQuery(backend, accelerator, region, instance_type, is_spot)
     is_filtered = is_all or any((backend, accelerator, region, instance_type))
@@ -74,9 +73,8 @@ def command(
     elif as_csv:
         print_lines(_csv(found))
     elif found:
-        columns, cut, head = width(), {"TYPE": 20}, HEAD if wide else PLAIN
         rows = [_row(line) if wide else _plain(line) for line in found]
-        print_lines(table(head, rows, drop=DROPPED, shorten=cut, columns=columns))
+        print_lines(table(HEAD if wide else PLAIN, rows, drop=DROPPED, shorten={"TYPE": 20}, columns=width()))
         column, others = "COUNTED" if wide else "AT MOST", "" if file is None else "; other machines: --all"
         notes = f"budgets count with {column}; sources: --json, --csv{others}; newer: cloudtrain prices refresh"
         say(f"{counted(len(found), 'price')}; {notes}")
@@ -89,8 +87,6 @@ def _has_a_list(file: Path) -> bool:
     if not file.exists():
         return False
     from .. import config as configs
-    from ..errors import ConfigError
-    from ..prices.refreshing import priced
 
     try:
         return any(priced(name) is not None for name in configs.backends_configured(file))
@@ -100,15 +96,10 @@ def _has_a_list(file: Path) -> bool:
 
 def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
     """Return the prices of the config's machines; print a line for each backend without a price."""
-    from .. import backend as backends
-    from ..errors import CloudtrainError
-    from ..prices import refreshing
-    from ..prices.listing import lines
-
     lines(wanted)  # raises ConfigError for a damaged prices.csv, once instead of for each backend
     found: list[PriceLine] = []
     for target in refreshing.targets(file, None):
-        cloud = refreshing.priced(target.name)
+        cloud = priced(target.name)
         try:
             if target.error is not None or target.config is None or cloud is None:
                 raise target.error or CloudtrainError("no config")
@@ -126,9 +117,6 @@ def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
 
 def _require(backend: str | None, accelerator: str | None) -> None:
     """Raise ConfigError for an unknown backend, UsageError for faulty accelerators such as `A100:x`."""
-    from .. import backend as backends
-    from ..errors import ConfigError, UsageError
-
     if backend is not None and backend not in backends.names():
         raise ConfigError(f"unknown backend `{backend}`", hint=backends.similar(backend))
     name, colon, count = (accelerator or "").partition(":")
@@ -137,8 +125,6 @@ def _require(backend: str | None, accelerator: str | None) -> None:
 
 
 def _row(line: PriceLine) -> list[str]:
-    from ..metering.rate import age_days
-
     key, rate = line.key, line.rate
     age = None if rate is None else age_days(rate)
     return [
@@ -167,8 +153,6 @@ def _usd(value: float | None) -> str:
 
 
 def _csv(found: list[PriceLine]) -> list[str]:
-    from ..metering.rate import Key
-
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
     names += ["counted_usd_per_accelerator_hour", "spot", "derived", "own"]
     names += ["uncertainty", "as_of", "age_days", "source"]
@@ -190,9 +174,6 @@ def refresh_command(
     From then on they win over the package's table. AWS's and Azure's lists need no account, Google's needs a login.
     Exit code 4 without credentials, 7 where a vendor does not answer, 3 where it does not list what was asked for.
     """
-    from ..errors import UsageError
-    from ..prices import refreshing
-
     if file is None and Path(DEFAULT_FILE).exists():
         file = Path(DEFAULT_FILE)
     wanted = refreshing.targets(file, backend)
@@ -217,18 +198,13 @@ def _show(changes: list[Change]) -> None:
     other = [change for change in changes if change.share is not None and abs(change.share) >= PERCENT]
     failed = [change for change in changes if change.quote.rate is None]
     shown = [*other, *(new if len(new) <= MANY else []), *(each for each in failed if each.quote.key.instance_type)]
-    print_text([_not_read(change) for change in failed if not change.quote.key.instance_type])
+    for quote in (change.quote for change in failed if not change.quote.key.instance_type):
+        where = ", ".join(filter(None, (quote.key.backend, quote.key.region)))
+        print_text([f"{where}: nothing was read: {quote.reason}; the prices known here stay in use"])
     if shown:
         print_lines(table(CHANGES, [_cells(change) for change in shown], below=CHANGES[-1], columns=width()))
-    read = sum(change.quote.rate is not None for change in changes)
+    read = len(changes) - len(failed)
     say(f"{read} prices read: {len(other)} changed, {len(new)} new, {read - len(other) - len(new)} as before")
-
-
-def _not_read(change: Change) -> str:
-    """Return the reason that the prices of a region were not read, and the consequence."""
-    key = change.quote.key
-    where = f"{key.backend}, {key.region}" if key.region else key.backend
-    return f"{where}: nothing was read: {change.quote.reason}; the prices known here stay in use"
 
 
 def _cells(change: Change) -> list[str]:
@@ -239,8 +215,8 @@ def _cells(change: Change) -> list[str]:
         key.instance_type or "-",
         key.region or "-",
         key.kind.replace("_", " ") if key.instance_type else "-",
-        "-" if change.old_usd is None else f"{change.old_usd:.4f}",
-        "-" if rate is None else f"{rate.usd:.4f}",
+        _usd(change.old_usd),
+        _usd(None if rate is None else rate.usd),
         "-" if rate is None else share,
         change.quote.reason if rate is None else rate.source,
     ]

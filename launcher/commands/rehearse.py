@@ -6,17 +6,15 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..errors import CloudtrainError, UsageError
+from ..rehearsal.stage import RehearsalOptions
 from ..rehearsal.verdict import MOST_TOLERANCE, Verdict
 from ..text.terminal import print_json, print_text, say
 from .options import Overrides, WholeNumber, config_options, examples, json_option
-
-if TYPE_CHECKING:
-    from ..rehearsal.stage import RehearsalOptions
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -103,7 +101,6 @@ def command(
     with the losses of a run without interruption. The exit code is 1 if a check fails.
     """
     from ..rehearsal.rehearsing import require_torch
-    from ..rehearsal.stage import RehearsalOptions
 
     if kills and preempt_at is None:
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
@@ -111,7 +108,6 @@ def command(
     wish = RehearsalOptions(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
     names = overrides.backends() if overrides.compares() else (None,)
     verdicts: list[dict[str, Any]] = []
-    is_right = True
     for name in names:
         one = overrides if name is None else replace(overrides, backend=name)
         try:
@@ -121,12 +117,11 @@ def command(
                 raise
             say(f"{name}: {error}")
             verdicts.append({"backend": name, "ok": False, "error": {"message": str(error)}})
-            is_right = False
             continue
-        is_right = is_right and verdict.is_right
         verdicts.append(verdict.dump())
         if not as_json:
             print_text(verdict.lines())
+    is_right = all(entry["ok"] for entry in verdicts)
     if len(names) > 1 and not as_json:
         print_text(["", *(f"{entry['backend']}: {entry.get('verdict') or 'not rehearsed'}" for entry in verdicts)])
     if as_json:

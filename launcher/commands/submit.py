@@ -15,6 +15,7 @@ from ..advice.preparing import prepare
 from ..backend_table import ALL, CHEAPEST
 from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
+from ..jobs import compare
 from ..jobs.approval import approved, require_allowed
 from ..planning.search_spec import is_packed
 from ..text.tables import labelled, width
@@ -168,6 +169,7 @@ def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, 
     from ..store.home import home
     from ..store.registry import Registry
     from ..sweeps import driving, overview
+    from .status import drive
 
     registry = Registry(home())
     with overrides.placing():
@@ -179,11 +181,7 @@ def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, 
     say(f"began: {sweep.id}")
     if as_json:
         print_json({"sweep": sweep.id, "backend": config.backend})
-    try:
-        return driving.follow(registry, sweep, say, once=detach)
-    except KeyboardInterrupt:
-        hint = f"cloudtrain advance {sweep.id} goes on, cloudtrain stop {sweep.id} stops"
-        raise KeyboardInterrupt(f"the running trials of {sweep.id} go on: {hint}") from None
+    return drive(registry, sweep, once=detach)
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
@@ -211,8 +209,6 @@ def _chosen(overrides: Overrides) -> Overrides:
 
     Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
     """
-    from ..jobs import compare
-
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
         say(line)
@@ -246,8 +242,6 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print each backend's request, all plans side by side, and for each impossible plan the reason."""
-    from ..jobs import compare
-
     found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
