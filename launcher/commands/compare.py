@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import UsageError
+from ..text.charts import chart, signs_of
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
@@ -43,9 +46,6 @@ def command(
     Two to eight jobs: final and lowest loss, metrics, time, cost, throughput, and what it cost to come down to a loss
     that all of them reached. Of a single SWEEP, the best five trials.
     """
-    import time
-
-    from ..errors import UsageError
     from ..report import comparing
     from ..store.registry import Registry
     from .report import seen
@@ -82,7 +82,6 @@ def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
     """Return the jobs of the sweep's best trials. Raises UsageError for less than two results, and without jobs."""
     from cloudtrain.entrypoints.format import counted
 
-    from ..errors import UsageError
     from ..store import sweeps
     from ..sweeps import overview
 
@@ -102,8 +101,7 @@ def _print(found: Comparison) -> None:
 
     names = [job.id for job in found.jobs]
     losses = [[loss for _, loss in comparing.smoothed(data)] for data in found.datas]
-    curves = [[name, _curve(each)] for name, each in zip(names, losses, strict=True) if each]
-    if curves:
+    if curves := [[name, _curve(each)] for name, each in zip(names, losses, strict=True) if each]:
         print_lines([*table(["JOB", "LOSS"], curves, columns=width()), ""])
     results = [[name, *values] for name, values in comparing.rows(found)]
     print_lines(table(["RESULT", *names], results, columns=width()))
@@ -114,14 +112,10 @@ def _print(found: Comparison) -> None:
         return
     rows = [[key, *(comparing.value_text(value) for value in values)] for key, values in found.config.items()]
     print_lines(["", *table(["CONFIG", *names], rows, columns=width())])
-    running = [job.id for job in found.jobs if job.active]
-    if running:
+    if running := [job.id for job in found.jobs if job.active]:
         say(f"{', '.join(running)} still {'runs' if len(running) == 1 else 'run'}: this is how it is now")
 
 
 def _curve(losses: list[float]) -> str:
     """Return the first loss, the curve as text, and the last loss."""
-    from ..text import charts
-    from ..text.charts import signs_of
-
-    return f"{losses[0]:.4g} {charts.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"
+    return f"{losses[0]:.4g} {chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"

@@ -7,15 +7,7 @@ from dataclasses import replace
 import click
 
 from ..text.terminal import print_json, print_lines, say
-from .options import (
-    WholeNumber,
-    completes,
-    examples,
-    json_option,
-    named_job_argument,
-    set_option,
-    yes_option,
-)
+from .options import WholeNumber, completes, examples, json_option, named_job_argument, set_option, yes_option
 
 
 @click.command(
@@ -64,8 +56,7 @@ def command(
     parent = refresh(registry, registry.find(job))
     typed = [*([f"backend={backend}"] if backend else []), *([f"resources.instances={instances}"] if instances else [])]
     config = evaluations.config_of(parent, split, checkpoint, [*settings, *typed])
-    prepared = prepare_other(registry, parent, config, update_code=update_code)
-    prepared = replace(prepared, settings=settings)
+    prepared = replace(prepare_other(registry, parent, config, update_code=update_code), settings=settings)
     if seen := evaluations.looks(evaluations.tests_of(registry, parent), split):
         say(f"{parent.id} was evaluated on {split} {seen} x before: a choice by these figures makes them too good")
 

@@ -56,8 +56,7 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     kind = next((item for item in metadata if isinstance(item, Kind)), None)
     if kind is not None:
         return kind.name
-    shorthand = next((item.name for item in metadata if isinstance(item, Shorthand)), "")
-    if shorthand:
+    if shorthand := next((item.name for item in metadata if isinstance(item, Shorthand)), ""):
         return f"{type_name(annotation, tuple(m for m in metadata if not isinstance(m, Shorthand)))} or {shorthand}"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -77,13 +76,10 @@ def facts_of(field: FieldInfo) -> dict[str, Any]:
     """Return the facts about a key: type, required or default, help, examples."""
     from ..config.fields import written_default
 
-    facts: dict[str, Any] = {
-        "type": type_name(field.annotation, tuple(field.metadata)),
-        "required": field.is_required(),
-    }
-    if not field.is_required():
-        facts["default"] = written_default(field)
-    return {**facts, "help": field.description, "examples": field.examples or []}
+    kind, is_required = type_name(field.annotation, tuple(field.metadata)), field.is_required()
+    default = {} if is_required else {"default": written_default(field)}
+    about = {"help": field.description, "examples": field.examples or []}
+    return {"type": kind, "required": is_required, **default, **about}
 
 
 def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
@@ -99,9 +95,8 @@ def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
 def _listed(keys: dict[str, dict[str, Any]]) -> str:
     columns = _columns()
     width = min(max(map(len, keys)) + 2, columns // 2)
-    blocks = []
+    blocks, indent = [], " " * width
     for key, facts in keys.items():
-        indent = " " * width
         first = f"{key:<{width}}{facts['type']}{default_words(facts)}"
         for text, begin in ((first, ""), (facts["help"], indent)):
             blocks += textwrap.wrap(text, columns, initial_indent=begin, subsequent_indent=indent)

@@ -81,16 +81,12 @@ def command(
 
     registry = Registry()
     if trial := registry.packed_trial(job):
-        job, pattern = (
-            trial[0].id,
-            _pattern(rf"^(?:\[{trial[1]}\] |trial {trial[1]}, ){f'.*(?:{grep})' if grep else ''}"),
-        )
-    else:
-        pattern = _pattern(grep)
+        job = trial[0].id
+        grep = rf"^(?:\[{trial[1]}\] |trial {trial[1]}, ){f'.*(?:{grep})' if grep else ''}"
     view = View(
         ranks=parse_ranks(ranks) if ranks else None,
         node=node,
-        grep=pattern,
+        grep=_pattern(grep),
         since_s=None if since is None else time.time() - duration_s("--since", since),
         timestamps=timestamps,
         raw=raw,
@@ -100,17 +96,14 @@ def command(
     found = refresh(registry, registry.find(job))
     if attempt == ALL:
         return _show_all(registry, found, log_view(found, view), tail, following=following)
-    if isinstance(attempt, int) and attempt != found.attempt.number:
-        chosen = registry.attempt(found, attempt)
-        _require_there([chosen], view)
-        show(registry, found, chosen, replace(log_view(found, view), attempt=attempt), tail=tail)
-        return 0
-    _require_there([found.attempt], view)
-    if attempt is None and (last := found.attempt.number) > 1:
+    last = found.attempt.number
+    chosen = registry.attempt(found, attempt) if isinstance(attempt, int) and attempt != last else found.attempt
+    _require_there([chosen], view)
+    if attempt is None and last > 1:
         say(f"attempts 1 to {last} of {found.id}; this is {last}: --attempt N, or --attempt all")
-    if following:
+    if following and chosen is found.attempt:
         return follow(registry, found, log_view(found, view), tail=tail)
-    show(registry, found, found.attempt, log_view(found, view), tail=tail)
+    show(registry, found, chosen, replace(log_view(found, view), attempt=chosen.number), tail=tail)
     return 0
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import CloudtrainError
 from ..text.terminal import print_json, print_lines, say
 from .options import examples, job_argument, json_option
 
 if TYPE_CHECKING:
     from ..job import Job
     from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 
 @click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
@@ -28,53 +30,34 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     The report of a running job shows the present state. An existing report is replaced. With --json the job and
     its series are printed, and no file is written. A sweep's report has its rungs, its trials and their results.
     """
-    import time
-
+    from ..jobs.view import view_of
+    from ..report import page
+    from ..report.data import chart_data
+    from ..store import series
     from ..store.registry import Registry
     from .status import sweep_of
 
     registry = Registry()
     if (sweep := sweep_of(registry, (job,))) is not None:
-        _sweep(registry, sweep, output, opens=opens, force=force, as_json=as_json)
-        return
-    found = seen(registry, job)
-    now_s = time.time()
-    if as_json:
-        from ..jobs.view import view_of
-        from ..report.data import chart_data
-        from ..store import series
+        from ..report import sweep_page
 
+        name, runs, now_s = sweep.id, sweep.state == "running", time.time()
+        html = partial(sweep_page.sweep_html, registry, sweep, now_s)
+        data = sweep_page.sweep_json(registry, sweep, now_s) if as_json else {}
+    else:
+        found = seen(registry, job)
+        name, runs, now_s = found.id, found.active, time.time()
+        html = partial(page.report_html, registry, found, now_s)
         view = view_of(found, registry.attempts(found), now_s)
-        print_json(chart_data(view, series.read(registry.database, found.id)))
-        return
-    from ..report import page
-
-    path = output or Path(f"{found.id}.html")
-    page.require_free(path, force=force)
-    page.write(path, page.report_html(registry, found, now_s))
-    if found.active:
-        say(f"{found.id} runs: the report tells how it is now")
-    print_lines([str(path)])
-    if opens:
-        page.show(path)
-
-
-def _sweep(
-    registry: Registry, sweep: SweepRecord, output: Path | None, *, opens: bool, force: bool, as_json: bool
-) -> None:
-    """Write the report of a sweep, or print its data."""
-    import time
-
-    from ..report import page, sweep_page
-
+        data = chart_data(view, series.read(registry.database, found.id)) if as_json else {}
     if as_json:
-        print_json(sweep_page.sweep_json(registry, sweep, time.time()))
+        print_json(data)
         return
-    path = output or Path(f"{sweep.id}.html")
+    path = output or Path(f"{name}.html")
     page.require_free(path, force=force)
-    page.write(path, sweep_page.sweep_html(registry, sweep, time.time()))
-    if sweep.state == "running":
-        say(f"{sweep.id} runs: the report tells how it is now")
+    page.write(path, html())
+    if runs:
+        say(f"{name} runs: the report tells how it is now")
     print_lines([str(path)])
     if opens:
         page.show(path)
@@ -82,7 +65,6 @@ def _sweep(
 
 def seen(registry: Registry, key: str) -> Job:
     """Return the job in its present state; the last known state, with a message, if the backend cannot be asked."""
-    from ..errors import CloudtrainError
     from ..jobs.refresh import refresh
 
     job = registry.find(key)
