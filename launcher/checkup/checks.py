@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.format import counted
 
 from ..backend import BUILT_IN, Check
 from ..backend_table import traits
+from ..completion import SHELLS, installed_at
 from ..errors import CloudtrainError, ConfigError
 from ..store.home import where
 
@@ -38,9 +39,9 @@ def of_this_installation() -> list[Check]:
         Check("cloudtrain", "ok", f"{version('cloudtrain')}, no telemetry"),
         Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
         *_home(),
-        _tool("git", "git", "--version", "plans do not name the code's commit"),
+        _tool("git", "--version", "plans do not name the code's commit"),
         *(
-            _tool(program, program, option, f"the backend {backend} needs it")
+            _tool(program, option, f"the backend {backend} needs it")
             for backend in BUILT_IN
             for program, option in traits(backend).programs.items()
         ),
@@ -50,22 +51,22 @@ def of_this_installation() -> list[Check]:
 
 
 def _home() -> Iterator[Check]:
+    cure = "set CLOUDTRAIN_HOME to a folder that you can write"
     try:
         path = where()
     except RuntimeError as error:  # the user `~nobody` has no home folder
-        yield Check("home", "fail", str(error), "set CLOUDTRAIN_HOME to a folder that you can write")
+        yield Check("home", "fail", str(error), cure)
         return
     except ConfigError as error:
         yield Check("home", "fail", error.message, error.hint)
         return
     there = next(folder for folder in (path, *path.parents) if folder.exists())
-    is_new = there != path
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Check("home", "fail", f"{there} cannot be written", "set CLOUDTRAIN_HOME to a folder that you can write")
+        yield Check("home", "fail", f"{there} cannot be written", cure)
         return
-    yield Check("home", "ok", f"{path}{', which the first job makes' if is_new else ''}")
+    yield Check("home", "ok", f"{path}{', which the first job makes' if there != path else ''}")
     yield _disk(there)
-    if not is_new:
+    if there == path:
         yield _registry(path / "registry.sqlite")
 
 
@@ -85,30 +86,28 @@ def _registry(path: Path) -> Check:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=TOOL_LIMIT_S)) as database:
             jobs = database.execute("SELECT COUNT(*) FROM jobs").fetchone()[0]
             size = path.stat().st_size
-            answer = "ok"
-            if size <= READ_WHOLE_BYTES:
-                answer = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+            is_small = size <= READ_WHOLE_BYTES
+            answer = str(database.execute("PRAGMA quick_check(1)").fetchone()[0]) if is_small else "ok"
     except sqlite3.OperationalError as error:
         return Check("registry", "fail", f"{path}: {error}", f"look who may read it, and who holds it: ls -l {path}")
     except (sqlite3.Error, OSError) as error:
         return Check("registry", "fail", f"{path}: {error}", unlike)
     if answer != "ok":
         return Check("registry", "fail", f"{path}: {answer.splitlines()[0]}", unlike)
-    found = f"{counted(jobs, 'job')}, {size / 1e6:.1f} MB"
     if not os.access(path, os.W_OK):
         return Check("registry", "fail", f"{path} cannot be written", f"sudo chown {os.getuid()} {path}*")
-    return Check("registry", "ok", found)
+    return Check("registry", "ok", f"{counted(jobs, 'job')}, {size / 1e6:.1f} MB")
 
 
-def _tool(name: str, program: str, flag: str, without: str) -> Check:
+def _tool(program: str, flag: str, without: str) -> Check:
     command = shutil.which(program)
     if command is None:
-        return Check(name, "warn", f"there is no `{program}` here: {without}", f"install {program}")
+        return Check(program, "warn", f"there is no `{program}` here: {without}", f"install {program}")
     try:
         done = subprocess.run([command, flag], capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(name, "warn", f"{command} does not work: {error}", f"install {program} again")
-    return Check(name, "ok", (done.stdout or done.stderr).strip().partition(",")[0])
+        return Check(program, "warn", f"{command} does not work: {error}", f"install {program} again")
+    return Check(program, "ok", (done.stdout or done.stderr).strip().partition(",")[0])
 
 
 def _clock() -> Iterator[Check]:
@@ -128,8 +127,6 @@ def _clock() -> Iterator[Check]:
 
 
 def _completion() -> Check:
-    from ..completion import SHELLS, installed_at
-
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
         return Check("completion", "ok", f"for {', '.join(SHELLS)}", "cloudtrain completion bash --install")

@@ -44,7 +44,9 @@ def write(
     `export` writes a model folder of this name to a path. Raises UsageError for a vendor without endpoints or a wrong
     name, ConfigError for a value that the vendor refuses, both before the export.
     """
-    backend = _backend(vendor)
+    backend = backends.load(vendor) if vendor in backends.names() else None
+    if not isinstance(backend, backends.Serves):
+        raise UsageError(f"`{vendor}` has no endpoints", hint="--for sagemaker, azureml or vertex")
     require_model_name(name)
     backend.serving(ServedModel(name, _VERSION, machine), config)
     with hidden_beside(place) as hidden:
@@ -59,13 +61,6 @@ def write(
         os.rename(whole, place)  # noqa: PTH104  # unlike Path.replace, replaces no file
     written = [*served.files, *(f"{MODEL}/{path}" for path in exported["files"])]
     return {**exported, "place": str(place), "files": sorted(written)}, served.notes
-
-
-def _backend(vendor: str) -> backends.Serves:
-    backend = backends.load(vendor) if vendor in backends.names() else None
-    if not isinstance(backend, backends.Serves):
-        raise UsageError(f"`{vendor}` has no endpoints", hint="--for sagemaker, azureml or vertex")
-    return backend
 
 
 def _served(model: Path, config: JobConfig, machine: str | None) -> ServedModel:

@@ -126,7 +126,10 @@ def export_path(
     registry: Registry, checkpoint: Path, place: Path, *, name: str | None = None, key: Path | None, is_unchecked: bool
 ) -> dict[str, Any]:
     """Write the weights of a checkpoint without its job, unchecked. Raises CloudtrainError."""
-    if not (checkpoint / folders.MANIFEST).exists() and (steps := _steps(checkpoint)):
+    steps: list[str] = []
+    with contextlib.suppress(OSError):  # the folder may be absent, or not readable
+        steps = [path.name for _, path in folders.list_steps(checkpoint)]
+    if steps and not (checkpoint / folders.MANIFEST).exists():
         hint = f"there are {', '.join(steps)}; for example {checkpoint / steps[0]}"
         raise UsageError(f"{checkpoint} is a folder of checkpoints, not a checkpoint", hint=hint)
     with hidden_beside(place):
@@ -155,14 +158,6 @@ def hidden_beside(place: Path) -> Iterator[Path]:
             hint = "name a folder with -o where you may write"
             raise ConfigError(f"no folder can be made: {error.strerror}", where=place.parent, hint=hint) from error
         yield hidden
-
-
-def _steps(folder: Path) -> list[str]:
-    """Return the names of the checkpoints in the folder, the newest first; empty if the folder cannot be read."""
-    try:
-        return [path.name for _, path in folders.list_steps(folder)]
-    except OSError:
-        return []
 
 
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:

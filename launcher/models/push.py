@@ -137,17 +137,13 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
         raise UsageError(message, hint="choose another place, or add --replace")
     if store.read(f"{model.version}/{SUMS}")[0] is None:
         files = [name for name in model.files if name != SUMS]
-        in_threads(lambda name: _put(store, model, name), files, 4)
-        _put(store, model, SUMS)
+        for names in (files, [SUMS]):
+            in_threads(lambda name: store.put(model.files[name], f"{model.version}/{name}"), names, 4)
     dropped = _change(store, lambda known: models.used(known, model.version, model.name))
     for version in dropped:
         for name in store.names(f"{version}/"):
             store.delete(name)
     return model.version
-
-
-def _put(store: Store, model: PushedModel, name: str) -> None:
-    store.put(model.files[name], f"{model.version}/{name}")
 
 
 def _store_back(place: str) -> str:

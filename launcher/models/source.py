@@ -24,7 +24,7 @@ def require_choice(choice: str | None) -> None:
         raise UsageError(f"`{choice}` names no checkpoint", hint="best, last, or a step such as step-200")
 
 
-def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str | None = None) -> Path:
+def saved_checkpoints(registry: Registry, job: Job, scratch: Path, choice: str | None) -> Path:
     """Return a folder with the job's checkpoints: the job's own on this machine, else copies below `scratch`.
 
     Only the chosen checkpoint is copied, if its name is known without a look at the others.
@@ -60,10 +60,9 @@ def choose(folder: Path, choice: str | None, *, is_copy: bool = False) -> Path:
     absent.
     """
     where = "" if is_copy else str(folder)
-    try:
+    steps: dict[int, Path] = {}
+    with contextlib.suppress(OSError):
         steps = dict(folders.list_steps(folder))
-    except OSError:
-        steps = {}
     if not steps:
         raise CloudtrainError("the job has no checkpoint", where=where, hint="it saves at the steps of `checkpoint`")
     best = folders.best_step(folder)
