@@ -40,13 +40,8 @@ def command(shell: str | None, install: bool) -> None:
     except OSError as error:
         hint = f"source <(cloudtrain completion {chosen}), in your shell's start-up file"
         raise UsageError(f"cannot write {place}: {error.strerror}", hint=hint) from error
-    say(f"wrote {place}")
-    say(_first_use(chosen, place))
-
-
-def _first_use(shell: str, place: Path) -> str:
-    if shell == "bash":
-        return f"new shells that load the package bash-completion find it; else add to ~/.bashrc: source {place}"
-    if shell == "zsh":
-        return f"before `compinit` in ~/.zshrc it needs: fpath=({place.parent} $fpath)"
-    return "new shells find it"
+    first_use = {
+        "bash": f"new shells that load the package bash-completion find it; else add to ~/.bashrc: source {place}",
+        "zsh": f"before `compinit` in ~/.zshrc it needs: fpath=({place.parent} $fpath)",
+    }
+    say(f"wrote {place}\n{first_use.get(chosen, 'new shells find it')}")

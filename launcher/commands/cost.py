@@ -15,7 +15,6 @@ from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from ..money.bill import Bill
     from ..store.registry import Registry
     from ..store.sweeps import SweepRecord
 
@@ -78,7 +77,11 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     elif as_csv:
         print_lines([csv_text(*bill_text.leg_cells(found.lines))])
     else:
-        legs = _legs(found) if found.lines else ["nothing was ever sent"]
+        # On a narrow terminal the less important columns are left out.
+        columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
+        room = None if columns is None else columns - len("  ")
+        rows = bill_text.leg_rows(found.lines)
+        legs = table(bill_text.LEG_HEAD, rows, drop=drop, columns=room) if rows else ["nothing was ever sent"]
         print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)])
 
 
@@ -99,15 +102,6 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: boo
     print_text(shown)
     for note in notes:
         say(note)
-
-
-def _legs(found: Bill) -> list[str]:
-    """Return the table of the legs; on a narrow terminal without the less important columns."""
-    from ..money import bill_text
-
-    columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
-    room = None if columns is None else columns - len("  ")
-    return table(bill_text.LEG_HEAD, bill_text.leg_rows(found.lines), drop=drop, columns=room)
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -95,18 +96,16 @@ def command(
         settings = (*settings, f"sweep.trials={trials_after(registry.database, sweep, trials)}")
     found = refresh(registry, registry.find(job))
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    retry.require_ended(
-        registry, found, is_changed=bool(settings or (sweep and budget) or update_code or update_config)
-    )
+    is_changed = bool(settings or (sweep and budget) or update_code or update_config)
+    retry.require_ended(registry, found, is_changed=is_changed)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:
         say("no checkpoint of this job yet: starting from the beginning")
     typed += [retry.budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
-        prepared = retry.prepare_next(
-            registry, found, [*settings, *typed], update_code=update_code, update_config=update_config
-        )
+        typed = [*settings, *typed]
+        prepared = retry.prepare_next(registry, found, typed, update_code=update_code, update_config=update_config)
     except BudgetError as error:
         flags = [*(["--update-code"] if update_code else []), *(["--update-config"] if update_config else [])]
         raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
@@ -157,8 +156,6 @@ def _sweep(
     as_json: bool,
 ) -> int:
     """Store the new values of the sweep, and drive the sweep as `submit` does."""
-    from pathlib import Path
-
     from ..advice.preparing import prepare
     from ..backend import Bundle
     from ..sweeps import driving, growing, overview

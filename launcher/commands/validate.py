@@ -10,9 +10,11 @@ import click
 
 from cloudtrain.entrypoints.format import counted
 
+from .. import backend
 from ..errors import ConfigError, Fault, require_all
 from ..planning import secret_files
 from ..planning.prepare import few_averages, require_a_plan
+from ..planning.request_rules import notes_of
 from ..text.terminal import say
 from .options import Overrides, config_options, json_option
 
@@ -46,7 +48,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
         if not catalog.rows(job.backend):  # a backend with a table has checked the type
             warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
-    warnings += _unknown_regions(jobs)
+    for one in jobs:
+        warnings += notes_of(backend.load(one.backend).capacity(one).unknown_region)
     for line in warnings:
         say(f"warning: {line}")
     if as_json:
@@ -65,22 +68,8 @@ def _plan(overrides: Overrides, name: str | None, jobs: list[JobConfig]) -> None
         require_a_plan(jobs[-1], overrides.file)
 
 
-def _unknown_regions(jobs: list[JobConfig]) -> list[str]:
-    """Return the warning of each config whose region is unknown."""
-    from .. import backend
-    from ..planning.request_rules import notes_of
-
-    return [line for job in jobs for line in notes_of(backend.load(job.backend).capacity(job).unknown_region)]
-
-
 def _as_json(fault: Fault) -> dict[str, Any]:
     """Return the JSON of a fault; line and column are null for a fault without a place in a file."""
-    place = fault.place
-    return {
-        "message": fault.message,
-        "key": fault.key or None,
-        "file": place.file if place else None,
-        "line": place.line or None if place else None,
-        "column": place.column or None if place else None,
-        "hint": fault.hint or None,
-    }
+    at = fault.as_json()["at"] or {}
+    place = {name: at.get(name) or None for name in ("file", "line", "column")}
+    return {"message": fault.message, "key": fault.key or None, **place, "hint": fault.hint or None}

@@ -72,8 +72,13 @@ def command(
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
     shows_live = not (once or plain or as_json) and _is_live()
-    if (found := _sweep_of(jobs, of_jobs=not shows_live)) is not None:
-        return _watch_sweep(*found, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
+    if len(jobs) == 1:
+        from ..store.registry import Registry
+        from .status import sweep_of
+
+        registry = Registry()
+        if sweep := sweep_of(registry, jobs, of_jobs=not shows_live):
+            return _watch_sweep(registry, sweep, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
     if shows_live:
         from ..live.main_loop import show
 
@@ -83,18 +88,6 @@ def command(
     except KeyboardInterrupt:
         say("no longer watching; the jobs continue")
         return 130
-
-
-def _sweep_of(names: tuple[str, ...], *, of_jobs: bool) -> tuple[Registry, SweepRecord] | None:
-    """Return the open registry and the sweep if the only name is the id of a sweep, else None (status.sweep_of)."""
-    if len(names) != 1:
-        return None
-    from ..store.registry import Registry
-    from .status import sweep_of
-
-    registry = Registry()
-    sweep = sweep_of(registry, names, of_jobs=of_jobs)
-    return None if sweep is None else (registry, sweep)
 
 
 def _watch_sweep(
@@ -231,8 +224,6 @@ def _uninstall() -> int:
     from ..jobs import watch_service
 
     path = watch_service.uninstall()
-    if path is None:
-        say("there is no such unit")
-        return 0
-    say(f"removed {path}\n  systemctl --user disable --now {watch_service.NAME}   ends one that runs")
+    stop = f"systemctl --user disable --now {watch_service.NAME}   ends one that runs"
+    say("there is no such unit" if path is None else f"removed {path}\n  {stop}")
     return 0
