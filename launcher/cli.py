@@ -146,7 +146,7 @@ def main() -> None:
     sys.unraisablehook = _deliver_again
     argv = sys.argv[1:]
     if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # the completion of a shell
-        from .completion.answering import answer
+        from .completion.candidates import answer
 
         answer(cli, argv)
         return
