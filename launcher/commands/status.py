@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import CloudtrainError, UnreachableError
 from ..text.tables import size
 from ..text.terminal import print_json, print_lines, say
 from .options import completes, examples, json_option
@@ -27,7 +28,6 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     A backend that has not answered after a minute is not waited for: the job is shown as it was last seen.
     Without JOB it is the last one. `cloudtrain watch JOB` shows it again and again.
     """
-    from ..errors import CloudtrainError, UnreachableError
     from ..store.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
@@ -67,7 +67,6 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
 
 def _named(registry: Registry, name: str) -> list[SweepRecord]:
     """Return the sweep by its name, by the beginning of its id, or for `last`; empty for the name of a single trial."""
-    from ..errors import CloudtrainError
     from ..store import sweeps
 
     try:
