@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 import time
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import CloudtrainError, UsageError
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
-
-if TYPE_CHECKING:
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -41,7 +38,6 @@ def command(
 
     For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
     """
-    from ..store.registry import Registry
     from .status import sweep_of
 
     if as_csv and as_json:

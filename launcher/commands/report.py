@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import CloudtrainError
+from ..job import Job
+from ..store.registry import Registry
 from ..text.terminal import print_json, print_lines, say
 from .options import examples, job_argument, json_option
-
-if TYPE_CHECKING:
-    from ..job import Job
-    from ..store.registry import Registry
 
 
 @click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
@@ -34,7 +31,6 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     from ..report import page
     from ..report.data import chart_data
     from ..store import series
-    from ..store.registry import Registry
     from .status import sweep_of
 
     registry = Registry()

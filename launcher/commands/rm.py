@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from cloudtrain.entrypoints.format import counted
 
 from ..errors import UsageError
+from ..job import Job
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
 from .options import completes, examples, json_option, yes_option
-
-if TYPE_CHECKING:
-    from ..job import Job
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 
 @click.command("rm", epilog=examples("cloudtrain rm digits-x4k2p", "cloudtrain rm -y one two"))
@@ -30,7 +27,6 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     run. JOB is an id if several jobs have the name.
     """
     from ..jobs.refresh import refresh
-    from ..store.registry import Registry
     from .status import sweep_of
 
     registry = Registry()
@@ -43,8 +39,6 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
 
 def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) -> int:
     """Remove the trials of a sweep, and the sweep. Raises UsageError for a sweep that runs."""
-    from ..store import sweeps
-
     if sweep.state == "running":
         raise UsageError(f"{sweep.id} is running", hint=f"cloudtrain stop {sweep.id}")
     own = {each.job_id for each in sweeps.segments(registry.database, sweep.id)}
