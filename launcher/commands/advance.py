@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ..jobs.queue import advance_queue
+from ..store import sweeps as rows
+from ..store.registry import Registry
+from ..sweeps.driving import advance
 from ..text.terminal import say
 from .options import examples
 
@@ -15,11 +19,6 @@ def command(sweeps: tuple[str, ...]) -> int:
 
     Without SWEEP, all running sweeps. Any number of calls may run at once: each trial and job is sent once. For cron.
     """
-    from ..jobs.queue import advance_queue
-    from ..store import sweeps as rows
-    from ..store.registry import Registry
-    from ..sweeps.driving import advance
-
     registry = Registry()
     found = [rows.find(registry.database, each) for each in sweeps] or rows.sweeps(registry.database, active=True)
     for sweep in found:

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import click
 
+from ..errors import ConfigError
+from ..planning.search_spec import is_packed
+from ..store import sweeps
+from ..store.registry import Registry
+from ..sweeps import driving, overview
 from ..text.terminal import print_json, print_text, say
 from .options import examples, json_option
 
@@ -20,12 +25,6 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
     With -o, write the config of the sweep with the trial's values, ready for `submit`. The best of many noisy
     evaluations is too good by chance: evaluate the trial once more, on data that chose no trial.
     """
-    from ..errors import ConfigError
-    from ..planning.search_spec import is_packed
-    from ..store import sweeps
-    from ..store.registry import Registry
-    from ..sweeps import driving, overview
-
     database = Registry().database
     found = sweeps.find(database, sweep)
     shown = overview.as_json(database, found)

@@ -26,14 +26,7 @@ _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 @click.option("--by", metavar="WORD", help="Sums by `tag:NAME`, `project`, `backend` or `name`.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
 @json_option
-def command(
-    job: str | None,
-    month: str | None,
-    since: str | None,
-    by: str | None,
-    as_csv: bool,
-    as_json: bool,
-) -> None:
+def command(job: str | None, month: str | None, since: str | None, by: str | None, as_csv: bool, as_json: bool) -> None:
     """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month.
 
     For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
@@ -147,8 +140,7 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
         else:
             from_s = now_s - parse_duration(since)
     except ValueError as error:
-        raise UsageError(
-            f"{'--month' if since is None else '--since'} {month if since is None else since}: expected {error}",
-            hint="" if since is None else "or a day, as in --since 2026-11-03",
-        ) from error
+        given = f"--month {month}" if since is None else f"--since {since}"
+        hint = "" if since is None else "or a day, as in --since 2026-11-03"
+        raise UsageError(f"{given}: expected {error}", hint=hint) from error
     return from_s, max(from_s, now_s)

@@ -7,7 +7,9 @@ import time
 import click
 
 from ..errors import UsageError
+from ..store.registry import Registry
 from .options import duration_s, examples, json_option, yes_option
+from .rm import removed
 
 
 @click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
@@ -16,9 +18,6 @@ from .options import duration_s, examples, json_option, yes_option
 @json_option
 def command(older: str | None, yes: bool, as_json: bool) -> int:
     """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
-    from ..store.registry import Registry
-    from .rm import removed
-
     if older is None:
         raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")
     before_s = time.time() - duration_s("--older", older)

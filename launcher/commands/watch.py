@@ -124,9 +124,8 @@ def _every_s(text: str) -> float:
 
 def _is_live() -> bool:
     """Return whether input and output are a terminal able to show the live view."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    is_capable = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    return is_capable and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:

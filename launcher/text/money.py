@@ -6,8 +6,6 @@ import time
 
 from cloudtrain.entrypoints.format import dollars
 
-_MICRO = 1_000_000
-
 
 def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
     """Return `1.23 USD of 10.00 USD, 12 %`, or only the amount if no limit is set."""
@@ -38,4 +36,4 @@ def moment(time_s: float | None) -> str:
 
 def as_usd(micro: float | None) -> float | None:
     """Return micro-dollars as a number of dollars, for JSON."""
-    return None if micro is None else micro / _MICRO
+    return None if micro is None else micro / 1_000_000

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from ..job import JobState
+from ..job import JobState, State
 from .visible import shown
-
-if TYPE_CHECKING:
-    from ..job import State
 
 LARGEST = 2**53  # most of a step, clock or count; JSON readers disagree on larger numbers
 LONGEST_S = 10 * 365 * 86_400.0  # most of a duration or a forecast: ten years

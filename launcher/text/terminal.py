@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -47,7 +47,7 @@ def say(message: str) -> None:
     if reported(message):
         return
     text = "\n".join(tables.wrapped([escaped(message)], tables.width(sys.stderr)))
-    if text.startswith(_WARNING) and _has_style():
+    if text.startswith(_WARNING) and _has_style(sys.stderr):
         text = click.style(_WARNING, fg="yellow") + text.removeprefix(_WARNING)
     click.echo(text, err=True)
 
@@ -68,13 +68,13 @@ def aside(message: str) -> None:
     """Print a message between a job's lines: with the prefix `cloudtrain:`, and dim on a terminal."""
     if reported(message):
         return
-    lines = tables.wrapped([escaped(message)], _beside(len(_MARK)))
-    marked = [f"{_MARK}{line}" for line in lines]
-    click.echo("\n".join([click.style(line, dim=True) for line in marked] if _has_style() else marked), err=True)
+    lines = [f"{_MARK}{line}" for line in tables.wrapped([escaped(message)], _beside(len(_MARK)))]
+    marked = [click.style(line, dim=True) for line in lines] if _has_style(sys.stderr) else lines
+    click.echo("\n".join(marked), err=True)
 
 
-def _has_style() -> bool:
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+def _has_style(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _beside(room: int) -> int | None:
@@ -139,9 +139,7 @@ def is_terminal() -> bool:
 
 def coloured(text: str, number: int) -> str:
     """Return the text in the colour of the number; unchanged without a terminal, or with NO_COLOR."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return text
-    return click.style(text, fg=RANK_COLOURS[number % len(RANK_COLOURS)])
+    return click.style(text, fg=RANK_COLOURS[number % len(RANK_COLOURS)]) if _has_style(sys.stdout) else text
 
 
 def confirm(question: str, *, yes: bool) -> bool:
