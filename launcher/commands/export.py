@@ -63,10 +63,10 @@ def command(
     """
     from .. import config as configs
     from ..jobs.refresh import refresh
-    from ..models import deployment, exporting, source
+    from ..models import deployment, exporting
     from ..store.registry import Registry
 
-    source.require_choice(choice)
+    exporting.require_choice(choice)
     if name is not None:
         exporting.require_model_name(name)
     if machine is not None and vendor is None:

@@ -1,5 +1,5 @@
 """Models of finished jobs: exports and places.
 
-`source` finds a checkpoint, `exporting` starts the process that writes a model folder. `push` brings a folder to
+`exporting` finds a checkpoint, and starts the process that writes a model folder. `push` brings a folder to
 machines and buckets; `deployment` writes beside a folder what a vendor's own tools take.
 """

@@ -28,7 +28,7 @@ from cloudtrain.launcher.commands import serve
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.models import deployment, exporting, source
+from cloudtrain.launcher.models import deployment, exporting
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
@@ -191,7 +191,7 @@ def saved(
 def test_choice_of_a_checkpoint(tmp_path: Path, best: int | None, choice: str | None, step: int) -> None:
     """Without a choice the best is taken if the job keeps the best, else the last."""
     saved(tmp_path, 10, 20, 30, best=best)
-    assert source.choose(tmp_path, choice).name == checkpoints.step_name(step)
+    assert exporting.choose(tmp_path, choice).name == checkpoints.step_name(step)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: 
     if choice is not None:
         saved(tmp_path, 10, 20)
     with pytest.raises(CloudtrainError, match=reason) as raised:
-        source.choose(tmp_path, choice)
+        exporting.choose(tmp_path, choice)
     assert choice != "step-7" or raised.value.hint == "there are step-10, step-20"
 
 
 def test_message_names_no_removed_folder(tmp_path: Path) -> None:
     """A job without checkpoints has an empty copy, which is gone when the message is read."""
     with pytest.raises(CloudtrainError, match="has no checkpoint") as raised:
-        source.choose(tmp_path, None, is_copy=True)
+        exporting.choose(tmp_path, None, is_copy=True)
     assert not any(str(tmp_path) in each for each in map(str, vars(raised.value).values()))
 
 
@@ -221,12 +221,12 @@ def test_checkpoints_come_from_the_backend(
     saved(home / "local" / "seeded" / "attempt-1", 10, 20)
     one = tmp_path / "one"
     one.mkdir()
-    assert source.saved_checkpoints(registry, job, one, "step-10") == one
+    assert exporting.saved_checkpoints(registry, job, one, "step-10") == one
     assert [path.name for path in one.iterdir()] == ["step-00000010"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert source.saved_checkpoints(registry, job, scratch) == scratch
-    found = source.choose(scratch, None)
+    assert exporting.saved_checkpoints(registry, job, scratch, None) == scratch
+    found = exporting.choose(scratch, None)
     place = tmp_path / "model"
     exporting.export_path(registry, found, place, name="words", key=None, is_unchecked=True)
     config = folders.verify(place).config
@@ -331,7 +331,7 @@ def test_script_has_no_model_to_export(seed: Callable[..., Job], registry: Regis
 def test_export_imports_no_torch_in_the_launcher() -> None:
     """The launcher's part of an export and of a server runs without torch."""
     program = "import sys, cloudtrain.launcher.commands.export, cloudtrain.launcher.commands.serve\n"
-    program += "import cloudtrain.launcher.models.exporting, cloudtrain.launcher.models.source\n"
+    program += "import cloudtrain.launcher.models.exporting\n"
     program += "import cloudtrain.entrypoints.export.build\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
