@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -38,7 +38,9 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
     backend = backend or named
     path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
     groups: dict[str, list[Check]] = {}
-    for name, checks in _groups(backend, path):
+    asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
+    here = [(HERE, of_this_installation())] if backend in (None, ALL) else []
+    for name, checks in chain(here, answers(asks)):
         groups[name] = checks
         if not as_json:
             print_text([name, *(line for check in checks for line in _lines(check))])
@@ -47,14 +49,6 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
     else:
         _sum_up(groups, path, backend)
     return int(any(check.verdict == "fail" for checks in groups.values() for check in checks))
-
-
-def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
-    """Yield the checks of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
-    asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
-    if backend in (None, ALL):
-        yield HERE, of_this_installation()
-    yield from answers(asks)
 
 
 def _of_one(name: str, path: Path | None) -> Ask:

@@ -64,7 +64,9 @@ def command(
     their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
     job. A single SWEEP is shown as a whole, and driven to its end; without JOBS all running sweeps are driven.
     """
-    every_s = _every_s(every or EVERY)
+    every_s = duration_s("--every", every or EVERY)
+    if every_s < LEAST_S:
+        raise UsageError(f"--every {every}: too often", hint=f"at least {LEAST_S}s")
     if jobs and everything:
         raise UsageError("name jobs, or take --all")
     if install or uninstall:
@@ -113,13 +115,6 @@ def _watch_sweep(
         if not driving.is_going_on(registry.database, sweep):
             return driving.exit_code(registry.database, sweep)
         time.sleep(every_s or driving.LOOK_S)
-
-
-def _every_s(text: str) -> float:
-    every_s = duration_s("--every", text)
-    if every_s < LEAST_S:
-        raise UsageError(f"--every {text}: too often", hint=f"at least {LEAST_S}s")
-    return every_s
 
 
 def _is_live() -> bool:

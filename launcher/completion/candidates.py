@@ -68,7 +68,9 @@ def answer(cli: click.Command, words: list[str]) -> None:
         option, has_value, _ = incomplete.partition("=")
         if incomplete.startswith("--") and has_value:  # the shell replaces the whole word
             found = [CompletionItem(f"{option}={item.value}", item.type, item.help) for item in found]
-        cut = _broken_off(incomplete) if is_bash else 0
+        # For bash, the characters before such a mark are separate, earlier words.
+        marks = os.environ.get("COMP_WORDBREAKS", "=:") if is_bash else ""
+        cut = max((incomplete.rfind(mark) + 1 for mark in "=:" if mark in marks), default=0)
         sys.stdout.write("".join(_line(item, cut) for item in found))
         sys.stdout.flush()
     except (Exception, SystemExit):
@@ -198,12 +200,6 @@ def _words_of_line() -> list[str]:
     typed = os.fsdecode(line[:point] if point >= 0 else line)  # bash counts bytes
     words = split_arg_string(typed)[1:]
     return [*words, ""] if typed[-1:].isspace() or not words else words
-
-
-def _broken_off(word: str) -> int:
-    """Return the number of leading characters of the word that bash treats as separate, earlier words."""
-    breaks = os.environ.get("COMP_WORDBREAKS", "=:")
-    return max((word.rfind(mark) + 1 for mark in "=:" if mark in breaks), default=0)
 
 
 def _line(item: CompletionItem[str], cut: int) -> str:

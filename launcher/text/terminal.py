@@ -97,22 +97,17 @@ def json_line(value: Any) -> str:
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print data in a single write, without terminal control codes except colours."""
+    if not all(map(str.isprintable, lines)):  # the last check, for text from outside cloudtrain
+        from .visible import tame
+
+        lines = [re.sub(_LINE_END, _escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
     if lines:
-        write("\n".join(_tame(lines)) + "\n")
+        write("\n".join(lines) + "\n")
 
 
 def print_text(lines: Sequence[str]) -> None:
     """Print sentences: on a terminal, break long lines at words."""
     print_lines(tables.wrapped(lines, tables.width()))
-
-
-def _tame(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines without terminal control codes: the last check, for text from outside cloudtrain."""
-    if all(map(str.isprintable, lines)):
-        return lines
-    from .visible import tame
-
-    return [re.sub(_LINE_END, _escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
 
 
 class ReaderGoneError(Exception):
