@@ -47,10 +47,9 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
             if wanted:
                 raise
             say(error.message)
-    count = counted(len(rows), "job")
     if not rows:
         say("no running job of this home is missing in the registry")
-    elif not wanted and not confirm(f"Adopt {count}?", yes=yes):
+    elif not wanted and not confirm(f"Adopt {counted(len(rows), 'job')}?", yes=yes):
         return 1
     for job, found in rows:
         adopt.adopt(registry, job, found)

@@ -44,8 +44,7 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
         if sweep.state == "ended":
             say(f"{sweep.id} has ended")
             return 0
-        trials = driving.stop(registry, sweep)
-        jobs_left = {job.id: job for job in trials if job.active}
+        jobs_left = {job.id: job for job in driving.stop(registry, sweep) if job.active}
         running = counted(len(jobs_left), "running trial")
         say(f"stopping {sweep.id}: {running} to save and stop; no further trial is sent")
         return 0 if detach or not jobs_left or _see_them_stop(registry, jobs_left) else 130

@@ -33,19 +33,18 @@ def width(stream: TextIO | None = None) -> int | None:
         return None
 
 
-def size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
-    """Return the terminal's columns (as `width` does) and rows; None and None if the stream is not a terminal.
+def size() -> tuple[int | None, int | None]:
+    """Return the terminal's columns (as `width` does) and rows; None and None if the output is not a terminal.
 
     The variable LINES, if set, wins over the terminal.
     """
-    out = stream or sys.stdout
-    if (columns := width(out)) is None:
+    if (columns := width()) is None:
         return None, None
     asked = os.environ.get("LINES", "")
     if asked.isascii() and asked.isdecimal() and int(asked) > 0:
         return columns, int(asked)
     try:
-        return columns, os.get_terminal_size(out.fileno()).lines or None
+        return columns, os.get_terminal_size(sys.stdout.fileno()).lines or None
     except (OSError, ValueError):
         return columns, None
 
