@@ -55,13 +55,11 @@ class Fault:
     def __str__(self) -> str:
         lines = [self.message]
         if self.place is not None:
-            lines.append(f"  at {self.place}" + (f", {self.key}" if self.key else ""))
-            lines += _excerpt(self.place)
+            lines += [f"  at {self.place}" + (f", {self.key}" if self.key else ""), *_excerpt(self.place)]
         elif self.key:
             lines.append(f"  at {self.key}")
         for other in self.also:
-            lines.append(f"  and {other}")
-            lines += _excerpt(other)
+            lines += [f"  and {other}", *_excerpt(other)]
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
@@ -132,10 +130,9 @@ def require_all(*asks: Callable[[], object]) -> None:
             ask()
         except ConfigError as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        raise ConfigError(list(dict.fromkeys(fault for error in errors for fault in error.faults)))
+        faults = dict.fromkeys(fault for error in errors for fault in error.faults)
+        raise errors[0] if len(errors) == 1 else ConfigError(list(faults))
 
 
 class CredentialError(CloudtrainError):
