@@ -130,6 +130,9 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
     from cloudtrain.entrypoints.models.folder import SUMS
     from cloudtrain.entrypoints.stores.store import in_threads, open_store
 
+    def put(name: str) -> None:
+        store.put(model.files[name], f"{model.version}/{name}")
+
     store = open_store(place)
     known, _ = _known(store)
     if known["name"] not in (None, model.name) and not replaces:
@@ -137,8 +140,8 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
         raise UsageError(message, hint="choose another place, or add --replace")
     if store.read(f"{model.version}/{SUMS}")[0] is None:
         files = [name for name in model.files if name != SUMS]
-        for names in (files, [SUMS]):
-            in_threads(lambda name: store.put(model.files[name], f"{model.version}/{name}"), names, 4)
+        in_threads(put, files, 4)
+        put(SUMS)
     dropped = _change(store, lambda known: models.used(known, model.version, model.name))
     for version in dropped:
         for name in store.names(f"{version}/"):
