@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -13,13 +14,7 @@ def install(extra: str) -> str:
 
     Source of the origin: PEP 610, direct_url.json beside the package's metadata; an index leaves no such file.
     """
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        found = json.loads(distribution("cloudtrain").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):  # ValueError: a damaged file
-        found = None
-    origin = found if isinstance(found, dict) else {}
+    origin = _origin()
     url = str(origin.get("url") or "")
     folder = Path(unquote(urlsplit(url).path))
     if "dir_info" in origin and folder.is_dir():
@@ -31,3 +26,14 @@ def install(extra: str) -> str:
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     wanted = f"cloudtrain[{extra}]" + (f" @ {url}" if url and "dir_info" not in origin else "")
     return f"pip install {shlex.quote(wanted)}"
+
+
+def _origin() -> dict[str, Any]:
+    """Return the content of direct_url.json; empty for a package from an index, and for a damaged file."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = json.loads(distribution("cloudtrain").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
