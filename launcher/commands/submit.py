@@ -15,7 +15,6 @@ from ..advice.preparing import prepare
 from ..backend_table import ALL, CHEAPEST
 from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
-from ..jobs import compare
 from ..jobs.approval import approved, require_allowed
 from ..planning.search_spec import is_packed
 from ..text.tables import labelled, width
@@ -209,6 +208,8 @@ def _chosen(overrides: Overrides) -> Overrides:
 
     Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
     """
+    from ..jobs import compare
+
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
         say(line)
@@ -242,6 +243,8 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print each backend's request, all plans side by side, and for each impossible plan the reason."""
+    from ..jobs import compare
+
     found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
