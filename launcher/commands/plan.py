@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..advice.preparing import prepare
 from ..errors import ConfigError, Fault
-from ..jobs import compare
-from ..jobs.compare import BackendOffer
 from ..text.tables import width, wrapped
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import Overrides, config_options, examples, json_option
+
+if TYPE_CHECKING:
+    from ..jobs.compare import BackendOffer
 
 
 @click.command(
@@ -67,6 +69,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
+    from ..jobs import compare  # with the config's models
+
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     if all(offer.error or offer.lacks for offer in found):
         with overrides.placing():
