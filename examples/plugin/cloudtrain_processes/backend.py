@@ -35,7 +35,7 @@ class ProcessesBackend:
 
     state, pace, stop = LOCAL.state, LOCAL.pace, LOCAL.stop
     logs, logs_from = LOCAL.logs, LOCAL.logs_from
-    artifacts, checkpoints = LOCAL.artifacts, LOCAL.checkpoints
+    artifacts, checkpoints, checkpoint_place = LOCAL.artifacts, LOCAL.checkpoints, LOCAL.checkpoint_place
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return a node of the partition, which has no GPU, with the price of the block or of the partition."""
