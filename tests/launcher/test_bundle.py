@@ -174,8 +174,10 @@ def test_bundle_has_the_code_and_the_entrypoints(tree: Tree) -> None:
             ".cloudtrainignore .gitignore a.py weights.bin",
         ),
         ({".gitignore": "!data/\n"}, "data/x.bin a.ipynb a.py", ("data/", "*.ipynb"), ".gitignore a.py"),
+        ({}, ".git/config .venv/bin/python __pycache__/a.pyc node_modules/x.js a.py", (), "a.py"),
+        ({".git": "gitdir: /home/me/repo/.git/worktrees/x\n"}, "a.py", (), "a.py"),
     ],
-    ids=["each folder and below", "reincluded", "cloudtrainignore wins", "code.exclude wins"],
+    ids=["each folder and below", "reincluded", "cloudtrainignore wins", "code.exclude wins", "no file", "a worktree"],
 )
 def test_ignore_files_choose_the_shipped_files(
     tree: Tree, files: dict[str, str], empty: str, exclude: tuple[str, ...], shipped: str
@@ -219,17 +221,6 @@ for found in pkgutil.walk_packages(entrypoints.__path__, "cloudtrain.entrypoints
     assert done.returncode == 0, done.stderr
     assert "cloudtrain.entrypoints.checkpoints.saver" in done.stdout
     assert "cloudtrain.entrypoints.trainer.strategies.fsdp" in done.stdout
-
-
-def test_bundle_excludes_repositories_environments_and_caches(tree: Tree) -> None:
-    """No ignore file is necessary."""
-    junk = {".git/config": "", ".venv/bin/python": "", "__pycache__/a.pyc": "", "node_modules/x.js": ""}
-    assert names_in(tree({"a.py": "", **junk})) == ["a.py"]
-
-
-def test_bundle_excludes_the_git_file_of_a_worktree(tree: Tree) -> None:
-    """In a worktree or submodule `.git` is a file with a local path, and the hash would depend on the machine."""
-    assert names_in(tree({"a.py": "", ".git": "gitdir: /home/me/repo/.git/worktrees/x\n"})) == ["a.py"]
 
 
 def test_bundle_keeps_unusual_file_names(tree: Tree) -> None:
@@ -286,21 +277,11 @@ def test_bundle_keeps_links_inside_the_folder(tree: Tree) -> None:
     assert (code / "dir" / "b.py").read_text() == "2"
 
 
-def test_bundle_refuses_links_out_of_the_folder(tree: Tree) -> None:
-    """A link does not ship an outside file; every refused link is named."""
-    folder = tree({"a.py": "1"})
-    (folder / "passwd").symlink_to("/etc/passwd")
-    (folder / "up").symlink_to("../elsewhere")
-    with pytest.raises(ConfigError) as caught:
-        packed(folder)
-    assert sorted(fault.message.split("`")[1] for fault in caught.value.faults) == ["passwd", "up"]
-
-
 def test_bundle_of_a_wrong_folder_names_ten_faults(tree: Tree) -> None:
     """A config in a home folder may have thousands of links that lead out of the folder."""
     folder = tree({"a.py": ""})
     for number in range(30):
-        (folder / f"out{number:02}").symlink_to("/etc/hosts")
+        (folder / f"out{number:02}").symlink_to("../elsewhere" if number % 2 else "/etc/hosts")
     with pytest.raises(ConfigError) as caught:
         packed(folder)
     assert [fault.message for fault in caught.value.faults[-2:]] == [

@@ -383,28 +383,6 @@ UNKNOWN_KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", ["alert", "notify", "alerts", "thresholds"])
-def test_hint_for_a_key_in_the_budget_names_the_budgets_key(load: Load, key: str) -> None:
-    """The same key elsewhere may mean `notify`."""
-    fault = only_fault(load, f"name: x\nbackend: local\nmodule: train\nbudget: {{limit: 5 USD, {key}: [50]}}")
-    assert fault.hint == "it is `budget.alert_at` here"
-
-
-@pytest.mark.parametrize(
-    ("rest", "hint"),
-    [
-        ("torch.distributed.run\nargs: [--nproc-per-node, 2, train.py, --lr, 0.10]", "`args: [--lr, 0.10]`"),
-        ("accelerate.commands.launch\nargs: [train.py]", "write `script: train.py` in its place"),
-        ("deepspeed.launcher.runner\nargs: {num_gpus: 2}", "name the program that it would start"),
-    ],
-)
-def test_launcher_as_the_module_is_refused(load: Load, rest: str, hint: str) -> None:
-    """A launcher would start ranks in each rank; the hint has the inner script if the arguments name a script."""
-    fault = only_fault(load, f"name: x\nbackend: local\nmodule: {rest}")
-    assert "starts ranks of its own" in fault.message
-    assert hint in fault.hint
-
-
 @pytest.mark.parametrize(("key", "hint"), UNKNOWN_KEYS)
 def test_unknown_keys_have_a_hint(load: Load, key: str, hint: str) -> None:
     """A misspelt, misplaced or foreign key is refused at its place, with the right key."""
@@ -423,6 +401,10 @@ def test_unknown_keys_have_a_hint(load: Load, key: str, hint: str) -> None:
         ("ssh: {hosts: [{hostname: a}]}", "ssh.hosts.0.hostname", "did you mean `host`?"),
         ("retry: {xyz: 1}", "retry.xyz", "keys here: `max_attempts`, `on`"),
         ("resources: {notifi: 1}", "resources.notifi", "did you mean `notify`, at the top level?"),
+        *(
+            (f"budget: {{limit: 5 USD, {key}: [50]}}", f"budget.{key}", "it is `budget.alert_at` here")
+            for key in ("alert", "notify", "alerts", "thresholds")
+        ),
     ],
 )
 def test_unknown_nested_keys_have_their_path(load: Load, rest: str, key: str, hint: str) -> None:
@@ -535,12 +517,6 @@ def test_override_without_an_assignment_is_refused(load: Load, override: str) ->
     assert "is not an assignment" in only_fault(load, task(""), override).message
 
 
-def test_unknown_backend_option_is_named(load: Load) -> None:
-    """The fault names the option."""
-    with pytest.raises(ConfigError, match="at --backend vertx"):
-        load(task(""), backend="vertx")
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -605,6 +581,14 @@ def test_secret_variables_are_never_printed(load: Load) -> None:
         ),
         ("name: x\nmodule: train.py", "is not a valid module name", "`script: train.py`, or `module: train`"),
         ("name: x\nmodule: train.fit", "holds no `train/`", ""),
+        *(
+            (f"name: x\nbackend: local\nmodule: {rest}", "starts ranks of its own", hint)
+            for rest, hint in (
+                ("torch.distributed.run\nargs: [--nproc-per-node, 2, train.py, --lr, 0.10]", "`args: [--lr, 0.10]`"),
+                ("accelerate.commands.launch\nargs: [train.py]", "write `script: train.py` in its place"),
+                ("deepspeed.launcher.runner\nargs: {num_gpus: 2}", "name the program that it would start"),
+            )
+        ),
         ("name: x\nscript: pkg/relative.py", "a relative import works in a module", "write `module: pkg.relative`"),
         ("name: x\nscript: relative.py", "a relative import works in a module", "import without the dot"),
     ],

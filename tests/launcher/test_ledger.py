@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ from doubles.plans import plan_of
 USD = 1_000_000
 NOVEMBER_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
 PRICED = {"instances": 1, "nproc_per_node": 1, "ranks": 1, "hourly_usd": 10.0, "price_micro": 10 * USD, "cap_s": 3600}
-
-
-@pytest.fixture
-def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home folder."""
-    return Registry()
 
 
 @pytest.fixture

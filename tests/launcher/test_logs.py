@@ -194,26 +194,6 @@ def test_logs_of_all_attempts_as_json_have_the_attempt_number(cli: Any, resumed:
     assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
 
 
-def test_logs_keeps_a_last_line_without_newline(cli: Any, seed: Callable[..., Job]) -> None:
-    """The last output of a killed rank is an important line."""
-    seed("ended", State("failed", "error"), {"0": "one\nlast words", "1": ""})
-    assert cli("logs", "ended").stdout.splitlines() == ["[r0] one", "[r0] last words"]
-
-
-def test_logs_as_json_lines(cli: Any, seed: Callable[..., Job]) -> None:
-    """Each line of the output is a JSON object."""
-    seed("ended", State("succeeded"), {"0": STEP + "\n", "1": "x\n"})
-    shown = [json.loads(text) for text in cli("logs", "ended", "--json").stdout.splitlines()]
-    assert {(one["rank"], one["text"]) for one in shown} == {(0, "step 3/9 loss 0.5"), (1, "x")}
-
-
-@pytest.mark.parametrize("option", [["--rank", "1"], ["--node", "1"], ["--grep", "node 1$"]])
-def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
-    """Each option alone selects the line of node 1."""
-    seed("ended", State("succeeded"))
-    assert cli("logs", "ended", *option).stdout == "[r1] hello from node 1\n"
-
-
 @pytest.mark.parametrize(
     ("option", "words"),
     [

@@ -57,12 +57,6 @@ def add_from_processes(count: int, each: int, key: str, gate: Path) -> list[tupl
     return [(job_id, new) for answer in answers for job_id, new in json.loads(answer)]
 
 
-@pytest.fixture
-def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home folder."""
-    return Registry()
-
-
 def test_simultaneous_processes_get_distinct_ids(home: Path, tmp_path: Path) -> None:
     """Sixteen processes that create the missing file at once add five jobs each: 80 jobs."""
     added = add_from_processes(16, 5, "", tmp_path / "gate")
@@ -121,7 +115,7 @@ def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("lats", "last"), ("digist", "digits"), *((key, "") for key in ("qqq", "nope", "", "%", "_"))],
+    [("lats", "last"), ("digist", "digits"), *((key, "") for key in ("qqq", "nope", "", "%", "_", "digits-%"))],
 )
 def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[..., Job], key: str, meant: str) -> None:
     """The hint is `last`, or a similar name; SQL's wildcards are unknown names too, and the exit code is 8."""
@@ -130,13 +124,6 @@ def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[...
         registry.find(key)
     assert caught.value.exit_code == 8
     assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
-
-
-def test_wildcard_matches_no_job(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """`digits-%` names no job, although SQL would match one."""
-    registry.add("digits", make_job, exclusive=False, key=None)
-    with pytest.raises(NoSuchJobError):
-        registry.find("digits-%")
 
 
 def test_registry_returns_the_stored_values(registry: Registry, make_job: Callable[..., Job]) -> None:

@@ -42,12 +42,6 @@ NOW_S = reported.BEGAN_S + 10_000
 
 
 @pytest.fixture
-def registry(home: Path) -> Registry:
-    """Return the open registry of the private home folder."""
-    return Registry()
-
-
-@pytest.fixture
 def job(registry: Registry, make_job: Callable[..., Job]) -> Job:
     """Return a job of three attempts, in the registry."""
     return reported.put(registry, make_job)
@@ -417,11 +411,6 @@ def test_unwritable_report_path_is_a_usage_error(cli: Any, seed: Callable[..., J
     assert told.code == 2
     assert "hint:" in told.stderr
     assert "Traceback" not in told.stderr
-
-
-def test_report_of_an_unknown_job_is_exit_code_8(cli: Any) -> None:
-    """Every command with an unknown job has the same exit code."""
-    assert cli("report", "nobody").code == 8
 
 
 def test_report_of_a_running_job_has_the_time_of_its_data(job: Job, registry: Registry) -> None:

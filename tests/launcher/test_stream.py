@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
-
-
-@pytest.fixture
-def registry(home: Path) -> Iterator[Registry]:
-    """Return the registry of the private home folder."""
-    registry = Registry()
-    yield registry
-    registry.close()
 
 
 def written(home: Path, job: Job, rank: int, *notes: tuple[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,71 +10,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.launcher.text import units
+from cloudtrain.launcher.text.units import parse_duration, parse_money, parse_percent, parse_size_gb
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("parse", "values"),
     [
-        ("90s", 90),
-        ("10m", 600),
-        ("12h", 43_200),
-        ("2d", 172_800),
-        ("1h30m", 5_400),
-        ("1.5h", 5_400),
-        ("1h 30m", 5_400),
-        (0, 0),
-        ("0", 0),
-        (" 10m ", 600),
+        (
+            parse_duration,
+            {"90s": 90, "10m": 600, "12h": 43_200, "2d": 172_800, "1h30m": 5_400, "1.5h": 5_400, "1h 30m": 5_400}
+            | {0: 0, "0": 0, " 10m ": 600},
+        ),
+        (
+            parse_money,
+            {"150 USD": 150_000_000, "$1.5": 1_500_000, "0.25usd": 250_000, 2.5: 2_500_000, 0: 0, "0.000001": 1},
+        ),
+        (parse_size_gb, {200: 200, "200": 200, "200 GB": 200, "2TB": 2000}),
     ],
 )
-def test_duration_reads(text: Any, seconds: int) -> None:
-    """A duration is a number and a unit, or several from large to small; 0 needs no unit."""
-    assert units.parse_duration(text) == seconds
+def test_valid_values_are_read(parse: Callable[[Any], int], values: dict[Any, int]) -> None:
+    """A duration is numbers with units, from large to small; a sum is in dollars; a size is in GB, or has the unit."""
+    assert {text: parse(text) for text in values} == values
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("parse", "words", "text"),
     [
-        30,
-        "30",
-        0.25,
-        "",
-        "h",
-        "12 hours",
-        "-1h",
-        "30m1h",
-        "1h1h",
-        "0.5s",
-        "4000d",
-        True,
-        None,
-        -1,
-        0.5,
-        float("nan"),
-        [],
-        "1e3",
+        *(
+            (parse_duration, "duration", text)
+            for text in (30, "30", 0.25, "", "h", "12 hours", "-1h", "30m1h", "1h1h", "0.5s", "4000d", True, None, -1)
+        ),
+        *((parse_duration, "duration", text) for text in (0.5, float("nan"), [], "1e3")),
+        *(
+            (parse_money, "US dollars", text)
+            for text in ("", "150 EUR", "€150", "-1 USD", "1e3", "1.0000001", "1,5", True, None, float("inf"))
+        ),
+        *((parse_percent, "percentage", text) for text in (50, 0.5, "50", "0%", "1001%", "50 percent", True, None)),
+        *((parse_size_gb, "gigabytes", text) for text in (0, -1, 1.5, True, "200 MB", "", None)),
     ],
 )
-def test_duration_refuses(text: Any) -> None:
-    """Invalid values raise a ValueError that names the expected form, also for a number without a unit."""
-    with pytest.raises(ValueError, match="duration"):
-        units.parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "micro_usd"),
-    [("150 USD", 150_000_000), ("$1.5", 1_500_000), ("0.25usd", 250_000), (2.5, 2_500_000), (0, 0), ("0.000001", 1)],
-)
-def test_money_reads(text: Any, micro_usd: int) -> None:
-    """An amount is in dollars; the result is in micro-dollars."""
-    assert units.parse_money(text) == micro_usd
-
-
-@pytest.mark.parametrize("text", ["", "150 EUR", "€150", "-1 USD", "1e3", "1.0000001", "1,5", True, None, float("inf")])
-def test_money_refuses(text: Any) -> None:
-    """Foreign currencies, negative amounts and fractions of a micro-dollar are refused."""
-    with pytest.raises(ValueError, match="US dollars"):
-        units.parse_money(text)
+def test_invalid_values_are_refused(parse: Callable[[Any], int], words: str, text: Any) -> None:
+    """The error has the expected form. Foreign currencies, fractions of a micro-dollar, and a share without % fail."""
+    with pytest.raises(ValueError, match=words):
+        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -96,26 +75,6 @@ def test_money_error_names_the_kind_of_fault(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         units.parse_money(text)
     assert text not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", [50, 0.5, "50", "0%", "1001%", "50 percent", True, None])
-def test_percent_requires_a_sign(text: Any) -> None:
-    """0.5 and 50 could both mean a half, so both are refused."""
-    with pytest.raises(ValueError, match="percentage"):
-        units.parse_percent(text)
-
-
-@pytest.mark.parametrize(("text", "size_gb"), [(200, 200), ("200", 200), ("200 GB", 200), ("2TB", 2000)])
-def test_size_reads(text: Any, size_gb: int) -> None:
-    """A size is in gigabytes unless the unit is TB."""
-    assert units.parse_size_gb(text) == size_gb
-
-
-@pytest.mark.parametrize("text", [0, -1, 1.5, True, "200 MB", "", None])
-def test_size_refuses(text: Any) -> None:
-    """A size is a whole positive number of gigabytes."""
-    with pytest.raises(ValueError, match="gigabytes"):
-        units.parse_size_gb(text)
 
 
 @given(st.integers(0, 3_650 * 86_400))
