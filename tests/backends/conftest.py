@@ -25,6 +25,8 @@ from cloudtrain.launcher.planning import planner as plans
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
 from doubles.google.handle import Google
+from doubles.sshhosts import lightpython
+from doubles.sshhosts.cluster import Cluster
 
 PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 
@@ -56,6 +58,15 @@ def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     aws.bucket()
     aws.settings(stop_grace_s=30, interrupt_grace_s=20)
     return aws
+
+
+@pytest.fixture
+def pair(ssh_pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return two hosts that the command finds, with an interpreter that starts no torchrun."""
+    ssh_pair.apply(monkeypatch)
+    for host in ssh_pair.hosts:
+        lightpython.install(host)
+    return ssh_pair
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import select
+import struct
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,15 +45,6 @@ case "$*" in
 esac
 exit 0
 """
-
-
-@pytest.fixture
-def pair(ssh_pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return two hosts that the command finds, with an interpreter that starts no torchrun."""
-    ssh_pair.apply(monkeypatch)
-    for host in ssh_pair.hosts:
-        lightpython.install(host)
-    return ssh_pair
 
 
 def config(more: str = "", hosts: str = "h0, h1", instances: int = 2, ssh: str = "") -> str:
@@ -185,10 +179,6 @@ class Terminal:
 
     def __init__(self, argv: list[str], cli: Any) -> None:
         self.near, far = pty.openpty()
-        import fcntl
-        import struct
-        import termios
-
         fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
         self.process = subprocess.Popen(
             argv, cwd=cli.cwd, env=cli.environment(), stdin=far, stdout=far, stderr=far, start_new_session=True

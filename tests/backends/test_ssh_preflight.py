@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.channel.errors import fault_of
 from cloudtrain.backends.ssh import hosts_placement, preflight
 from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.backends.ssh.preflight.hostcheck import HostRequirements
@@ -272,8 +273,6 @@ def test_unreachable_host_gives_a_reason(words: str, found: str, cure: str) -> N
 
 def test_remedies_of_ssh_faults_match_our_own_messages() -> None:
     """The transport has its own sentences for the same faults."""
-    from cloudtrain.backends.channel.errors import fault_of
-
     for words, found in (
         ("Host key verification failed.", "its host key is not known here"),
         ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "its host key has changed"),
@@ -287,8 +286,6 @@ def test_remedies_of_ssh_faults_match_our_own_messages() -> None:
 
 def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) -> None:
     """For `submit` and `hosts` an unknown name is a config fault (3), and a silent resolver is unreachable (7)."""
-    from cloudtrain.backends.channel.errors import fault_of
-
     where = "ssh: Could not resolve hostname h0"
     assert fault_of(f"{where}: Name or service not known", "h0", "ssh h0").exit_code == 3
     assert fault_of(f"{where}: Temporary failure in name resolution", "h0", "ssh h0").exit_code == 7

@@ -34,15 +34,6 @@ while not (out / "go").exists():
 """
 
 
-@pytest.fixture
-def pair(ssh_pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return two hosts that the command finds, with an interpreter that starts no torchrun."""
-    ssh_pair.apply(monkeypatch)
-    for host in ssh_pair.hosts:
-        lightpython.install(host)
-    return ssh_pair
-
-
 def config(more: str = "", hosts: str = "h0, h1", instances: int = 2) -> str:
     """Return the config of a job on the hosts."""
     return f"""\

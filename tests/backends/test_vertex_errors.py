@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.vertex import api as rest
+from cloudtrain.backends.vertex import sdk
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.text.extras import install
 from doubles.google.handle import Google
@@ -268,8 +269,6 @@ def test_foreign_page_is_no_answer(vertex: Any, folder: Path, google: Google, se
 
 def test_foreign_page_at_the_send_leaves_the_state_unknown(google_project: Google, folder: Path) -> None:
     """Google's client would raise its own kind of error, although the job may exist."""
-    from cloudtrain.backends.vertex import sdk
-
     with served(lambda request: Answer(200, {"Content-Type": "text/html"}, PAGE)) as url:
         access = rest.VertexAccess(PROJECT, REGION, (("aiplatform", url),))
         with pytest.raises(CloudtrainError) as raised, rest.answers("start the job"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,6 @@ def test_only_a_call_with_lost_answer_is_executed(azure: Azure, kind: str, jobs:
 
 def test_cut_answer_ends_in_the_middle(azure: Azure) -> None:
     """The client receives half of the body."""
-    from http.client import IncompleteRead
-
     azure.put_blob("a", "0123456789")
     azure.fault("blob.get", "cut", count=1)
     with pytest.raises(IncompleteRead):

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.azure.client import job_body
 from doubles.azure.handle import Azure
-from doubles.azure.names import VAULT
+from doubles.azure.names import VAULT, workspace_id
 
 SECRET = f"https://{VAULT}.vault.azure.net/secrets/s?api-version=7.4"
 AUDIENCE = "https://vault.azure.net"
@@ -35,8 +35,6 @@ def test_token_of_wrong_audience_is_refused(azure: Azure) -> None:
 
 def test_unknown_workspace_is_not_found(azure: Azure) -> None:
     """An unknown workspace and an unknown group are not found."""
-    from doubles.azure.names import workspace_id
-
     for old, new, code in (
         ("/cloudtrain", "/x", "ResourceNotFound"),
         ("cloudtrain-tests", "x", "ResourceGroupNotFound"),

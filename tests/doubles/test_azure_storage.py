@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from doubles.azure.handle import Azure
-from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
+from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, REGION, workspace_id
 
 if TYPE_CHECKING:
     from azure.storage.blob import ContainerClient
@@ -201,7 +201,5 @@ def test_unknown_host_is_recorded(azure: Azure) -> None:
 
 def details(azure: Azure, job: str) -> dict[str, Any]:
     """Return run history's description of a job."""
-    from doubles.azure.names import REGION, workspace_id
-
     url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}/details"
     return azure.call("GET", url).json

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.parse
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -112,8 +114,6 @@ def test_slow_answer_is_delayed(google: Google) -> None:
 
 def test_cut_answer_ends_in_the_middle(google: Google) -> None:
     """The client receives half of the body."""
-    from http.client import IncompleteRead
-
     google.put_object("a", "0123456789")
     google.fault("storage.download", "cut", count=1)
     with pytest.raises(IncompleteRead):
@@ -202,8 +202,6 @@ def test_replicas_have_separate_rights(google: Google) -> None:
 
 def test_metadata_server_answers_only_replicas(google: Google) -> None:
     """The user's machine has no metadata server."""
-    import http.client
-
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(google.url).netloc)
     path = "/computeMetadata/v1/instance/service-accounts/default/token"
     connection.request("GET", path, headers={"Metadata-Flavor": "Google"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -139,8 +140,6 @@ def test_other_projects_and_regions_are_refused(google: Google) -> None:
 
 def found(google: Google, text: str) -> list[str]:
     """Return the display names that match a filter."""
-    from urllib.parse import quote
-
     answer = google.call("GET", f"/customJobs?filter={quote(text)}")
     assert answer.status == 200, answer
     return [job["displayName"] for job in answer.json.get("customJobs", [])]
@@ -176,8 +175,6 @@ def test_list_matches_its_filter(google: Google, text: str, names: list[str]) ->
 )
 def test_unreadable_filter_is_refused(google: Google, text: str) -> None:
     """An unreadable filter is an error, as with the service."""
-    from urllib.parse import quote
-
     assert google.call("GET", f"/customJobs?filter={quote(text)}").status == 400
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,38 @@ from doubles.google.handle import Google
 from doubles.google.names import SERVICE_ACCOUNT
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return the folder of another node."""
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return this node's folder."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a file of several parts and a remainder."""
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
+    return path
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Be the only rank of a process group."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -40,14 +39,6 @@ def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
 def opened(uri: str = f"{PLACE}/x") -> Store:
     """Return the store as the trainer opens it."""
     return open_store(uri)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Return a file of several blocks and a remainder."""
-    path = tmp_path / "file"
-    path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
-    return path
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,27 @@ def outcome(
     return boot._outcome(folder, boot._Ended(code, stopped), nproc=2)
 
 
-def test_outcome_of_success(tmp_path: Path) -> None:
-    """Exit code 0 of torchrun means done."""
-    assert outcome(tmp_path, 0) == (boot.EXIT_DONE, [])
+ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "exit_code": -6, "message": "killed by SIGABRT"}
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ({"code": 0}, boot.EXIT_DONE),
+        ({"rank_0": {"rank": 0, "kind": "config", "message": "no model"}}, boot.EXIT_CONFIG),
+        ({"torchrun": [{"rank": 0, "kind": "exit", "exit_code": 75}]}, boot.EXIT_SAVED),
+        ({"stopped": True, "torchrun": [], "outcome": {"outcome": "saved"}}, boot.EXIT_SAVED),
+        ({"stopped": True, "torchrun": [SIGTERM]}, boot.EXIT_STOPPED),
+        ({"stopped": True, "left": (0, 0)}, boot.EXIT_STOPPED),  # it has not finished its work
+        ({"torchrun": [SIGTERM]}, boot.EXIT_FAILED),  # another process killed the rank
+        ({"torchrun": [ABORTED], "left": (0, 0)}, boot.EXIT_DONE),  # an interpreter that dies in gloo's teardown
+        ({"torchrun": [ABORTED], "left": (0,)}, boot.EXIT_FAILED),
+    ],
+)
+def test_outcome_is_the_meaning_of_the_end(tmp_path: Path, told: dict[str, Any], code: int) -> None:
+    """Done, saved and stopped have no failure, whatever torchrun has reported."""
+    found, failures = outcome(tmp_path, **told)
+    assert (found, bool(failures)) == (code, code in (boot.EXIT_CONFIG, boot.EXIT_FAILED))
 
 
 def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
@@ -124,27 +142,6 @@ def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
     code, failures = outcome(tmp_path, rank_0=echo, rank_1=cause)
     assert code == boot.EXIT_FAILED
     assert [f["message"] for f in failures] == ["boom", "closed by peer"]
-
-
-def test_outcome_of_a_wrong_task_is_a_config_error(tmp_path: Path) -> None:
-    """The exit code is 64, and no supervisor restarts the job."""
-    assert outcome(tmp_path, rank_0={"rank": 0, "kind": "config", "message": "no model"})[0] == boot.EXIT_CONFIG
-
-
-def test_outcome_of_a_save_is_resumable(tmp_path: Path) -> None:
-    """Ranks that left with 75, or a trainer that wrote `saved`, are no failure."""
-    assert outcome(tmp_path, torchrun=[{"rank": 0, "kind": "exit", "exit_code": 75}]) == (boot.EXIT_SAVED, [])
-    assert outcome(tmp_path, stopped=True, torchrun=[], outcome={"outcome": "saved"}) == (boot.EXIT_SAVED, [])
-
-
-def test_outcome_of_a_stop_without_a_save(tmp_path: Path) -> None:
-    """A script that dies of the SIGTERM of its stop request was stopped, and did not fail."""
-    assert outcome(tmp_path, stopped=True, torchrun=[SIGTERM]) == (boot.EXIT_STOPPED, [])
-
-
-def test_outcome_of_a_foreign_sigterm_is_a_failure(tmp_path: Path) -> None:
-    """Without a stop request, another process killed the rank."""
-    assert outcome(tmp_path, torchrun=[SIGTERM])[0] == boot.EXIT_FAILED
 
 
 def test_outcome_of_a_sigterm_from_torchrun_is_an_echo(tmp_path: Path) -> None:
@@ -193,20 +190,6 @@ def test_outcome_of_a_killed_torchrun(tmp_path: Path) -> None:
     """Without any failure report, the signal of torchrun is the reported failure."""
     code, failures = outcome(tmp_path, -9)
     assert (code, failures[0]["kind"]) == (boot.EXIT_FAILED, "signal")
-
-
-ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "exit_code": -6, "message": "killed by SIGABRT"}
-
-
-@pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_FAILED)])
-def test_outcome_of_an_abort_after_the_work(tmp_path: Path, left: tuple[int, ...], code: int) -> None:
-    """An interpreter that dies in gloo's teardown has done its work, if the node's remaining ranks have too."""
-    assert outcome(tmp_path, torchrun=[ABORTED], left=left)[0] == code
-
-
-def test_outcome_of_a_stop_is_not_done(tmp_path: Path) -> None:
-    """A script that exits 0 after a stop request has not finished its work."""
-    assert outcome(tmp_path, stopped=True, left=(0, 0)) == (boot.EXIT_STOPPED, [])
 
 
 def test_outcome_of_a_trainer_that_finished_after_a_stop_is_done(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,15 +27,8 @@ from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.entrypoints.trainer import resume
 from doubles import damage, warmpython
 
+pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """Be the only rank of a process group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def state(size: int = 10) -> dict[str, torch.Tensor]:

@@ -224,24 +224,23 @@ def test_container_init_passes_a_signal_on(program: str, code: int) -> None:
     child.communicate()
 
 
-def test_missing_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the other client is installed, the message names the installed client."""
-    (tmp_path / "docker").write_text("#!/bin/sh\n")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("podman", "no podman on this host; install it, or use docker, which is here"),
+        ("docker", r"docker does not work on this host: .*systemctl start docker"),
+    ],
+)
+def test_missing_client_or_daemon_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    """An old `docker info` prints to stdout and exits with 0."""
+    told = "echo null; test $1 = --version || echo 'Cannot connect to the Docker daemon' >&2"
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{told}\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Refused, match="no podman on this host; install it, or use docker, which is here"):
-        prepare(spec={"kind": "podman", "image": DOCKER.image, "workdir": str(tmp_path)})
-
-
-def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old `docker info` prints to stdout and exits with 0."""
-    (tmp_path / "docker").write_text(
-        "#!/bin/sh\necho null; test $1 = --version || echo 'Cannot connect to the Docker daemon' >&2\n"
-    )
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(Refused, match=r"docker does not work on this host: .*systemctl start docker"):
-        prepare(spec={"kind": "docker", "image": DOCKER.image, "workdir": str(tmp_path)})
+    with pytest.raises(Refused, match=words):
+        prepare(spec={"kind": kind, "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
 # The tests below use real podman. Its storage is in a folder of the test run; the image contains this Python.

@@ -84,13 +84,6 @@ class Relay:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
-    """Return the offered folder."""
-    (tmp_path / "there").mkdir()
-    return tmp_path / "there"
-
-
-@pytest.fixture
 def here(tmp_path: Path) -> Path:
     """Return the target folder, which does not exist yet."""
     return tmp_path / "here"
@@ -178,6 +171,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 def fetch(port: int, name: str, into: Path, **options: Any) -> copies.Fetched:
     """Fetch with the right token."""
     return copies.fetch(HOST, port, TOKEN, name, into, **options)
+
+
+def started(port: int, name: str, into: Path, **options: Any) -> tuple[threading.Thread, list[CopyError], list[float]]:
+    """Fetch in a thread; return the thread, its fault, and the time of its end."""
+    faults: list[CopyError] = []
+    ended: list[float] = []
+
+    def run() -> None:
+        try:
+            fetch(port, name, into, **options)
+        except CopyError as error:
+            faults.append(error)
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, faults, ended
 
 
 def hostile_entry(**changes: Any) -> dict[str, Any]:
@@ -343,20 +353,9 @@ def test_many_at_once(serve: Serve, there: Path, tmp_path: Path, monkeypatch: py
     checkpoint(there, 1)
     monkeypatch.setattr(copies, "CONNECTIONS", 3)
     port = serve()
-    faults: list[Exception] = []
-
-    def one(number: int) -> None:
-        try:
-            fetch(port, "step-00000001", tmp_path / f"host-{number}")
-        except CopyError as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread, faults, _ in [started(port, "step-00000001", tmp_path / f"host-{number}") for number in range(12)]:
         thread.join()
-    assert faults == []
+        assert faults == []
     assert all(contents(tmp_path / f"host-{number}") == contents(there) for number in range(12))
 
 
@@ -743,19 +742,12 @@ def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: 
     """A running copy ends, and no files remain."""
     checkpoint(there, 1)
     stop = threading.Event()
-    ended: list[float] = []
-
-    def run() -> None:
-        with pytest.raises(copies.Halted):
-            fetch(relay(serve(), MIB, "hold").port, "step-00000001", here, stop=stop)
-        ended.append(time.monotonic())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread, faults, ended = started(relay(serve(), MIB, "hold").port, "step-00000001", here, stop=stop)
     wait_until(lambda: list(here.glob(".*.tmp/model*")))
     begin_s = time.monotonic()
     stop.set()
     thread.join()
+    assert isinstance(faults[0], copies.Halted)
     assert ended[0] - begin_s < 1
     assert contents(here) == {}
 
@@ -765,16 +757,7 @@ def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any, wait
     checkpoint(there, 1, 12 * MIB)
     server = copies.serve(there, HOST, 0, TOKEN)
     line = relay(server.address[1], MIB, "hold")
-    faults: list[CopyError] = []
-
-    def run() -> None:
-        try:
-            fetch(line.port, "step-00000001", here)
-        except CopyError as error:
-            faults.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread, faults, _ = started(line.port, "step-00000001", here)
     wait_until(lambda: list(here.glob(".*.tmp/model*")))
     server.close()
     with contextlib.closing(socket.create_server((HOST, server.address[1]))):
@@ -843,23 +826,14 @@ def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_p
     process = run_python(text, there)
     assert process.stdout is not None
     line = relay(int(process.stdout.readline()), 2 * MIB, "hold")
-    faults: list[str] = []
-
-    def run() -> None:
-        try:
-            fetch(line.port, "step-00000001", here)
-        except CopyError as error:
-            faults.append(str(error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread, faults, _ = started(line.port, "step-00000001", here)
     wait_until(lambda: list(here.glob(".*.tmp/model*")))
     process.kill()
     process.wait()
     line.let_go.set()
     thread.join()
     assert len(faults) == 1
-    assert "step-00000001" in faults[0]
+    assert "step-00000001" in str(faults[0])
     assert contents(here) == {}
 
 
@@ -897,21 +871,12 @@ def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, rel
     """A file that changes during the copy raises Gone, and old and new bytes are never mixed."""
     (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
     line = relay(serve(), MIB, "hold")
-    ended: list[type[BaseException]] = []
-
-    def run() -> None:
-        try:
-            fetch(line.port, "last.ckpt", here)
-        except CopyError as error:
-            ended.append(type(error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread, faults, _ = started(line.port, "last.ckpt", here)
     wait_until(lambda: list(here.glob(".*.tmp")))
     (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
     line.let_go.set()
     thread.join()
-    assert ended == [copies.Gone]
+    assert [type(fault) for fault in faults] == [copies.Gone]
     assert contents(here) == {}
 
 

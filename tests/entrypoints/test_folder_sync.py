@@ -37,13 +37,6 @@ def store(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """Return an empty folder."""
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
-
-
-@pytest.fixture
 def carriers() -> Iterator[Carriers]:
     """Return a function that starts a folder sync, which ends with the test."""
     begun: list[Carrier] = []

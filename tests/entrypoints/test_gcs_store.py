@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -32,14 +31,6 @@ def store(google_store: Google) -> Google:
 def opened(uri: str = f"{PLACE}/x") -> Store:
     """Return the store as the trainer opens it."""
     return open_store(uri)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Return a file of several chunks and a remainder."""
-    path = tmp_path / "file"
-    path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
-    return path
 
 
 def test_large_file_goes_in_chunks(brisk: None, store: Google, file: Path) -> None:

@@ -143,16 +143,8 @@ def allocated(work: Callable[[], None]) -> int:
     return peak
 
 
-@pytest.fixture
-def one_rank() -> Any:
-    """Be the only rank of a process group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("params", [SMALL, LONG], ids=["small", "long"])
-def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_path: Path, one_rank: None) -> None:
+def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_path: Path, alone: None) -> None:
     """On one rank, with AdamW in fp32, and with and without recomputation, the estimate is within 5 %."""
     found = estimates(tmp_path, CHARLM, params, usable_bytes=1 << 40, activation_checkpointing=True)
     assert [each["changes"] for each in found] == [{}, {"activation_checkpointing": False}]

@@ -33,6 +33,9 @@ def save(root: Path, name: str, time_s: float) -> None:
             "lightning_logs/version_0/checkpoints/epoch=1-step=9.ckpt",
         ),
         (["state.json", "train.log", "runs/events.out.tfevents.1"], "state.json"),
+        (["snapshot.pt", "runs/1/events.out.tfevents.7"], "snapshot.pt"),  # a numbered folder of TensorBoard's
+        # only the last of a series may have been cut off, so an older one with more kinds of files does not win
+        (["checkpoint-1/scaler.pt", *(f"checkpoint-{step}/m.pt" for step in (1, 2, 3))], "checkpoint-3"),
         (["train.log", "runs/events.out.tfevents.1", ".hidden", "half.tmp"], None),
     ],
 )
@@ -90,19 +93,3 @@ def test_folder_that_was_cut_off_between_its_files_is_skipped(tmp_path: Path, fi
     save(tmp_path, "runs/epoch_10/optimizer.bin", 2.0)
     save(tmp_path, "runs/epoch_10/rng.pkl", 2.0)
     assert (newest(tmp_path) or ("", 0))[0] == "runs/epoch_10"
-
-
-def test_older_checkpoint_with_more_kinds_of_files_does_not_stay_the_newest(tmp_path: Path) -> None:
-    """Only the last of a series may have been cut off."""
-    for number, name in enumerate(
-        ("checkpoint-1/scaler.pt", "checkpoint-1/m.pt", "checkpoint-2/m.pt", "checkpoint-3/m.pt")
-    ):
-        save(tmp_path, name, 1000.0 + number)
-    assert (newest(tmp_path) or ("", 0))[0] == "checkpoint-3"
-
-
-def test_folder_of_logs_is_no_checkpoint(tmp_path: Path) -> None:
-    """TensorBoard's runs/1 looks like a numbered folder."""
-    save(tmp_path, "runs/1/events.out.tfevents.7", 2.0)
-    save(tmp_path, "snapshot.pt", 1.0)
-    assert newest(tmp_path) == ("snapshot.pt", 1.0)

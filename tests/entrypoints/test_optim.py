@@ -72,29 +72,22 @@ os._exit(0)
 """
 
 
-def test_warm_up_is_linear_and_wastes_no_step() -> None:
-    """The first step has 1/n of the rate and step n the whole."""
-    schedule = ScheduleSettings("constant", warmup_steps=4)
-    assert [optim.lr_factor(schedule, step, 10) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_warm_up_may_begin_at_the_unscaled_rate() -> None:
-    """From a start above 0 the first step has exactly that rate, and the first after the warm-up the whole."""
-    schedule = ScheduleSettings("constant", warmup_steps=4)
-    found = [optim.lr_factor(schedule, step, 10, start=0.2) for step in range(5)]
-    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-
-
-def test_cosine_ends_at_the_lowest_rate() -> None:
-    """After the warm-up: 1 at first, the mean half way, min_lr_ratio at the end and beyond."""
-    schedule = ScheduleSettings("cosine", warmup_steps=2, min_lr_ratio=0.1)
-    found = [optim.lr_factor(schedule, step, 12) for step in (2, 7, 12, 50)]
-    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
-
-
-def test_linear_falls_evenly() -> None:
-    """Without warm-up, equal steps down from 1."""
-    assert [optim.lr_factor(ScheduleSettings("linear"), step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+@pytest.mark.parametrize(
+    ("schedule", "start", "factors"),
+    [
+        # the first step has 1/n of the rate and step n the whole
+        (ScheduleSettings("constant", warmup_steps=4), 0.0, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0, 4: 1.0, 5: 1.0}),
+        # from a start above 0 the first step has exactly that rate, and the first after the warm-up the whole
+        (ScheduleSettings("constant", warmup_steps=4), 0.2, {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1.0}),
+        # 1 after the warm-up, the mean half way, min_lr_ratio at the end and beyond
+        (ScheduleSettings("cosine", warmup_steps=2, min_lr_ratio=0.1), 0.0, {2: 1.0, 7: 0.55, 12: 0.1, 50: 0.1}),
+        (ScheduleSettings("linear"), 0.0, {0: 1.0, 3: 0.75, 6: 0.5, 9: 0.25, 12: 0.0}),
+    ],
+)
+def test_rate_follows_the_schedule(schedule: ScheduleSettings, start: float, factors: dict[int, float]) -> None:
+    """Twelve steps of warm-up and fall."""
+    found = {step: optim.lr_factor(schedule, step, 12, start=start) for step in factors}
+    assert found == pytest.approx(factors, rel=1e-12)
 
 
 def test_set_lr_keeps_the_groups_apart() -> None:

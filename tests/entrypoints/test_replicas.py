@@ -26,20 +26,6 @@ Keep = Callable[..., Replicas]
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
-    """Return node 0's folder."""
-    (tmp_path / "there").mkdir()
-    return tmp_path / "there"
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """Return the next node's folder."""
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
-
-
-@pytest.fixture
 def server(there: Path) -> Iterator[copies.Server]:
     """Return node 0's server."""
     server = copies.serve(there, HOST, 0, TOKEN)

@@ -25,13 +25,6 @@ Wait = Callable[..., Any]
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """Return this node's folder."""
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
-
-
-@pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
     """Return a function that starts a further node, and returns the node's folder and address."""
     made: list[copies.Server] = []

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any
 import boto3
 import pytest
 import torch
-import torch.distributed as dist
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, published
@@ -222,14 +221,6 @@ def patient(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((s3, "_ATTEMPTS"), (azure_access, "ATTEMPTS"), (google_http, "ATTEMPTS")):
         monkeypatch.setattr(module, name, 8)
     monkeypatch.setattr(azure, "_BODY_ATTEMPTS", 8)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """Be the only rank of a process group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

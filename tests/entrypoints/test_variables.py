@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.rank import variables
 
 VALUES = {"CLOUDTRAIN_JOB": "digits-1", "CLOUDTRAIN_CHECKPOINT_DIR": "/ck pt/$HOME", "CLOUDTRAIN_INPUT_TRAIN": "/in"}
+VALUES["CLOUDTRAIN_OUTPUT_DIR"] = "$CLOUDTRAIN_JOB"
 
 
-def test_both_forms_are_replaced() -> None:
-    """A name ends at the brace or at the first character that is invalid in a name."""
-    text = "--out=$CLOUDTRAIN_CHECKPOINT_DIR/x ${CLOUDTRAIN_JOB}y $CLOUDTRAIN_INPUT_TRAIN."
-    assert variables.expanded(text, VALUES) == "--out=/ck pt/$HOME/x digits-1y /in."
-
-
-def test_value_is_not_expanded_again() -> None:
-    """A value that contains a reference stays unchanged."""
-    assert variables.expanded("$CLOUDTRAIN_JOB", {"CLOUDTRAIN_JOB": "$CLOUDTRAIN_JOB"}) == "$CLOUDTRAIN_JOB"
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("--out=$CLOUDTRAIN_CHECKPOINT_DIR/x ${CLOUDTRAIN_JOB}y", "--out=/ck pt/$HOME/x digits-1y"),
+        ("$CLOUDTRAIN_INPUT_TRAIN.", "/in."),
+        ("$CLOUDTRAIN_OUTPUT_DIR", "$CLOUDTRAIN_JOB"),
+        ("--resume=$CLOUDTRAIN_RESUME_PATH", "--resume="),  # a first start has no checkpoint to resume from
+    ],
+)
+def test_both_forms_are_replaced_once(text: str, expanded: str) -> None:
+    """A name ends at the brace or at the first character that is invalid in a name; a value stays unchanged."""
+    assert variables.expanded(text, VALUES) == expanded
 
 
 def test_two_dollars_escape_a_reference() -> None:
@@ -28,11 +33,6 @@ def test_two_dollars_escape_a_reference() -> None:
         "CLOUDTRAIN_NOPE",
         "CLOUDTRAIN_X",
     ]
-
-
-def test_variable_without_value_becomes_empty() -> None:
-    """At a first start no checkpoint to resume from exists."""
-    assert variables.expanded("--resume=$CLOUDTRAIN_RESUME_PATH", VALUES) == "--resume="
 
 
 @given(st.text(alphabet=st.sampled_from("$${}ab_ 1\\'\"`CLOUDTRAIN\n\t\u20ac"), max_size=40))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.launcher.backend import FoundAttempt, load
+from cloudtrain.launcher.backend import Check, FoundAttempt, load
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import adopt
@@ -127,7 +127,6 @@ def test_record_contains_no_address_of_an_alert(make_job: Callable[..., Job]) ->
 def test_doctor_reports_a_failed_backend_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed check no second line repeats the reason."""
     backend = load("local")
-    from cloudtrain.launcher.backend import Check
 
     def refused(config: Any, home: Path) -> list[FoundAttempt]:
         raise CredentialError("no key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +148,6 @@ def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) ->
 
 
 def _with(job: Job, config: dict[str, Any]) -> Job:
-    from dataclasses import replace
-
     return replace(job, config=config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +66,6 @@ def test_figures_have_bounds() -> None:
 
 def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:
     """The output for people has the warning, except of an ended job; the JSON has the figures."""
-    from dataclasses import replace
 
     def after(state: State) -> tuple[str, dict[str, Any]]:
         job = make_job("one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.store.home import home
 
 HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
 HEAVY |= {"starlette", "uvicorn", "anyio"}  # only the page needs them
@@ -120,10 +122,6 @@ def test_backend_imports_its_modules_on_first_use(backend: str) -> None:
 
 def interrupted(seed: Callable[..., Job]) -> None:
     """Add a job whose submit died, so that a poll imports the backend."""
-    import sqlite3
-
-    from cloudtrain.launcher.store.home import home
-
     seed("interrupted")
     with sqlite3.connect(home() / "registry.sqlite") as db:
         db.execute(

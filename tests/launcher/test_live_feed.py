@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
@@ -20,6 +21,7 @@ from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live.feed import JobFeed, LogTail
 from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.notices import outbox
+from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 
@@ -149,9 +151,6 @@ def test_opened_job_has_its_curves_and_alerts(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
 ) -> None:
     """Only an opened job needs curves and alerts."""
-    from cloudtrain.entrypoints.notices.message import Notice
-    from cloudtrain.launcher.store import series
-
     seed("told", ended())
     registry = Registry()
     event = 'step 1  ::ct {"e":"step","step":1,"loss":0.5}'

@@ -51,8 +51,6 @@ def submitted(cli: Any, folder: Path, *options: str) -> None:
 
 def config_of(cli: Any) -> dict[str, Any]:
     """Return the config of the job's newest attempt."""
-    from cloudtrain.launcher.store.registry import Registry
-
     registry = Registry()
     try:
         return registry.find("one").config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import poller, view
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import lines_before, saved_step, view_of
+from cloudtrain.launcher.logs import cache_upkeep
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -346,8 +348,6 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job has its last known state, and a note gives the reason."""
-    import threading
-
     seed("hangs", State("running", started_s=NOW_S))
     seed("ended", State("succeeded"))
     release = threading.Event()

@@ -46,6 +46,8 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
         ({"space": {"params": [1, 2]}, "factor": 1}, "factor"),
+        ({"steps": 300}, r"a task has `training\.max_steps`"),
+        ({"steps": 10**21}, r"1000000000|10\^9"),  # would make dozens of rungs
     ],
 )
 def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -84,12 +86,6 @@ def test_faulty_space_has_a_place_after_the_checks_of_the_backend(
         config.from_data(data, tmp_path / "cloudtrain.yaml", further=prepare.refused)
     fault = next(fault for fault in caught.value.faults if words in fault.message)
     assert (fault.key, fault.place is not None) == ("sweep.space", True)
-
-
-def test_steps_of_a_script_have_a_limit(tmp_path: Path) -> None:
-    """A number that no training has would make dozens of rungs."""
-    with pytest.raises(ConfigError, match=r"1000000000|10\^9"):
-        load(tmp_path, {"steps": 10**21})
 
 
 def test_pbt_needs_a_constant_schedule(tmp_path: Path) -> None:
@@ -182,12 +178,6 @@ def test_sweep_of_a_script_is_packed_if_its_steps_are_known(tmp_path: Path) -> N
     assert search_spec.search_of(stored).rungs == (3, 9, 27, 81, 243, 300)
     assert search_spec.sweep_spec(stored, 4, "script")["kind"] == "script"
     assert not search_spec.is_packed(script(tmp_path, {"algorithm": "random"}).model_dump(mode="json"))
-
-
-def test_task_has_no_steps_of_a_script(tmp_path: Path) -> None:
-    """A task has max_steps."""
-    with pytest.raises(ConfigError, match=r"a task has `training\.max_steps`"):
-        load(tmp_path, {"steps": 300})
 
 
 def test_budget_below_a_ladder_is_refused_with_the_sum(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pool
@@ -162,8 +164,6 @@ def test_feed_continues_after_an_expired_login(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed reports the fault while the fault lasts; then all lines arrive."""
-    from cloudtrain.launcher.logs.stream import LogStream
-
     expired, read = threading.Event(), LogStream.tail
     expired.set()
 
@@ -288,8 +288,6 @@ def test_resume_that_differs_from_the_offer_is_refused(
     home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
-    from types import SimpleNamespace
-
     seed("job", State("failed", "error", ended_s=time.time()))
     registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
@@ -309,10 +307,6 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
-    from cloudtrain.launcher.jobs import overview
-    from cloudtrain.launcher.jobs.view import read_view
-    from cloudtrain.launcher.ui.site import Pages, assets
-
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
     registry = Registry(home)
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]

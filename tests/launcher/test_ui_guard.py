@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from uiserver import PATIENCE_S, Served, serving
@@ -184,9 +185,6 @@ def test_every_answer_has_security_headers(served: Served, path: str) -> None:
 
 def test_failed_answer_has_security_headers(tmp_path: Path) -> None:
     """An internal fault has the same headers as every answer."""
-    import asyncio
-    from typing import cast
-
     from cloudtrain.launcher.ui import app, guard
     from cloudtrain.launcher.ui.site import Site
 

@@ -14,6 +14,9 @@ from playwright.sync_api import expect
 from uiserver import Served, serving
 
 from browser import PATIENT_MS, contrast
+from cloudtrain.launcher.job import State
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.sweeps import overview
 from doubles import swept
 
 if TYPE_CHECKING:
@@ -127,8 +130,6 @@ def test_list_is_filtered_compared_and_updated(
 
     A file leads the browser to the page, as `ui` does: the request of the first visit has no strict cookie.
     """
-    from cloudtrain.launcher.job import State
-
     for number in range(3):
         seed(f"good-{number}", State("succeeded", started_s=1.0, ended_s=2.0))
     seed("bad-1", State("failed", "error", error={"message": "a rare fault"}, started_s=1.0, ended_s=2.0))
@@ -161,8 +162,6 @@ def test_log_is_filtered_paused_and_bounded(
     served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """Ranks have colours, a progress bar has a single line, the page has the last lines; a search finds older lines."""
-    from cloudtrain.launcher.job import State
-
     many = "".join(f"line {number} of rank 0\n" for number in range(5100))
     seed(
         "long",
@@ -190,10 +189,6 @@ def test_sweep_is_a_line_above_the_jobs_and_a_page(
     served: Served, registry: Registry, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """The list hides the trials; the sweep's page has rungs, the best trials as `status`, and the report."""
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.store import sweeps
-    from cloudtrain.launcher.sweeps import overview
-
     seed("plain", State("succeeded", started_s=1.0, ended_s=2.0))
     sweep = swept.put(registry, 9, state="running")
     registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))  # another process drives
@@ -236,8 +231,6 @@ def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(
     served: Served, seed: Callable[..., Any], visit: Callable[..., Any], page_seen: Seen
 ) -> None:
     """Every text has a contrast of 4.5 or more, 400 pixels are wide enough, and the keyboard reaches all parts."""
-    from cloudtrain.launcher.job import State
-
     error = {"rank": 3, "type": "ValueError", "message": "x" * 300, "traceback": "Traceback\n  File y, line 1, in z\n"}
     seed("bad-with-a-name-that-is-as-long-as-can-be", State("failed", "error", True, error, started_s=1.0, ended_s=2.0))
     page = visit(width=400)
@@ -258,8 +251,6 @@ def test_spend_equals_the_cost_command_and_a_report_is_isolated(
     cli: Callable[..., Any], served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """The sum of the month is the command's; the report is drawn, and cannot read data of the page."""
-    from cloudtrain.launcher.job import State
-
     now_s = time.time()
     seed("priced", State("succeeded", started_s=now_s - 30, ended_s=now_s - 10, hourly_usd=3.0))
     told = json.loads(cli("cost", "--json").stdout)
