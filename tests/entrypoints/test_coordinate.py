@@ -147,12 +147,9 @@ def test_restart_stops_at_its_limit(job: Job) -> None:
         job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
         job.say(1, phase="exited", code=70, failures=(SIGNAL,))
         job.decide()
-        desired = job.decide()
-        if desired.want == "run":
-            for node in job.reports:
-                job.say(node, phase="running", generation=desired.generation, code=None, failures=())
-    assert desired.verdict is not None
-    assert (desired.verdict.state, desired.verdict.restarts) == ("failed", 1)
+        job.run()
+    verdict = job.verdict()
+    assert (verdict.state, verdict.restarts) == ("failed", 1)
 
 
 def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
@@ -173,11 +170,9 @@ def test_same_echoes_twice_end_the_job() -> None:
         for node in job.reports:
             job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
         job.decide()
-        desired = job.decide()
-        for node in job.reports:
-            job.say(node, phase="running", generation=desired.generation, code=None, failures=())
-    assert desired.verdict is not None
-    assert (desired.verdict.state, desired.verdict.restarts) == ("failed", 1)
+        job.run()
+    verdict = job.verdict()
+    assert (verdict.state, verdict.restarts) == ("failed", 1)
 
 
 def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
@@ -248,10 +243,8 @@ def test_same_echoes_after_hours_of_work_are_restarted() -> None:
         for node in job.reports:
             job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
         job.decide()
-        desired = job.decide()
-        assert desired.want == "run"
-        for node in job.reports:
-            job.say(node, phase="running", generation=desired.generation, code=None, failures=())
+        job.run()
+        assert job.coordinator.desired.want == "run"
 
 
 def test_verdict_is_final(job: Job) -> None:

@@ -152,13 +152,6 @@ def test_ranks_that_meet_or_are_allowed_alone_succeed(job: Callable[[str], Job],
     assert job(text).start(allow_alone=allowed).end() == 0
 
 
-@pytest.mark.soak  # the test with a stop needs the group, too
-def test_lightning_meets_by_default(job: Callable[[str], Job]) -> None:
-    """Without arguments Lightning's Trainer knows the ranks."""
-    pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
-    assert job(LIGHTNING.replace("steps = 500", "steps = 3")).start().end() == 0
-
-
 @pytest.mark.soak  # test_failure_has_the_reason_that_a_rank_has_left has the message
 def test_lightning_with_one_device_is_alone(job: Callable[[str], Job]) -> None:
     """Explicit numbers override the variables."""

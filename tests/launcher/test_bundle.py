@@ -245,12 +245,6 @@ def test_bundle_refuses_and_names_all_apparent_secrets(tree: Tree) -> None:
     assert all(".cloudtrainignore" in fault.hint for fault in caught.value.faults)
 
 
-def test_bundle_accepts_a_folder_with_ignored_secrets(tree: Tree) -> None:
-    """The hint works: an ignored secret is neither refused nor shipped."""
-    folder = tree({"a.py": "", ".env": "TOKEN=x", ".cloudtrainignore": ".env\n"})
-    assert packed(folder).files == 2
-
-
 def test_bundle_above_the_limit_names_the_largest_files(tree: Tree) -> None:
     """The message has the size, the limit and the largest files."""
     folder = tree({"a.py": "", "small.bin": "x" * 1000, "huge.bin": "x" * 2 * MB})

@@ -59,6 +59,7 @@ def test_help_and_version_are_data(cli: Any) -> None:
     [
         *("nonsense", "list --nonsense", "submit --instances 0", "submit --instances two", "submit -o x"),
         *("submit --backend all", "submit --name Bad_Name", "wait x --timeout soon", "explain no.such.key"),
+        "submit -d --name last",  # `last` is the newest job in every command
     ],
 )
 def test_usage_errors_are_exit_code_2(cli: Any, project: Callable[..., Path], line: str) -> None:
@@ -407,14 +408,6 @@ def test_archive_on_a_full_disk_is_exit_code_3(cli: Any, project: Callable[..., 
     )
     assert (done.returncode, "could not be packed" in done.stderr) == (3, True), done.stderr
     assert list((cli.home / "bundles").iterdir()) == []
-
-
-def test_job_cannot_be_named_last(cli: Any, project: Callable[..., Path]) -> None:
-    """`last` is the newest job in every command, so a job named `last` would be unreachable."""
-    result = cli("submit", "-d", "--name", "last", cwd=project())
-    if result.code == 0:
-        cli("stop", "last", "--now", "-y")
-    assert (result.code, "last" in result.stderr) == (2, True)
 
 
 def test_huge_rank_range_is_a_usage_error(cli: Any, seed: Callable[..., Job]) -> None:

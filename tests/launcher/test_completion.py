@@ -77,12 +77,10 @@ def test_stop_offers_active_jobs_and_resume_offers_ended_jobs(ask: Ask, seed: Ca
     assert ("ended-1" in ask("stop "), "going-1" in ask("resume ")) == (False, False)
 
 
-def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job]) -> None:
+def test_attempts_of_the_named_job_are_offered(registry: Registry, ask: Ask, seed: Callable[..., Job]) -> None:
     """The numbers of the job's attempts come newest first, for any position of the option."""
     job = seed("aa-1", State("stopped", resumable=True))
-    registry = Registry()
     registry.add_attempt(job.attempt.__class__(**{**vars(job.attempt), "number": 2}), {}, {})
-    registry.close()
     assert ask("logs aa-1 --attempt ") == ["2", "1", "all"]
     assert ask("logs last --attempt=") == ["--attempt=2", "--attempt=1", "--attempt=all"]
 

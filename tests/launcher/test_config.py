@@ -118,7 +118,7 @@ vertex: {project: p, location: l, staging_bucket: gs://b, service_account: a, en
 
 
 def test_load_reads_every_key(load: Load) -> None:
-    """A file with every key is read; units become whole seconds, micro-dollars, percent and GB."""
+    """A file with every key is read; units become seconds, micro-dollars, percent and GB; a text key keeps its text."""
     job = load(FULL)
     assert job.limits.max_duration == 43_200
     assert job.budget is not None
@@ -126,6 +126,8 @@ def test_load_reads_every_key(load: Load) -> None:
     assert (job.resources.accelerators, job.resources.disk_gb) == ("A100:1", 200)
     assert job.ssh is not None
     assert (job.ssh.hosts[1].python, job.ssh.price_per_hour) == ("/p", 2_500_000)
+    assert job.env == {"NCCL_DEBUG": "WARN", "BUILD": "1.10", "ON": "true"}
+    assert job.tags["build"] == "1.10"
 
 
 def test_minimum_of_all_instances_is_valid(load: Load) -> None:
@@ -147,13 +149,6 @@ def test_defaults_are_filled_in(load: Load) -> None:
     assert (job.backend, job.resources.instances, job.training.epochs) == ("local", 1, 1)
     assert (job.limits.max_duration, job.checkpoint.every, job.distributed.max_restarts) == (86_400, 600, 3)
     assert job.budget is None
-
-
-def test_text_values_keep_their_spelling(load: Load) -> None:
-    """For a text key, a plain scalar is text: 1.10 does not become 1.1, nor true True."""
-    job = load(FULL)
-    assert job.env == {"NCCL_DEBUG": "WARN", "BUILD": "1.10", "ON": "true"}
-    assert job.tags["build"] == "1.10"
 
 
 @pytest.mark.parametrize(

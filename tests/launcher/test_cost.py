@@ -133,12 +133,11 @@ def test_month_counts_its_part_of_a_leg_across_the_border(put: Put, cost: Callab
     assert json.loads(cost("--month", "2026-02", "--json"))["jobs"] == []
 
 
-def test_removed_jobs_are_in_the_sum(put: Put, cost: Callable[..., str]) -> None:
+def test_removed_jobs_are_in_the_sum(registry: Registry, put: Put, cost: Callable[..., str]) -> None:
     """In each month the row has the ledger's part; the kept job and the removed jobs add up to the spent budget."""
     put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
     put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
     put("kept", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
-    registry = Registry()
     for name in ("party", "later"):
         remove.remove(registry, registry.find(name))
     december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
@@ -222,12 +221,10 @@ def test_invalid_arguments_are_refused(args: list[str], cost: Callable[..., str]
         cost(*args)
 
 
-def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str], home: Path) -> None:
+def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str], registry: Registry) -> None:
     """The job appears neither in a month nor on its own bill."""
     job = put("ghost", State("pending"))
-    registry = Registry()
     registry.database.execute("UPDATE attempts SET phase = 'never_sent', state = 'failed'")
-    registry.close()
     assert json.loads(cost(job.id, "--json"))["legs"] == []
     assert "nothing was ever sent" in cost(job.id)
     assert json.loads(cost("--json"))["jobs"] == []
@@ -239,13 +236,13 @@ def test_months_end_at_the_start_of_the_next_month() -> None:
     assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400
 
 
-def test_job_that_cannot_be_polled_counts_in_its_last_state(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_that_cannot_be_polled_counts_in_its_last_state(
+    registry: Registry, put: Put, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A missing backend, such as a removed plug-in, hides no cost of jobs on working backends."""
     put("fine", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("orphan", State("running", started_s=NEW_YEAR_S))
-    registry = Registry()
     registry.database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'orphan'")
-    registry.close()
     cli.cli.main(["cost", "--month", "2026-01", "--json"], standalone_mode=False)
     said = capsys.readouterr()
     assert "orphan is counted as it was last seen: unknown backend `gone`" in said.err

@@ -177,7 +177,9 @@ def test_unset_variable_is_reported_with_the_fix(job: Job, home: Path) -> None:
     assert "export HOOK=..." in said[0]
 
 
-def test_follower_killed_before_the_mark_repeats_a_notice_once(job: Job, home: Path, told: receivers.Hooks) -> None:
+def test_follower_killed_before_the_mark_repeats_a_notice_once(
+    registry: Registry, job: Job, home: Path, told: receivers.Hooks
+) -> None:
     """The receipt is unknown after the kill; the single repeat has the same id."""
     program = f"""\
 import os, signal, sys
@@ -192,7 +194,6 @@ carrier.close(60.0)
 """
     done = subprocess.run([sys.executable, "-c", program], env=None, check=False, timeout=60)
     assert (done.returncode, len(told.got)) == (-9, 1)
-    registry = Registry(home)
     heir = courier(home)
     heir.offer([Delivery(job.id, entry(told.url), notice())])
     heir.close(0.3)
@@ -202,11 +203,10 @@ carrier.close(60.0)
         heir = courier(home)
         heir.offer([Delivery(job.id, entry(told.url), notice())])
         heir.close()
-    registry.close()
     assert [each["id"] for each in told.got] == [notice().id] * 2
 
 
-def test_higher_threshold_replaces_a_pending_lower_threshold(job: Job, home: Path) -> None:
+def test_higher_threshold_replaces_a_pending_lower_threshold(registry: Registry, job: Job, home: Path) -> None:
     """A late notice is not sent after a newer notice of the same kind."""
     with receivers.hooks([503]) as told:
         carrier = courier(home)
@@ -217,25 +217,23 @@ def test_higher_threshold_replaces_a_pending_lower_threshold(job: Job, home: Pat
         told.wait(1)
         carrier.close()
         assert [each["key"] for each in told.got] == ["budget:80@1000000"]
-    registry = Registry(home)
     assert outbox.delivered_keys(registry.database, job.id, entry(told.url).id) == {
         "budget:50@1000000",
         "budget:80@1000000",
     }
     assert outbox.pending(registry.database, 0.0) == []
-    registry.close()
 
 
-def test_launcher_waits_for_the_job_to_send_its_notice(job: Job, home: Path, told: receivers.Hooks) -> None:
+def test_launcher_waits_for_the_job_to_send_its_notice(
+    registry: Registry, job: Job, home: Path, told: receivers.Hooks
+) -> None:
     """The launcher holds the notice back, and does not repeat a notice that the job has sent."""
     place = entry(told.url, from_job=True)
     carrier = courier(home)
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0)])
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_sent=True)])
     carrier.close()
-    registry = Registry(home)
     assert outbox.delivered_keys(registry.database, job.id, place.id) == {"budget:50@1000000"}
-    registry.close()
     assert told.asked == []
 
 

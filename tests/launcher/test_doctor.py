@@ -77,8 +77,9 @@ def test_all_asks_every_backend(cli: Any, folder: Path, given: list[str], tmp_pa
 
 
 def test_option_names_the_backend(cli: Any, folder: Path) -> None:
-    """`--backend local` is `local`; two names are refused."""
-    assert list(cli("doctor", "--backend", "local", "--json", cwd=folder).json) == ["local"]
+    """`--backend local` is `local`, without a second backend and this installation; two names are refused."""
+    for words in (["local"], ["--backend", "local"]):
+        assert list(cli("doctor", *words, "--json", cwd=folder).json) == ["local"]
     done = cli("doctor", "local", "--backend", "ssh", cwd=folder)
     assert (done.code, "two backends" in done.stderr) == (2, True)
 
@@ -93,15 +94,11 @@ def test_relative_home_folder_is_refused(cli: Any, folder: Path, command: list[s
 
 
 def test_without_a_file_only_the_local_backend_is_checked(cli: Any) -> None:
-    """The output gives the command for a further backend."""
+    """The output gives the command for a further backend, and the check does not change the machine."""
     done = cli("doctor")
+    assert not cli.home.exists()
     assert (done.code, "cloudtrain doctor ssh" in done.stderr) == (0, True), done.stdout
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["cloudtrain", "local"]
-
-
-def test_named_backend_is_checked_alone(cli: Any, folder: Path) -> None:
-    """The output has neither a second backend nor this installation."""
-    assert list(cli("doctor", "local", "--json", cwd=folder).json) == ["local"]
 
 
 def test_invalid_file_exits_with_code_3(cli: Any, folder: Path) -> None:
@@ -109,12 +106,6 @@ def test_invalid_file_exits_with_code_3(cli: Any, folder: Path) -> None:
     (folder / "cloudtrain.yaml").write_text(FILE + "instanecs: 2\n")
     done = cli("doctor", cwd=folder)
     assert (done.code, "instanecs" in done.stderr) == (3, True)
-
-
-def test_doctor_creates_no_home_folder(cli: Any) -> None:
-    """A check does not change the machine."""
-    cli("doctor")
-    assert not cli.home.exists()
 
 
 def test_slow_backend_delays_no_backend() -> None:

@@ -189,11 +189,10 @@ def test_regression_is_told_in_words() -> None:
 
 
 def test_report_shows_the_test(
-    seed: Callable[..., Job], tmp_path: Path, open_page: Callable[..., Page], home: Path
+    seed: Callable[..., Job], tmp_path: Path, open_page: Callable[..., Page], registry: Registry
 ) -> None:
     """The page has the matrix, the calibration and the tables, in light and dark, without an error."""
     seed("points", State("succeeded"))
-    registry = Registry()
     job = registry.find("points")
     odd = {**FIGURES, "confusion": [[1, "x"]], "calibration": "no", "worst": [3], "split": "odd", "same_as_eval": True}
     registry.set_state(job.attempt, State("succeeded"), fold({}, [line(FIGURES)]))

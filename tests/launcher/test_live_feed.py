@@ -148,17 +148,15 @@ def test_new_job_joins_the_table(
 
 
 def test_opened_job_has_its_curves_and_alerts(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
+    registry: Registry, seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
 ) -> None:
     """Only an opened job needs curves and alerts."""
     seed("told", ended())
-    registry = Registry()
     event = 'step 1  ::ct {"e":"step","step":1,"loss":0.5}'
     with registry.database.transaction():
         series.append(registry.database, "told", series.gather(1, [(event, 1.0)]))
     for channel in ("terminal", "slack-0123"):
         outbox.mark_sent(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
-    registry.close()
     watched = feed("told")
     watched.opened = "told"
     curves = wait_until(lambda: watched_job(watched, "told").curves)

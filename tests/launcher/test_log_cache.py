@@ -339,33 +339,20 @@ def test_damaged_log_is_read_from_the_backend_again(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_of_a_lost_machine_lacks_a_block(
-    home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("places", [(0.5,), (0.2, 0.6)])
+def test_damaged_log_of_a_lost_machine_lacks_only_the_damaged_blocks(
+    home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str], places: Any
 ) -> None:
-    """The number of lost lines is reported, and the rest is shown."""
+    """The numbers of lost lines are reported, and the lines between and after the damaged blocks are shown."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
-    damaged(home, "ended", "lines", 0.5)
+    for place in places:
+        damaged(home, "ended", "lines", place)
     shutil.rmtree(home / "local")
     found = read_all(registry, job)
-    said = capsys.readouterr().err
-    assert f"{len(whole) - len(found)} lines that were kept here are damaged" in said
-    assert 0 < len(found) < len(whole)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_log_with_two_damaged_blocks_lacks_only_them(
-    home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The lines between and after the damaged blocks are shown."""
-    job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
-    whole = read_all(registry, job)
-    damaged(home, "ended", "lines", 0.2)
-    damaged(home, "ended", "lines", 0.6)
-    shutil.rmtree(home / "local")
-    found = read_all(registry, job)
-    assert capsys.readouterr().err.count("are damaged, and cannot be read again") == 2
-    assert len(whole) - 2 * cache.BLOCK_LINES <= len(found) < len(whole) - cache.BLOCK_LINES
+    said = re.findall(r"(\d+) lines that were kept here are damaged, and cannot be read again", capsys.readouterr().err)
+    assert (len(said), sum(map(int, said))) == (len(places), len(whole) - len(found))
+    assert (len(places) - 1) * cache.BLOCK_LINES < len(whole) - len(found) <= len(places) * cache.BLOCK_LINES
     assert found[-1] == whole[-1]
 
 

@@ -454,20 +454,18 @@ def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_logs_prints_alerts_below_earlier_lines(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new alert does not appear above old lines."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
     monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
-    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 1
-    registry.close()
     assert told == ["one\ntwo\n"]
 
 
 def test_followed_logs_report_an_outage_once(
-    seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
@@ -480,9 +478,7 @@ def test_followed_logs_report_an_outage_once(
 
     monkeypatch.setattr(load("local"), "logs", shaky)
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.01)
-    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 0
-    registry.close()
     out, said = capsys.readouterr()
     assert out == "one\n"
     assert said.count("the token has expired") == 1

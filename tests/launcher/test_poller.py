@@ -74,7 +74,7 @@ def test_messages_of_a_lane_go_where_the_messages_of_the_caller_go(lanes: Callab
 
 
 def test_wait_reports_an_end_while_a_second_backend_hangs(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow backend delays only its own jobs."""
     hangs, ended = threading.Event(), queue.SimpleQueue[Job]()
@@ -89,7 +89,6 @@ def test_wait_reports_an_end_while_a_second_backend_hangs(
         monkeypatch.setattr(backend, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
         monkeypatch.setattr(backend, "pace", lambda ref: backends.Pace())
     jobs = [seed(name, State("running", started_s=time.time() - 60)) for name in ("far", "near")]
-    registry = Registry(home)
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
 
     def tell(job: Job) -> None:
@@ -97,7 +96,6 @@ def test_wait_reports_an_end_while_a_second_backend_hangs(
         hangs.set()
 
     assert follow.wait(registry, [registry.find(job.id) for job in jobs], None, tell) == 0
-    registry.close()
     assert [ended.get().id, ended.get().id] == ["near", "far"]
 
 

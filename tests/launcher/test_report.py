@@ -358,6 +358,7 @@ def test_report_of_a_new_job_promises_nothing(
     )
     path = tmp_path / "begun.html"
     path.write_text(report_html(registry, registry.find(job.id), NOW_S))
+    assert "It runs: as of " in path.read_text()
     assert "No step is reported yet" in open_page(path.as_uri()).locator("#charts").inner_text()
 
 
@@ -411,15 +412,6 @@ def test_unwritable_report_path_is_a_usage_error(cli: Any, seed: Callable[..., J
     assert told.code == 2
     assert "hint:" in told.stderr
     assert "Traceback" not in told.stderr
-
-
-def test_report_of_a_running_job_has_the_time_of_its_data(job: Job, registry: Registry) -> None:
-    """The text marks the job as running."""
-    registry.database.execute(
-        "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
-    )
-    text = report_html(registry, registry.find(job.id), NOW_S)
-    assert "It runs: as of " in text
 
 
 def test_report_as_json_has_the_data_of_the_charts(cli: Any, job: Job, tmp_path: Path) -> None:

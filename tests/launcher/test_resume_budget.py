@@ -45,7 +45,7 @@ def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator
     cli("stop", "--now", "-y", "one")
 
 
-def test_resume_without_money_names_a_command_that_works(cli: Any, ended: str) -> None:
+def test_resume_without_money_names_a_command_that_works(registry: Registry, cli: Any, ended: str) -> None:
     """85 - 51 USD buy 34 s, less 20 s of stopping; a useful run needs 60 s. A micro-dollar below the sum is refused."""
     refused = cli("resume", "-d", ended)
     assert (refused.code, "the 34 USD left of 85 USD buy 14s" in refused.stderr) == (6, True), refused.stderr
@@ -55,9 +55,7 @@ def test_resume_without_money_names_a_command_that_works(cli: Any, ended: str) -
     assert cli("resume", "-d", "--budget", "+45.999999USD", ended).code == 6
     assert cli("resume", "-d", "--budget", "130.999999", ended).code == 6
     assert cli(*shlex.split(command[1]), "-d").code == 0
-    registry = Registry()
     job = registry.find(ended)
-    registry.close()
     assert (job.attempt.number, job.config["budget"]["limit"]) == (2, "131 USD")
     assert (job.attempt.plan.cap_s, job.attempt.plan.spent_micro) == (60, 51_000_000)
 
@@ -98,11 +96,9 @@ def test_status_names_a_budget_that_refuses_the_resume(cli: Any, ended: str, lim
     assert cli(*shlex.split(advised[1]), "-d").code == 0
 
 
-def test_resume_warns_last_of_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
+def test_resume_warns_last_of_code_that_changed_since_the_submit(registry: Registry, cli: Any, ended: str) -> None:
     """The attempt runs the submitted code, except with `--update-code`; only changed lines of the plan are printed."""
-    registry = Registry()
     folder = Path(registry.find(ended).config_file).parent
-    registry.close()
     (folder / "fixed.py").write_text("")
     warning = (
         "warning: fixed.py changed since the submit; this attempt runs the submitted code: --update-code takes the "

@@ -88,10 +88,9 @@ def test_poll_stores_each_event_once(running: Callable[[str], Path]) -> None:
     assert [point.step for point in stored("one").steps] == [1, 2, 3, 4]
 
 
-def test_slow_poll_stores_no_event_again(running: Callable[[str], Path]) -> None:
+def test_slow_poll_stores_no_event_again(registry: Registry, running: Callable[[str], Path]) -> None:
     """Two polls have read the same lines: the later store adds nothing and reverts nothing."""
     running("".join(f"{step(n, loss=1 / n)}\n" for n in range(1, 4)))
-    registry = Registry()
     before = registry.find("one")
     look()
     refresh(registry, before)  # as a poll that began before the first poll ended
@@ -100,11 +99,10 @@ def test_slow_poll_stores_no_event_again(running: Callable[[str], Path]) -> None
 
 
 def test_last_poll_continues_from_a_concurrent_poll(
-    running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No poll follows the end: lines missed by the concurrent poll are stored too, each once."""
     log = running(f"{step(1, loss=1.0)}\n")
-    registry = Registry()
     before = registry.find("one")
     look()
     with log.open("a") as file:
@@ -116,11 +114,10 @@ def test_last_poll_continues_from_a_concurrent_poll(
     assert (job.attempt.state.state, job.attempt.progress["step"]) == ("succeeded", 2)
 
 
-def test_poll_without_news_writes_nothing(running: Callable[[str], Path]) -> None:
+def test_poll_without_news_writes_nothing(registry: Registry, running: Callable[[str], Path]) -> None:
     """A process that polls ten times a minute must not wear out the disk."""
     running(f"{step(1, loss=1.0)}\n")
     look()
-    registry = Registry()
     version = registry.database.execute("PRAGMA data_version")[0][0]
     look()
     assert registry.database.execute("PRAGMA data_version")[0][0] == version

@@ -95,6 +95,7 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
+    registry: Registry,
     home: Path,
     seed: Callable[..., Job],
     watcher: Callable[..., Watcher],
@@ -109,14 +110,12 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     monkeypatch.setattr(ssh, "state", lambda ref: hangs.wait(20) and RUNS)
     monkeypatch.setattr(ssh, "pace", lambda ref: backends.Pace())
     seed("far", RUNS)
-    registry = Registry(home)
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
     seed("near", RUNS)
     watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
     assert [job["state"] for job in pages.listed(registry, pages.JobListQuery())["jobs"]] == ["succeeded", "running"]
     hangs.set()
-    registry.close()
 
 
 def test_unreachable_backend_is_polled_seldom(
@@ -228,7 +227,7 @@ def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callabl
     found.close()
 
 
-def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
+def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: Callable[..., Job]) -> None:
     """Filters combine, and the pages follow in order."""
     registry = Registry()
     for number in range(pages.PAGE + 10):
@@ -259,11 +258,10 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[..., Job]) -> None:
+def test_spend_covers_twelve_months_in_valid_groups(registry: Registry, seed: Callable[..., Job]) -> None:
     """The current month is last; an unknown month becomes the current month."""
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
-    registry = Registry(home)
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
     found = pages.spend_values(registry.database, "1999-01", "nonsense")
     assert len(found["months"]) == 12
@@ -285,11 +283,10 @@ def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
 
 
 def test_resume_that_differs_from_the_offer_is_refused(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
     seed("job", State("failed", "error", ended_s=time.time()))
-    registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
     monkeypatch.setattr(pages, "_prepared", lambda *args: prepared)
     with pytest.raises(UsageError, match="was already resumed"):
@@ -299,16 +296,14 @@ def test_resume_that_differs_from_the_offer_is_refused(
     prepared.plan.worst_case_micro = None
     with pytest.raises(UsageError, match="more than was shown"):
         pages.resume(registry, "job", attempt=2, worst_micro=3_000_000)
-    registry.close()
 
 
 @pytest.mark.parametrize(("is_resumable", "words"), [(True, "saved, step not reported"), (False, "no checkpoint yet")])
 def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
-    home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
+    registry: Registry, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
-    registry = Registry(home)
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(read_view(registry, job)))
@@ -317,4 +312,3 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
     assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
-    registry.close()

@@ -58,7 +58,7 @@ def states(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Any], State]) -> N
     monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
 
 
-def test_active_and_recently_ended_jobs_are_watched(seed: Callable[..., Job]) -> None:
+def test_active_and_recently_ended_jobs_are_watched(registry: Registry, seed: Callable[..., Job]) -> None:
     """A recent end that no command saw is reported; an old end is not."""
     now_s = time.time()
     for name, state in {
@@ -67,10 +67,8 @@ def test_active_and_recently_ended_jobs_are_watched(seed: Callable[..., Job]) ->
         "old": State("failed", "error", ended_s=now_s - 90_000),
     }.items():
         seed(name, state)
-    registry = Registry()
     assert {job.id for job in watching.chosen(registry, (), now_s)} == {"runs", "ended"}
     assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]
-    registry.close()
 
 
 def test_only_a_single_watcher_acts_on_a_job(
@@ -143,13 +141,13 @@ def test_threads_of_a_watcher_exclude_each_other_per_job(
     assert look(job).is_mine
 
 
-def test_watch_stores_the_log_of_an_ended_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+def test_watch_stores_the_log_of_an_ended_job(
+    registry: Registry, cli: Callable[..., Any], seed: Callable[..., Job]
+) -> None:
     """Any watcher that sees the end stores the log, because the machine may soon be gone."""
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
-    registry = Registry()
     place = cache.place(registry.database, "ended", 1)
-    registry.close()
     assert place is not None
     assert place.is_complete
 
