@@ -97,7 +97,6 @@ def test_first_failing_rank_is_named() -> None:
     """The exit report names the rank, while Azure only gives the shell's exit code."""
     error = {"error": {"code": "UserError", "message": "Execution failed. User process 'bash' exited with status 70"}}
     found = told("Failed", 50, error=error, account=ACCOUNT)
-    assert found.error is not None
     assert (found.error["rank"], found.error["type"], found.error["message"]) == (3, "ValueError", "boom")
     assert told("Failed", 50, error=error).error == {
         "rank": None,

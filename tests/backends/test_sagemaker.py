@@ -291,7 +291,6 @@ def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, 
     asked = [f"resources.instance_type={machine}", f"resources.disk_gb={disk}"]
     config = configs.load(tmp_path / "cloudtrain.yaml", overrides=asked, environ={})
     known = catalog.by_type("sagemaker", machine, "us-west-2")
-    assert known is not None
     assert known.hourly_usd is not None
     found = SageMakerBackend().capacity(config)
     assert found.hourly_usd == pytest.approx(known.hourly_usd + extra_usd)
@@ -304,7 +303,6 @@ def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, 
 def test_budget_becomes_the_time_limit(render: Render) -> None:
     """MaxRuntimeInSeconds is the time that the budget buys without the tail, rounded down; AWS enforces it."""
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
-    assert machine is not None
     assert machine.hourly_usd is not None
     body = render(PLAIN, "budget.limit=20 USD").body
     runtime = body["StoppingCondition"]["MaxRuntimeInSeconds"]

@@ -40,7 +40,6 @@ def test_all_training_types_are_read(way: str, account: Aws) -> None:
     read = {name: quote.rate.usd for name, quote in found.items() if quote.rate is not None}
     assert read == pytest.approx({name: usd * 1.115 for name, usd in pricelist.TRAINING.items()})
     rate = found["ml.m5.large"].rate
-    assert rate is not None
     assert (rate.is_own, rate.is_derived, rate.factor) == (True, False, 1.0)
     assert rate.source == f"AWS Price List, Training ({way}), since 2026-11-01"
 
@@ -91,7 +90,6 @@ def test_invalid_credentials_are_not_needed(account: Aws, kind: str) -> None:
     more = {"code": "AccessDeniedException", "message": "not authorized"} if kind == "denied" else {}
     account.fault("pricing:GetProducts", "error" if more else "expired", **more)
     (quote,) = prices.quotes(clients.AwsClients(), None, REGION, ("ml.g5.2xlarge",))
-    assert quote.rate is not None
     assert (quote.rate.usd, "public file" in quote.rate.source) == (1.515, True)
 
 

@@ -101,7 +101,6 @@ def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Pa
     for thread in threads:
         thread.join()
     book = shared_ledger.read(opened(store))
-    assert book is not None
     assert (len(book.held), outcomes.count(None), len(outcomes)) == (5, 5, 8)
 
 
@@ -114,7 +113,6 @@ def test_write_whose_answer_is_lost_is_recognised(store: Store, count: int) -> N
     store.fault(store.write, "lost", count=count)
     hold(cell, "home/job/1")
     book = shared_ledger.read(cell)
-    assert book is not None
     assert (list(book.held), len(book.nonces)) == (["home/job/1"], 2)
 
 

@@ -36,7 +36,6 @@ def test_words_of_a_real_slurm_are_read(slurm: Slurm) -> None:
     slurm.ssh(f"scancel {number}")
     until(lambda: (job := _recorded(slurm, number)) is not None and job.state == "CANCELLED")
     over = _recorded(slurm, number)
-    assert over is not None
     assert over.restarts == 1
     assert over.seconds is not None
     assert 0 <= over.seconds < 30
@@ -92,7 +91,6 @@ def test_failure_without_a_report_names_the_key(name: str, code: str, words: str
 def test_reason_of_a_wait_is_told_in_words(reason: str, words: str) -> None:
     """A user reads why the job waits, and what to do."""
     told = status.wait_in_words(SlurmJob(1, "PENDING", reason))
-    assert told is not None
     assert told.startswith(words)
 
 

@@ -80,7 +80,6 @@ def test_job_trains_and_ends(make: Make, slurm: Slurm) -> None:
     number = attempt.submit()
     assert slurm.wait(number, "COMPLETED", "FAILED", timeout_s=90)["ExitCode"] == "0:0"
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["restarts"]) == ("succeeded", 0)
     assert len(attempt.steps()) == 60
     assert attempt.processes() == []
@@ -110,7 +109,6 @@ def test_stop_word_saves(make: Make, slurm: Slurm) -> None:
     assert slurm.wait(number, "FAILED")["ExitCode"] == "75:0"
     assert time.monotonic() - asked_s < 10
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["reason"], verdict["resumable"]) == ("stopped", "user", True)
     assert attempt.processes() == []
 
@@ -184,7 +182,6 @@ def test_own_deadline_comes_before_slurms(make: Make, slurm: Slurm) -> None:
     pace(slurm, 0.1)
     assert slurm.wait(number, "FAILED", timeout_s=60)["ExitCode"] == "75:0"
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["reason"], verdict["resumable"]) == ("stopped", "time_limit", True)
 
 
@@ -265,7 +262,6 @@ def test_clock_goes_on_after_a_requeue(make: Make, slurm: Slurm) -> None:
     slurm.wait(number, "FAILED", timeout_s=90)
     assert time.monotonic() - begun_s < 70 - used_s + 15
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["reason"]) == ("stopped", "time_limit")
     assert 55 < verdict["held_s"] < 75
 
@@ -332,7 +328,6 @@ def _assert_whole(attempt: SlurmAttempt, number: int, make: Make, *, restarts: i
     job = slurm.wait(number, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=120)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0")
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["restarts"]) == ("succeeded", restarts)
     assert attempt.processes() == []
     assert attempt.steps() == _undisturbed(make)
@@ -392,7 +387,6 @@ def test_job_without_agents_says_why(settings: list[str], words: str, make: Make
     attempt = make(*settings)
     slurm.wait(attempt.submit(), "FAILED")
     verdict = attempt.exit()
-    assert verdict is not None
     assert (verdict["state"], verdict["error"]["kind"]) == ("failed", "config")
     assert words in verdict["error"]["message"]
 
@@ -406,7 +400,6 @@ def test_killed_interpreter_ends_the_job(make: Make, slurm: Slurm) -> None:
     attempt = make("slurm.python=/home/alice/killed")
     assert slurm.wait(attempt.submit(), "FAILED")["Restarts"] == "0"
     verdict = attempt.exit()
-    assert verdict is not None
     assert "Killed" in verdict["error"]["message"]
 
 
@@ -425,7 +418,6 @@ def test_node_that_cannot_start_ends_all_nodes(node: int, make: Make, slurm: Slu
     assert time.monotonic() - begun_s < 10
     for each in (0, 1):
         verdict = attempt.exit(each)
-        assert verdict is not None
         assert f"node{node} has no address on slurm.interface eth0:fabric" in verdict["error"]["message"]
     for each in rest:
         each.run(["ip", "address", "delete", f"10.77.0.{each.number}/32", "dev", "eth0"])

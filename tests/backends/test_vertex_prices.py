@@ -293,7 +293,6 @@ def test_parts_make_the_tables_price(machine_type: str) -> None:
     The table counts local disks into the fee and into STANDARD jobs: up to 1 % more than a bill.
     """
     machine = catalog.by_type("vertex", machine_type, REGION)
-    assert machine is not None
     assert machine.hourly_usd is not None
     get = served(PARTS, [])
     assert priced(get, machine_type, "reservation").total_usd == pytest.approx(machine.hourly_usd, rel=2e-3)
@@ -409,7 +408,6 @@ def test_list_is_read_over_http(region: str, page: int) -> None:
 
     def respond(request: Request) -> Answer:
         found = re.fullmatch(route.pattern, request.path)
-        assert found is not None
         return route.function(world, request, **found.groupdict())
 
     with serving(respond) as url, requests.Session() as session:

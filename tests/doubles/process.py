@@ -75,7 +75,6 @@ def start(name: str, state: Path | None = None) -> tuple[subprocess.Popen[str], 
     process = subprocess.Popen(
         argv, env={**env, "PYTHONPATH": str(TESTS)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     told = process.stdout.readline().strip()
     if not told:
         raise RuntimeError(f"the stand-in did not start: exit code {process.wait(START_S)}")
@@ -90,5 +89,4 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stdout is not None
     process.stdout.close()

@@ -85,7 +85,6 @@ def test_client_writes_reads_lists_and_removes(gcs: Served, bucket: Bucket, tmp_
     bucket.blob(blob.name).download_to_filename(str(tmp_path / "copy"), checksum="md5")
     assert (tmp_path / "copy").read_bytes() == b"0123456789"
     found = bucket.get_blob(blob.name)
-    assert found is not None
     assert (found.metadata, found.size, found.metageneration) == ({"k": "v"}, 10, 1)
     assert found.md5_hash == base64.b64encode(hashlib.md5(b"0123456789").digest()).decode()
     assert bucket.blob(blob.name).download_as_bytes(start=2, end=3) == b"23"
@@ -100,7 +99,6 @@ def test_client_detects_a_corrupt_body(gcs: Served, bucket: Bucket) -> None:
 
     gcs.storage.put(BUCKET, "a", b"0123456789")
     stored = gcs.storage.objects.find(BUCKET, "a")
-    assert stored is not None
     stored.file.write_bytes(b"012345678X")
     with pytest.raises(DataCorruption):
         bucket.blob("a").download_as_bytes(checksum="crc32c")
@@ -355,7 +353,6 @@ def test_removed_contents_leave_no_files(gcs: Served) -> None:
     gcs.put("..", "4")
     gcs.call("DELETE", begin(gcs, "b"))
     stored = gcs.storage.objects.find(BUCKET, "a")
-    assert stored is not None
     assert list(stored.file.parent.iterdir()) == [stored.file]
     gcs.storage.clear()
     assert gcs.storage.names(BUCKET) == []

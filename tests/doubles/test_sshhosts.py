@@ -235,7 +235,6 @@ def test_slow_line_keeps_its_rate_and_loses_its_share(ssh_pair: Cluster) -> None
     count += "print('ready', flush=True)\ntry:\n  while True: s.recv(9); n += 1\nexcept TimeoutError: print(n)"
     argv = ["nsenter", "-t", str(host.pid), "-n", PYTHON, "-c", count]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as counter:
-        assert counter.stdout is not None
         assert counter.stdout.readline() == b"ready\n"
         subprocess.run([*ssh_pair.inside, PYTHON, "-c", f"import socket; {send}"], check=True)
         assert 50 < int(counter.stdout.readline()) < 150
@@ -261,7 +260,6 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     argv = [PYTHON, "-c", START, str(tmp_path / "hosts")]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
         pids = [int(pid) for pid in starter.stdout.readline().split()]
         if len(pids) != 2:
             pytest.skip("hosts need root and the packages openssh-server and iproute2")
@@ -350,8 +348,6 @@ def _cat(cluster: Cluster, host: str) -> subprocess.Popen[bytes]:
 
 
 def _echo(session: subprocess.Popen[bytes], sent: bytes, within_s: float) -> bytes:
-    assert session.stdin is not None
-    assert session.stdout is not None
     session.stdin.write(sent)
     return session.stdout.read(100) if select.select([session.stdout], [], [], within_s)[0] else b""
 

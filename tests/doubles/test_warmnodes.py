@@ -72,7 +72,6 @@ def test_signal_ends_the_rank_and_its_proxy(
     """A signal to the pid known to the parent ends the rank; the parent sees the signal."""
     env = {"PATH": os.environ["PATH"], "WORD": str(tmp_path)}
     with subprocess.Popen([*command, "wait"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert json.loads(process.stdout.readline())["warm"]
         process.send_signal(signum)
         assert process.wait(10) == -signum

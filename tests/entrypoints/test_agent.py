@@ -104,7 +104,6 @@ def finishing(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     (agent.ranks.result / "left-0").write_text("0")
     command = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as boot:
-        assert boot.stdout is not None
         boot.stdout.readline()
         agent.ranks.boot = boot
         yield agent
@@ -115,7 +114,6 @@ def _ended(agent: Agent) -> tuple[str, str | None]:
     """Return state and reason of the exit report."""
     while not agent._turn():
         pass
-    assert agent.ended is not None
     return agent.ended.state, agent.ended.reason
 
 
@@ -154,7 +152,6 @@ def test_rank_that_ends_after_the_stop_request_is_stopped(finishing: Agent) -> N
 
 def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agent) -> None:
     """Python removes signal handlers shortly before the process ends, after boot has written its result."""
-    assert finishing.ranks.boot is not None
     atomic_json.write_json(finishing.ranks.result / "result.json", {"code": 0, "failures": []})
     finishing.ranks.boot.kill()
     finishing.ranks.boot.wait()

@@ -98,7 +98,6 @@ def test_nan_is_never_saved(tmp_path: Path) -> None:
     assert saver.failure is None
     saver.begin(Snapshot(2, {"model.w": mask}, {}, {}, {"step": 2}, frozenset({"model.w"})))
     saver.wait()
-    assert saver.failure is not None
     assert (saver.failure.is_sick, "parameter w is nan" in saver.failure.message) == (True, True)
     assert [step for step, _ in folders.list_steps(tmp_path)] == [1]
 

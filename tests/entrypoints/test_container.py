@@ -169,7 +169,6 @@ def test_exit_report_is_an_event_that_fits(message: str) -> None:
     lines = [*(f"loading shard {n}, é" for n in range(9)), "in a very long line " * 20]
     line = account(replace(FAILED, error={**error, "lines": lines}))
     text, fields = events.parse(line)
-    assert fields is not None
     assert len(line.encode()) <= FAILURE_BYTES
     assert text.startswith("rank 5: ValueError: " + message[:8].replace("\n", " "))
     assert (fields["rank"], fields["state"], fields["resumable"]) == (5, "failed", True)
@@ -189,7 +188,6 @@ def test_exit_report_keeps_the_frame_of_the_users_code(message: str) -> None:
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": trace}
     line = account(replace(FAILED, error={**error, "lines": ["in a very long line " * 20] * 9}))
     fields = events.parse(line)[1]
-    assert fields is not None
     assert len(line.encode()) <= FAILURE_BYTES
     assert '  ...\n  File "pkg/models/own.py", line 7, in forward\n    return self' in fields["traceback"]
     assert "~~~" not in fields["traceback"]
@@ -299,7 +297,6 @@ def test_both_containers_report_the_rank_that_failed_first(containers: Container
     text, fields = events.parse(accounts[0])
     assert (codes, accounts[0]) == ([70, 70], accounts[1])
     assert text == f'rank {rank}: ValueError: bad batch: it\'s "quoted" $HOME é'
-    assert fields is not None
     assert "raise ValueError" in fields["traceback"]
     assert f"[{rank}] here {rank} 2 {tmp_path}/node-{rank}/input/data/train" in output(tmp_path, rank)
     assert json.loads(output(tmp_path, 0)[-1].partition(events.MARK)[2])["e"] == "end"
@@ -317,7 +314,6 @@ def test_signal_to_one_container_makes_both_save(containers: Containers, tmp_pat
     assert [process.wait(60) for process in both] == [75, 75]
     assert [(tmp_path / f"node-{n}/checkpoints/saved-{n}").exists() for n in range(2)] == [True, True]
     fields = events.parse((tmp_path / "node-0/output/failure").read_text())[1]
-    assert fields is not None
     assert (fields["state"], fields["reason"], fields["resumable"]) == ("stopped", "preempted", True)
 
 
@@ -333,7 +329,6 @@ def test_container_without_node_0_obeys_a_signal(containers: Containers, tmp_pat
     os.kill(both[1].pid, signal.SIGTERM)
     assert both[1].wait(30) == 75
     fields = events.parse((tmp_path / "node-1/output/failure").read_text())[1]
-    assert fields is not None
     assert (fields["state"], fields["reason"]) == ("stopped", "preempted")
 
 
@@ -357,7 +352,6 @@ def test_unreadable_order_is_reported_in_the_failure_file(tmp_path: Path) -> Non
         "",
     )
     parsed = events.parse(end)
-    assert parsed is not None
     assert {key: parsed[1][key] for key in ("e", "final", "lines", "node")} == {
         "e": "end",
         "final": True,

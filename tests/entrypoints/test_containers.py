@@ -194,7 +194,6 @@ def test_container_init_kills_its_program_when_its_input_ends(tmp_path: Path) ->
     )
     child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
-    assert child.stdout is not None
     dockerrun.hand(child.stdin, {})
     child.stdout.readline()
     below = processes.descendants(child.pid)
@@ -216,7 +215,6 @@ def test_container_init_passes_a_signal_on(program: str, code: int) -> None:
     """The exit code is the program's answer to SIGTERM."""
     child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
-    assert child.stdout is not None
     dockerrun.hand(child.stdin, {})
     child.stdout.readline()
     child.send_signal(signal.SIGTERM)
@@ -357,7 +355,6 @@ def begin(container: Container, start: Start, program: str, **secrets: str) -> s
         argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert isinstance(child.stdin, io.TextIOWrapper)
-    assert child.stdout is not None
     dockerrun.hand(child.stdin.buffer, secrets)
     assert child.stdout.readline() == "here\n", child.communicate()[0]
     return child
@@ -366,7 +363,6 @@ def begin(container: Container, start: Start, program: str, **secrets: str) -> s
 def end(child: subprocess.Popen[str]) -> tuple[int, str]:
     """Return the client's exit code and output."""
     code = child.wait(60)  # the input stays open until then
-    assert child.stdout is not None
     told = child.stdout.read()  # not by communicate, which skips readline's buffer
     child.communicate()
     return code, told
@@ -444,7 +440,6 @@ def test_secrets_are_in_no_file_of_the_clients(container: Container, node: Start
     secret = f"s3cr3t-{os.getpid()}-"
     program = "import os, sys; print('here'); print(len(os.environ['TOKEN'])); import time; time.sleep(600)"
     child = begin(container, node, program, TOKEN=secret + 100_000 * "x")  # more than a pipe holds
-    assert child.stdout is not None
     assert child.stdout.readline() == f"{len(secret) + 100_000}\n"
     told = subprocess.run([container.client, "inspect", node.name], capture_output=True, text=True, check=True).stdout
     assert node.name in told
@@ -464,7 +459,6 @@ def test_script_runs_in_the_container(container: Container, node: Start) -> None
     """A script runs with the job's variables, secrets and folder and returns its code; after the job, outside."""
     child = begin(container, node, "import time; print('here'); time.sleep(600)", TOKEN="s3cr3t")
     told = dockerrun.running(Path(node.folder))
-    assert told is not None
     assert told[:2] == (container, node.name)
     assert dockerrun.exec_argv(container, node.name, ["sh"], True)[1:] == [
         "exec",
@@ -508,7 +502,6 @@ def test_container_ends_with_its_agent_and_its_client(container: Container, node
     child = begin(container, node, f"import time; print('here'); {mark} = 1; time.sleep(600)")
     assert inside(mark)
     if how == "agent":
-        assert child.stdin is not None
         child.stdin.close()  # as the kernel does for a killed agent
         child.stdin = None
         assert dockerrun.boot_code(child.wait(30)) == -9

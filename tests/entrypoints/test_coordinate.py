@@ -341,7 +341,6 @@ def test_nodes_that_cannot_share_the_batch_are_spare() -> None:
 def test_too_few_nodes_left_is_a_node_failure(fewest: int, sizes: tuple[int, ...], why: str) -> None:
     """The job fails as without `min_instances`, and the message gives the reason."""
     verdict = lose(shrinking(3, fewest, sizes), 1, 2).verdict
-    assert verdict is not None
     assert (verdict.state, verdict.reason) == ("failed", "node_failure")
     assert why in (verdict.error or {})["message"]
 
@@ -366,7 +365,6 @@ def test_end_without_time_to_save_is_no_fault() -> None:
     assert job.decide(after_s=5).want == "stop"
     ended = job.decide(after_s=0.2)
     assert ended.want == "end"
-    assert ended.verdict is not None
     assert (ended.verdict.state, ended.verdict.reason, ended.verdict.error) == ("stopped", "budget", None)
 
 

@@ -824,7 +824,6 @@ def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_p
     checkpoint(there, 1, 12 * MIB)
     text = "s = copies.serve(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
     process = run_python(text, there)
-    assert process.stdout is not None
     line = relay(int(process.stdout.readline()), 2 * MIB, "hold")
     thread, faults, _ = started(line.port, "step-00000001", here)
     wait_until(lambda: list(here.glob(".*.tmp/model*")))

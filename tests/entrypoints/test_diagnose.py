@@ -84,7 +84,6 @@ def test_network_bound_step_names_what_methods_save() -> None:
     """50 ms of 100 ms for 10 M gradients on 2 ranks: local saves 41 % with averaged AdamW, threshold 1 % nearly all."""
     place = RankContext(0, 2, torch.device("cpu"))
     found = conclude([0.1, 0.1], 0.05, 0.1, spec(), place, (), 40e6, (0.05, 0.02))
-    assert found.step is not None
     assert found.step.bandwidth == pytest.approx(40e6 / 0.05)
     assert "at 6.4 Gbit/s and 2 ranks: strategy: local, period 16 saves 41 %" in found.sentence
     assert "strategy: async saves" in found.sentence

@@ -65,7 +65,6 @@ def ask(tmp_path: Path) -> dict[str, Any]:
 def start(ask: dict[str, Any]) -> subprocess.Popen[str]:
     """Start a `prepare` in a process of its own."""
     child = subprocess.Popen([sys.executable, "-c", PREPARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None
     json.dump(ask, child.stdin)
     child.stdin.close()
     child.stdin = None

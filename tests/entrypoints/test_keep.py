@@ -232,7 +232,6 @@ def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
     ended(keeper)
     begin, line = log.read_text().splitlines()
     words, event = events.parse(line)
-    assert event is not None
     assert event["names"] == ["saves/"]
     assert (begin, words.partition("; ")[0]) == ("begin", f"cloudtrain: warning: no checkpoint is kept yet{told}")
     assert words.endswith("not kept: saves/ (4B); `keep: [saves/]` in the config keeps it from the next submit on")

@@ -154,7 +154,6 @@ def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:
     zero, one, two = start(3, 3)
     zero.vanish()
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
-    assert one.desired.verdict is not None
     assert (one.desired.verdict.state, one.desired.verdict.reason) == ("failed", "node_failure")
     assert one.desired.verdict == two.desired.verdict
 
@@ -193,7 +192,6 @@ def test_half_of_the_nodes_never_continue(start: Start) -> None:
 def test_node_that_alone_has_lost_the_leader_ends(start: Start) -> None:
     """The next node still reaches node 0, and becomes no leader."""
     zero, one, two = start(3, 2)
-    assert two.line._member is not None
     two.line._member.head = (HOST, 1)  # the connection between the two nodes is cut
     two.line._member.release()
     until([zero, one, two], lambda: bool(two.cut) and one.runs == (0, 1) == zero.runs)
@@ -208,7 +206,6 @@ def test_stop_continues_under_the_next_node(start: Start) -> None:
     for node in (one, two):
         node.report = replace(node.report, phase="exited", code=75)
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
-    assert one.desired.verdict is not None
     assert (one.desired.verdict.state, one.desired.verdict.reason) == ("stopped", "user")
 
 

@@ -132,8 +132,6 @@ def allocated(work: Callable[[], None]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
         gc.collect()
-    assert profile.profiler is not None
-    assert profile.profiler.kineto_results is not None
     live = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":

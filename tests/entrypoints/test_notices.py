@@ -228,7 +228,6 @@ def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
     progress = StepFacts(100, 200, 80, eta_s=1000.0)
     found = more(1_000_000, 900_000, RATE, TERMS, progress)
     exact = (1200 * 11 // 10 + 30 + 120 + 30) * 1000 - 100_000
-    assert found is not None
     assert exact == 1_400_000 <= found.micro == 1_400_000
     assert amount(found.micro) == "1.40USD"
     assert found.words == "1.20 to finish, 0.30 in reserve for start and end, less 0.10 left"
@@ -237,7 +236,6 @@ def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
 def test_extension_begins_at_the_next_save() -> None:
     """A running job does 400 of its 1000 s: 600 s more, a tenth, a start and a save."""
     found = more(1_000_000, 500_000, RATE, TERMS, StepFacts(eta_s=1000.0), until_s=400)
-    assert found is not None
     assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 s are paid for
     assert more(10_000_000, 0, RATE, TERMS, StepFacts(eta_s=10.0), until_s=400) is None
 
@@ -246,7 +244,6 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
     """200 USD an hour, 15 s left, 1.86 of 5 USD left, and the shortest run takes a minute."""
     rate, terms = CostRate(1, 200_000_000), Terms(tail_s=20, least_s=60)
     found = more(5_000_000, 3_140_000, rate, terms, StepFacts(340, 500, 340, eta_s=15.0))
-    assert found is not None
     assert found.micro == 2_700_000
     assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
 
@@ -267,15 +264,12 @@ def test_requested_sum_has_two_digits(lacking: float, asked: str) -> None:
     """Two significant digits, rounded up."""
     rate = CostRate(1, round(lacking * 3600e6 / 60))
     found = more(1, 1, rate, Terms(least_s=60), StepFacts(eta_s=0.0))
-    assert found is not None
     assert amount(found.micro) == asked
 
 
 def test_extension_of_unknown_length_costs_as_much_again() -> None:
     """A script without steps: as much as before, and at least the cost of the shortest useful run."""
     found = more(1_000_000, 900_000, RATE, TERMS, StepFacts())
-    assert found is not None
     assert (found.micro, found.finish_micro) == (1_000_000, None)
     least = more(1_000_000, 900_000, RATE, replace(TERMS, least_s=3570), StepFacts())
-    assert least is not None
     assert least.micro == 3_500_000

@@ -43,7 +43,6 @@ def test_line_of_a_step_is_read(
     """Step, total, epoch and figures are read from the line."""
     assert forms.may_have_step(line)
     told = forms.read(line)
-    assert told is not None
     assert (told.weight, told.step, told.total, told.epoch, told.fields) == (weight, step, total, epoch, fields)
 
 
@@ -54,7 +53,6 @@ def test_hugging_face_prints_figures_without_a_step(old: bool) -> None:
     if not old:
         line = "{'loss': '1.25', 'grad_norm': 'nan', 'learning_rate': '5e-05', 'epoch': '0.31'}"
     told = forms.read(line)
-    assert told is not None
     assert (told.weight, told.step, told.fields["loss"], told.fields["lr"]) == (FREE, None, 1.25, 5e-05)
     assert math.isnan(told.fields["grad_norm"])
 
@@ -75,7 +73,6 @@ def test_hugging_face_prints_figures_without_a_step(old: bool) -> None:
 def test_line_of_an_evaluation_has_scores(line: str, step: int | None, scores: dict[str, float]) -> None:
     """An evaluation's figures are not a step's."""
     told = forms.read(line)
-    assert told is not None
     assert (told.step, told.fields, told.scores) == (step, {}, scores)
 
 
@@ -107,5 +104,4 @@ def test_loss_that_is_not_finite_is_read() -> None:
     """An alarm needs exactly the non-finite values."""
     for text in ("nan", "NaN", "inf", "-inf", "Infinity"):
         told = forms.read(f"step 5 loss {text}")
-        assert told is not None
         assert not math.isfinite(told.fields["loss"])

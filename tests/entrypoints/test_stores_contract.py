@@ -669,7 +669,6 @@ def test_damage_in_the_store_is_found(alone: None, server: Server, tmp_path: Pat
     save(tmp_path / "first", Uploader(store, 2), 10)
     (shard,) = (name for name in store.names("step-") if "/shard-" in name)
     data = server.content(f"a/{shard}")
-    assert data is not None
     server.plant(f"a/{shard}", data[:-1] + bytes([data[-1] ^ 1]))
     fetched = published.fetch(store, tmp_path)
     assert fetched is not None
@@ -695,8 +694,6 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, server: Se
 def trained() -> ModuleType:
     """Return test_train.py: its task and its runs of the real trainer."""
     spec = importlib.util.spec_from_file_location("trained", Path(__file__).with_name("test_train.py"))
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # for its dataclasses
     spec.loader.exec_module(module)

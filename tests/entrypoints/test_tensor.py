@@ -118,7 +118,6 @@ def test_plan_of_a_transformers_model() -> None:
 def tied_model() -> nn.Module:
     """Return a model whose head and embedding are one parameter."""
     model = Model()
-    assert model.head is not None
     model.head.weight = model.words.weight
     return model
 

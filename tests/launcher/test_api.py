@@ -180,7 +180,6 @@ for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout is not None
     for _ in range(2):
         assert process.stdout.readline() == "waiting\n"
         os.kill(process.pid, signal.SIGINT)

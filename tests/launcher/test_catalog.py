@@ -47,7 +47,6 @@ def test_vertex_spot_price_has_the_full_fee() -> None:
 def test_vertex_price_is_compute_engines_with_the_fee(instance_type: str, infra: float, infra_spot: float) -> None:
     """The prices are Compute Engine's in us-central1, 2026-07."""
     machine = catalog.by_type("vertex", instance_type, "us-central1")
-    assert machine is not None
     assert machine.hourly_usd == pytest.approx(1.15 * infra, abs=1e-6)
     assert machine.rates["spot"].usd == pytest.approx(infra_spot + 0.15 * infra, abs=1e-6)
 
@@ -68,7 +67,6 @@ def test_unknown_price_is_none() -> None:
     """A machine without a price, in a region or at all, has no rates; a machine without a row is None."""
     for instance_type, region in (("a2-highgpu-8g", "us-west9"), ("a2-highgpu-8g", None), ("a4-highgpu-8g", None)):
         machine = catalog.by_type("vertex", instance_type, region)
-        assert machine is not None
         assert (machine.count, machine.hourly_usd, "spot" in machine.rates) == (8, None, False)
     assert catalog.by_type("vertex", "a2-highgpu-3g", "us-central1") is None
 
@@ -77,8 +75,6 @@ def test_spot_price_depends_on_the_backend() -> None:
     """Azure's table has quoted spot prices; SageMaker's table has no spot prices."""
     azure = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
     aws = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
-    assert azure is not None
-    assert aws is not None
     assert "spot" in azure.rates
     assert azure.hourly_usd is not None
     assert azure.rates["spot"].usd < azure.hourly_usd

@@ -56,7 +56,6 @@ TEXTS = [
 def test_cause_is_found_in_the_error_text(kind: str | None, message: str, wanted: str) -> None:
     """The cause is a sentence with the meaning and the fix."""
     told = likely({"rank": 0, "kind": "exception", "type": kind, "message": message}, {})
-    assert told is not None
     assert wanted in told
     assert "; " in told
     assert "{" not in told.replace("env: {CUDA_LAUNCH_BLOCKING: 1}", "")

@@ -51,7 +51,6 @@ def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
     found = offers(asked())
     assert [offer.backend for offer in found] == ["vertex", "sagemaker", "azureml"]
     first = compare.cheapest(found)
-    assert first is not None
     assert first.backend == "vertex"
 
 
@@ -80,7 +79,6 @@ def test_offers_are_sorted_by_the_expected_price(asked: Callable[..., Overrides]
     found = offers(asked("sagemaker,vertex", text=text))
     assert [offer.backend for offer in found] == ["sagemaker", "vertex"]
     plan = found[0].plan
-    assert plan is not None
     assert plan.price_micro is not None
     assert plan.price_micro < 25_500_000 < plan.price_micro * plan.uncertainty
     head, first, *_ = compare.lines(found)
@@ -95,7 +93,6 @@ def test_spot_price_is_compared_with_the_expected_prices(asked: Callable[..., Ov
     found = offers(asked("sagemaker,vertex", text=text.replace('"A100:8"', '"A100:8", spot: true')))
     assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
     first = compare.cheapest(found)
-    assert first is not None
     assert first.backend == "vertex"
     rows = compare.lines(found)
     assert (" spot " in rows[1], " spot, at most " in rows[2]) == (True, True)
@@ -194,10 +191,8 @@ def test_config_is_loaded_for_a_single_backend(asked: Callable[..., Overrides]) 
 def test_price_on_the_command_line_needs_a_single_backend(asked: Callable[..., Overrides]) -> None:
     """The price overrides the file's price; for several backends the option is refused."""
     config = asked("vertex", price_micro=2_000_000).load()
-    assert config.vertex is not None
     assert config.vertex.price_per_hour == 2_000_000
     own = asked(text="name: x\nscript: train.py\n", price_micro=100_000).load()
-    assert own.local is not None
     assert own.local.price_per_hour == 100_000
     with pytest.raises(UsageError, match="one backend's machines"):
         asked(price_micro=2_000_000).compares()
@@ -348,7 +343,6 @@ def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[
     local = next(offer for offer in found if offer.backend == "local")
     assert (local.lacks, local.dump()["lacks"]) == ("0 of 8 GPUs", "0 of 8 GPUs")
     first = compare.cheapest(found)
-    assert first is not None
     assert first.backend == "vertex"
     assert compare.cheapest([local]) is None
     assert "has 0 of 8 GPUs: " in compare.lines([local])[1]

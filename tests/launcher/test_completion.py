@@ -284,7 +284,6 @@ def test_every_parameter_is_completed_or_free_text() -> None:
     context = click.Context(command_line.cli)
     for name in command_line.COMMANDS:
         command = command_line.cli.get_command(context, name)
-        assert command is not None
         for param in command.params:
             wanted = param.name in ("job", "jobs", "backend", "settings", "attempt")
             if wanted and param._custom_shell_complete is None and not set(param.opts) & free:

@@ -120,13 +120,10 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
     config = evaluations.config_of(_with(job, whole), "test", "step-40", [])
     assert (config.resources.instances, config.resources.spot, config.limits.max_duration) == (1, False, 3600)
     assert (config.inputs, config.outputs, config.checkpoint.uri) == ({"data": "/d${X}"}, {}, None)
-    assert config.init_from is not None
     assert (config.name, config.init_from.job, config.init_from.checkpoint) == ("digits-evaluate", "digits", "step-40")
-    assert config.evaluate is not None
     assert config.evaluate.only
     three = evaluations.config_of(_with(job, whole), "test", None, ["resources.instances=3", "local.price_per_hour=1"])
     batch = planner.make(three, backends.load("local").capacity(three)).batch
-    assert batch is not None
     assert (batch.global_size, batch.micro_size) == (30, 10)  # 32 samples a step would not divide among 3 ranks
     sharded = {**whole, "training": {"strategy": "fsdp"}}
     assert evaluations.config_of(_with(job, sharded), "test", None, []).resources.instances == 4

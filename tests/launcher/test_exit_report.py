@@ -22,7 +22,6 @@ def words(state: ExitState, reason: str, error: dict[str, Any] | None = None, re
 def test_exit_report_is_found_in_a_platform_message(around: str) -> None:
     """Text of the platform before and after the report does not matter."""
     told = exit_report.report_in(around.format(words("failed", "error", BOOM, restarts=2)))
-    assert told is not None
     assert (told["rank"], told["message"], exit_report.restarts(told)) == (1, "boom", 2)
 
 

@@ -66,7 +66,6 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
         [*cli.command, "serve", model.path, "--port", "0"], env=cli.environment(), stderr=subprocess.PIPE, text=True
     )
     try:
-        assert server.stderr is not None
         line = server.stderr.readline()
         found = re.fullmatch(r"ready: digits \(pt2, [0-9a-f]{12}\) on (http://127\.0\.0\.1:\d+)\n", line)
         assert found, line

@@ -211,14 +211,12 @@ def told(*losses: float | str, attempt: int = 1, first: int = 1) -> list[Point]:
 def test_track_has_newest_least_and_largest() -> None:
     """A non-finite value counts only as the newest value."""
     track = curves_of(Series(tuple(told(3.0, 1.0, 2.0, "nan")))).loss
-    assert track is not None
     assert (track.values, track.newest, track.least, track.largest) == ((3.0, 1.0, 2.0), "nan", 1.0, 3.0)
 
 
 def test_repeated_step_counts_once() -> None:
     """The value of the last attempt counts."""
     track = curves_of(Series((*told(5.0, 4.0, 9.0), *told(3.0, 2.0, attempt=2, first=3)))).loss
-    assert track is not None
     assert track.values == (5.0, 4.0, 3.0, 2.0)
 
 
@@ -227,7 +225,6 @@ def test_long_track_is_cut_into_equal_ranges_of_steps() -> None:
     dense = [Point(1, "step", float(n), n, {"loss": 1.0}) for n in range(1000)]
     sparse = [Point(1, "step", float(n), n, {"loss": 2.0}) for n in range(1000, 2000, 100)]
     track = curves_of(Series((*dense, *sparse))).loss
-    assert track is not None
     assert len(track.values) == BINS
     rise = next(place for place, value in enumerate(track.values) if value is not None and value > 1.0)
     assert abs(rise - BINS * 1000 / 1900) < 2
@@ -245,7 +242,6 @@ def test_mean_counts_points_by_weight() -> None:
     ]
     points += [Point(1, "step", 9.0 + n, BINS * 2 + n, {"loss": 1.0}) for n in range(1, BINS)]
     curves = curves_of(Series(tuple(points)))
-    assert curves.loss is not None
     assert (curves.loss.values[0], curves.loss.least, curves.loss.largest) == (2.0, 1.0, 99.0)
     assert curves_of(Series(tuple(points[:4]))).step_s == 1.0
 
@@ -253,7 +249,6 @@ def test_mean_counts_points_by_weight() -> None:
 def test_rate_is_computed_from_steps_if_not_reported() -> None:
     """The lines of a script often have only a step and a loss."""
     track = curves_of(Series(tuple(Point(1, "step", 10.0 + 2 * n, 5 * n, {}) for n in range(4)))).rate
-    assert track is not None
     assert (track.name, track.newest) == ("steps/s", 2.5)
 
 

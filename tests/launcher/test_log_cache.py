@@ -112,7 +112,6 @@ def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: Callable[...
     job = seed("ended", DONE, {"0": numbered(30_000), "1": "other\n"})
     found = read_all(registry, job)
     place = cache.place(registry.database, "ended", 1)
-    assert place is not None
     assert (place.is_complete, place.count, len(found)) == (True, 30_001, 30_001)
     folder = home / "logs" / "ended" / "1"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -248,7 +247,6 @@ def test_log_above_the_size_limit_is_stored_in_part(
     assert len(read_all(registry, job)) == 20_000
     assert capsys.readouterr().err.count(f"{cache.ROOM} is 9e-06") == 1
     place = cache.place(registry.database, "long", 1)
-    assert place is not None
     assert 9_000 < place.size < 20_000
     assert cache.is_dropped(registry.database, "other", 1)
 

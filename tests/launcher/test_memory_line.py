@@ -105,7 +105,6 @@ def test_estimate_is_kept_for_the_same_code_and_settings(planned: Callable[..., 
     assert memory.of_plan(prepared, measures=False) is None
     assert not calls.exists()
     first = memory.of_plan(prepared)
-    assert first is not None
     assert first["layouts"][0]["bytes"] == pytest.approx(16 * 1_001_000, rel=0.05)
     assert memory.of_plan(prepared) == memory.of_plan(prepared, measures=False) == first
     assert calls.read_text() == "x"

@@ -37,14 +37,11 @@ def test_own_price_wins_row_by_row(home: Path) -> None:
     table = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     own.add([quote("ml.g5.12xlarge", 8.0), quote("ml.m5.large", 0.115)])
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
-    assert table is not None
-    assert machine is not None
     assert (table.hourly_usd, machine.hourly_usd, machine.uncertainty_of()) == (7.09, 8.0, 1.0)
     assert machine.iso_day() == rating.today().isoformat()
     assert catalog.rates("sagemaker", "ml.m5.large", "us-west-2")["on_demand"].usd == 0.115
     assert catalog.rates("sagemaker", "ml.m5.large", "us-east-1") == {}
     spot = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
-    assert spot is not None
     assert "spot" in spot.rates
 
 
@@ -53,12 +50,10 @@ def test_own_price_older_than_the_table_is_ignored(file: Path) -> None:
     row = "azureml,Standard_ND96isr_H100_v5,eastus,on_demand,60,no,1,{},Azure Retail Prices"
     file.write_text(f"{HEAD}\n{row.format('2026-08-28')}\n")
     machine = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
-    assert machine is not None
     assert (machine.hourly_usd, machine.iso_day()) == (98.32, "2026-09-16")
     assert machine.price_source == "list price of 2026-09-16, newer than your own of 2026-08-28"
     file.write_text(f"{HEAD}\n{row.format('2026-09-16')}\n")
     same = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
-    assert same is not None
     assert (same.hourly_usd, same.price_source) == (60.0, "list price of 2026-09-16, read from the vendor's list")
 
 
@@ -67,7 +62,6 @@ def test_outdated_spot_price_above_on_demand_is_dropped(home: Path) -> None:
     key = Key("azureml", "Standard_NC6s_v3", "eastus", "on_demand")
     own.add([Quote(key, Rate(0.2, rating.today().isoformat(), "list"))])
     machine = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
-    assert machine is not None
     assert (machine.hourly_usd, "spot" in machine.rates) == (0.2, False)
 
 
@@ -136,7 +130,6 @@ def test_refresh_keeps_the_valid_lines(file: Path) -> None:
     """The damaged file is kept beside the new file."""
     file.write_text(f"{HEAD}\n{GOOD}\nhalf a li")
     damaged = own.add([quote("ml.m5.xlarge", 0.23)])
-    assert damaged is not None
     assert damaged.read_text().endswith("half a li")
     assert {key.instance_type for key in own.everything()} == {"ml.m5.large", "ml.m5.xlarge"}
     assert own.add([]) is None

@@ -50,7 +50,6 @@ def add_from_processes(count: int, each: int, key: str, gate: Path) -> list[tupl
     command = [sys.executable, "-c", ADDER, str(each), key, str(gate)]
     adders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for adder in adders:
-        assert adder.stdout is not None
         assert adder.stdout.readline() == "ready\n"
     gate.touch()
     answers = [adder.communicate(timeout=60)[0] for adder in adders]

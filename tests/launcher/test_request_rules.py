@@ -123,12 +123,10 @@ def test_unknown_region_has_a_warning_with_similar_names() -> None:
         ("vertex", "location", "x", "typing error"),
     ):
         found = unknown_region(backend, key, region, "2026")
-        assert found is not None
         assert (found.key, found.is_warning) == (f"{backend}.{key}", True)
         assert found.message == f"no region `{region}` was known in 2026, so the platform may refuse it"
         assert hint in found.hint
     daily = unknown_region("sagemaker", "region", "x", "2026-08-21")
-    assert daily is not None
     assert daily.message == "no region `x` was known on 2026-08-21, so the platform may refuse it"
 
 

@@ -41,7 +41,6 @@ def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
     *above, key = path.split(".")
     parent = fields.field_at(tuple(above))
     model = fields.section(parent) if parent is not None else schema.model()
-    assert model is not None
     required = {name: (item.examples or [None])[0] for name, item in model.model_fields.items() if item.is_required()}
     for example in field.examples:
         model.model_validate({**required, key: example})
@@ -52,7 +51,6 @@ def test_json_schema_accepts_the_starters(validator: jsonschema.Draft202012Valid
     """An editor marks no fault in a file that `init` writes."""
     text = files("cloudtrain.templates").joinpath("starters", kind, "cloudtrain.yaml").read_text("utf-8")
     root = yamlfile.parse(text, "f.yaml", {}).root
-    assert root is not None
     validator.validate(root.data())
 
 

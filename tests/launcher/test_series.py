@@ -49,7 +49,6 @@ def running(seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callab
     def put_job(text: str) -> Path:
         job = seed("one", State("running", started_s=1000.0), {"0": text})
         monkeypatch.setattr(backends.load("local"), "state", lambda ref: State("running", started_s=1000.0))
-        assert job.attempt.ref is not None
         return Path(job.attempt.ref["folder"]) / "node-0" / "log" / "rank-0.log"
 
     return put_job
@@ -142,14 +141,12 @@ while refresh(registry, registry.find("one")).attempt.progress.get("step", 0) < 
 """
     lookers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     for looker in lookers:
-        assert looker.stdout is not None
         looker.stdout.readline()
     for n in range(1, 301):
         with log.open("a") as file:
             file.write(step(n, loss=1 / n) + "\n")
     assert [looker.wait(60) for looker in lookers] == [0] * 6
     for looker in lookers:
-        assert looker.stdout is not None
         looker.stdout.close()
     assert [point.step for point in stored("one").steps] == list(range(1, 301))
 

@@ -129,7 +129,6 @@ def test_old_ends_are_stored_as_sums(cell: Memory) -> None:
     hold(cell, "a/late/1", 5)
     close(cell, "a/late/1", 1, NOW_S + 120 * DAY_S, NOW_S + 120 * DAY_S)
     book = shared_ledger.read(cell)
-    assert book is not None
     assert (list(book.closed), book.spent["vision"]) == (["a/late/1"], {"2026-11": 60})
     assert seen(cell) == (61, 0)
     assert len(cell.data or b"") < size / 2
@@ -184,7 +183,6 @@ def test_control_characters_in_the_ledger_are_replaced(cell: Memory) -> None:
     held = Held("\x1b[2Jjob\n", 1, "vision", 10, NOW_S, "me")
     shared_ledger.change(cell, lambda book: shared_ledger.hold(book, "k", held, NOW_S))
     book = shared_ledger.read(cell)
-    assert book is not None
     assert book.held["k"].job_id == "?[2Jjob?"
 
 

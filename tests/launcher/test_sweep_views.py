@@ -386,7 +386,6 @@ def test_end_for_want_of_money_counts_as_the_last_percent(registry: Registry) ->
     sweep = swept.put(registry, 9, limit_micro=1_300_000)
     sweep.config["sweep"]["trials"] = 30
     found = alerts.due(registry.database, sweep, 0.0)
-    assert found is not None
     assert found.key == "budget:100@1300000"
     assert "ended at its budget, 1.21 USD of 1.30 USD spent: no further trial fits" in found.title
 
@@ -441,7 +440,6 @@ def test_report_of_a_sweep_in_a_browser(
 def test_best_so_far_is_a_staircase_over_money() -> None:
     """The line never rises for a metric that falls, ends at the best result, and each result is a dot."""
     curve = best_curve([(1_000_000, 3.0, "a"), (2_000_000, 4.0, "b"), (4_000_000, 1.0, "c")], "min")
-    assert curve is not None
     places = [tuple(map(float, each.split(","))) for each in curve.points.split()]
     heights = [y for _, y in places]
     assert heights == sorted(heights)  # the greater the y, the lower on the page

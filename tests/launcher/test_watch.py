@@ -148,7 +148,6 @@ def test_watch_stores_the_log_of_an_ended_job(
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
     place = cache.place(registry.database, "ended", 1)
-    assert place is not None
     assert place.is_complete
 
 

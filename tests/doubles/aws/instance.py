@@ -125,9 +125,7 @@ class Instance(Machine):
 
     def _read(self, world: World, region: str) -> None:
         """Send the container's output to its log stream, line by line, until the container has ended."""
-        assert self.running is not None
         process, rest = self.running.process, b""
-        assert process.stdout is not None
         logs = world.logs(region)
         while data := os.read(process.stdout.fileno(), READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")

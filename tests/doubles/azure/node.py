@@ -154,10 +154,8 @@ class Node(Machine):
 
     def _read(self, logs: LogFiles, total: int) -> None:
         """Read frames until the container has ended."""
-        assert self.running is not None
         process = self.running.process
         stream = process.stdout
-        assert stream is not None
         first = self.number * self.processes
         while len(head := stream.read(node_init.FRAME.size)) == node_init.FRAME.size:
             number, kind, size = node_init.FRAME.unpack(head)

@@ -51,7 +51,6 @@ def main() -> int:
         processes.append(process)
         if told:  # before the process existed
             process.terminate()
-        assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         selector.register(process.stdout, selectors.EVENT_READ, number)
     codes: dict[int, int] = {}

@@ -150,7 +150,6 @@ def _laptop_cut(job: Training, node: int) -> None:
 
 def _followed_all(job: Training, node: int) -> list[str]:
     """Compare the follower's output with the log files, byte by byte."""
-    assert job.follower is not None
     _, said = job.follower.communicate(timeout=60)
     wrong = [] if job.follower.returncode == 0 else [f"the follower ended with code {job.follower.returncode}: {said}"]
     lines = [json.loads(line) for line in (job.root / "followed.jsonl").read_text().splitlines()]

@@ -277,7 +277,6 @@ def _looks(one: Training) -> Iterator[None]:
             stderr=complaint,
             text=True,
         )
-    assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(one.ref))
     process.stdin.close()

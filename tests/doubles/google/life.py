@@ -209,7 +209,6 @@ def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) ->
 def _ended(world: World, job: Job, replica: Replica, job_restarts: int) -> Ending | None:
     """Decide about a replica that has ended; return the attempt's ending, if any."""
     run = replica.run
-    assert run is not None
     assert run.code is not None
     replica.codes.append(run.code)
     if run.code == 0 and not run.is_preempted:

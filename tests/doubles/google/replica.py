@@ -65,7 +65,6 @@ class Run:
 
     def read(self, write: Callable[[bytes, str], None]) -> None:
         """Read lines in threads until the container has ended."""
-        assert self.running is not None
         process = self.running.process
         assert process.stdout is not None
         assert process.stderr is not None
@@ -78,7 +77,6 @@ class Run:
         threading.Thread(target=self._finish, args=(threads,), daemon=True).start()
 
     def _finish(self, threads: list[threading.Thread]) -> None:
-        assert self.running is not None
         for thread in threads:
             thread.join()
         code = self.running.process.wait()

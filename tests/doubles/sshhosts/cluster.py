@@ -146,7 +146,6 @@ class Cluster:
             return self._answer(what)
 
     def _answer(self, what: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line or '{"error": "it has died"}')
         if "error" in answer:
@@ -200,7 +199,6 @@ def _start_keeper(root: Path, names: dict[str, str], layout: Layout) -> subproce
         "client_hardware": f"{HARDWARE}:01",
         "client_address": f"{NETWORK}.1/16",
     }
-    assert process.stdin is not None
     process.stdin.write(json.dumps(spec) + "\n")
     process.stdin.flush()
     return process
