@@ -1,7 +1,5 @@
 """Fixtures for all tests: a private home folder, the installed command as a process, a check for leftover processes."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib

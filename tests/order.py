@@ -1,7 +1,5 @@
 """The order of the tests for several workers: long tests first, so that no worker is left alone with one at the end."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real runs of the shared trainer for the tests of trainings: a small task, and the run with its events."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

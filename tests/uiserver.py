@@ -1,7 +1,5 @@
 """`cloudtrain ui` as a separate process, and a client that sends exactly the given request."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """A small training job, its variant as a script, and the results that a test compares."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict, dataclass

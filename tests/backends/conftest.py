@@ -1,7 +1,5 @@
 """Fixtures of the backends' tests: accounts on the clouds' stand-ins."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Jobs that run without a registry: each cloud's stand-in and two hosts know the jobs, and `adopt` adds them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

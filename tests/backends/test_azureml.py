@@ -1,7 +1,5 @@
 """Azure ML: the command job of a config, impossible configs, and the price."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Azure ML's command jobs, checked offline: against the SDK's schema, its real PUT, and the published ARM schemas."""
 
-from __future__ import annotations
-
 import copy
 import json
 import lzma

@@ -1,7 +1,5 @@
 """`doctor azureml`: obstacles to a job are found before the job, and reported with a remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole jobs on Azure ML's stand-in: real containers, torchrun, gloo; trained, preempted, stopped, followed."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines of the nodes' log files: no line is lost or repeated, each byte is read once, and the cursor is JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

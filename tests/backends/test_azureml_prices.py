@@ -1,7 +1,5 @@
 """Azure's Retail Prices over HTTP: the meter of a size that bills a job, or the reason for no price."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Azure's description of a run in our terms: states, reasons, causes, seconds and prices."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from typing import Any
 

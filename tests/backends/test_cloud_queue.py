@@ -1,7 +1,5 @@
 """Jobs in line for a cloud's quota: rows of the registry that are not sent, on the clouds' stand-ins."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

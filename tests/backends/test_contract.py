@@ -4,8 +4,6 @@ To test a new backend, add its name with its config to `SETTINGS` of tests/whole
 stand-in to `STAND_INS`; no new test code is necessary.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job's `requirements` and `setup` on every backend: real pip, wheels made here, torch kept as installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Errors of remote services in our messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloudtrain.backends import edge

@@ -1,7 +1,5 @@
 """The time limit in each request: every platform reads the limit, and the limit costs at most the budget."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

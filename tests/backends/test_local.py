@@ -1,7 +1,5 @@
 """The local backend: faults of its processes, and configs that this machine refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

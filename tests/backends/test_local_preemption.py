@@ -1,7 +1,5 @@
 """A preempted task: saves, leaves the machine to a job of higher priority, waits again, and continues bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs in line for this machine, with real agents and an interpreter that only sleeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The network fails at each request of a submit, on all clouds: each row can be removed, no money stays reserved."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

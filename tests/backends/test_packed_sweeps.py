@@ -1,7 +1,5 @@
 """Packed sweeps as whole jobs: without a launcher, after a stop, after kill -9, and on a spot machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

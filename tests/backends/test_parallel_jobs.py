@@ -1,7 +1,5 @@
 """Whole jobs over four ranks: killed on one layout, resumed on another."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`init_from` with a parent in a bucket: names and shapes are compared before the send, by the files' headers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The package of examples/plugin: a backend with a config block, checks, prices and node detection."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

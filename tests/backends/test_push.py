@@ -1,7 +1,5 @@
 """Model folders on their way: to a local folder, to a bucket, and to hosts with sshd, with faults on the way."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -3,8 +3,6 @@
 No stand-in of a cloud runs, because a rehearsal needs no cloud.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

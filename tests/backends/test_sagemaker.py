@@ -1,7 +1,5 @@
 """SageMaker: the request against requests of the vendor's SDKs, the vendor's CLI, and the service's refusals."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

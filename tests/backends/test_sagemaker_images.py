@@ -1,7 +1,5 @@
 """The image's line in `doctor`, with and without SageMaker's own SDK; tests/sdk queries the real SDK."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole jobs on SageMaker's stand-in: real containers, torchrun, gloo; trained, interrupted, stopped, followed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines of CloudWatch: no line is lost or repeated, the order holds, and the cursor is JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """AWS's Price List, over HTTP by the real SDK: the row that bills a training job, or the reason for no price."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloudtrain.backends.sagemaker import api as clients

@@ -1,7 +1,5 @@
 """Submits to SageMaker with the installed command and the real SDK: always a single job, and clear messages."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

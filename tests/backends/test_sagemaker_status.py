@@ -1,7 +1,5 @@
 """SageMaker's description of a job in our terms: states, reasons, causes, and the billed seconds."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from typing import Any
 

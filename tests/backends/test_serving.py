@@ -1,7 +1,5 @@
 """`export --for`: the files for a vendor's own tools, compared whole, and held to the vendors' own models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

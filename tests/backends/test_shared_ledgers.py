@@ -1,7 +1,5 @@
 """A team's ledger in every store: conditional writes by many writers, with lost answers and outages."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """The Slurm request, rendered and checked without a cluster; the batch script on a real Slurm."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

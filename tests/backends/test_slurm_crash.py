@@ -1,7 +1,5 @@
 """Submits to a real Slurm that die, race, or lose an answer: exactly one job each; how often Slurm is asked."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

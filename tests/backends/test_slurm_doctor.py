@@ -1,7 +1,5 @@
 """`doctor slurm` on a real Slurm: the checks before a first job, and the cures."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

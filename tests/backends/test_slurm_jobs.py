@@ -1,7 +1,5 @@
 """Jobs of the installed command on a real Slurm, with a script in place of torchrun."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

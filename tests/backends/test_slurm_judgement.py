@@ -1,7 +1,5 @@
 """The state and the paid time of a job from the agents' files and Slurm's words, without a cluster."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The words of Slurm's failed commands, and of the channel to the login node, become errors with the key to change."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloudtrain.backends.slurm import channel

@@ -1,7 +1,5 @@
 """A pre-empted job from its follower's side, on a real Slurm with torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Slurm's words about jobs, as a real Slurm writes them, become our states."""
 
-from __future__ import annotations
-
 import shlex
 import time
 

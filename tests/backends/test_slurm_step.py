@@ -1,7 +1,5 @@
 """The nodes of a Slurm job: the step's tasks supervise torch on a real Slurm, from a hand-made attempt's folder."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,7 +1,5 @@
 """At most one job for an attempt, whatever answer is lost, on a real Slurm."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The ssh request, rendered and checked without a connection."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands for the user's own machines, on real hosts: GPU use, a shell, artifacts, the doctor."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

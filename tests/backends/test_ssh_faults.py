@@ -3,8 +3,6 @@
 The whole table with its times: benchmarks/ssh_faults.py, which `make soak` repeats twenty times.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

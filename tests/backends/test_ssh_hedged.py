@@ -1,7 +1,5 @@
 """Slow hosts: a call to several hosts does not wait for a cut connection, and gets the answer when the host is back."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -3,8 +3,6 @@
 The canary: an executed string leaves a file `pwned-...`, on a host or on this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A job on the user's own machines sends its notifications itself, while the launcher's machine sleeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

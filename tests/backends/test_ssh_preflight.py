@@ -1,7 +1,5 @@
 """The preflight's report: each injected defect is named with its host and the command against the defect."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

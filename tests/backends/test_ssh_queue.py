@@ -1,7 +1,5 @@
 """Jobs in line for hosts that are in use, on real hosts with sshd."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

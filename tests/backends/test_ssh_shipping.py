@@ -1,7 +1,5 @@
 """The transfer of code to real hosts: sent once, continued after a cut, as a difference, and from host to host."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

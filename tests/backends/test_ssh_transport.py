@@ -1,7 +1,5 @@
 """Faulty connections to a host: the message with its place and remedy; and unusual connections that work."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

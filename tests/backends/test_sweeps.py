@@ -1,7 +1,5 @@
 """Sweeps on this machine: each segment is sent once, the budget holds, and the best trial is found."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

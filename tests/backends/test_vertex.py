@@ -1,7 +1,5 @@
 """Vertex AI: the custom job of a config, impossible configs, and the price."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The files of a job in its bucket are fetched whole, with any name, and never outside the folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

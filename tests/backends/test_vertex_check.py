@@ -1,7 +1,5 @@
 """Vertex AI's custom jobs, checked offline: against Google's description of the API, and Google's own parser."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

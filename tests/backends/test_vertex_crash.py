@@ -1,7 +1,5 @@
 """Submits to Vertex AI that die, are lost, or arrive late: one job runs or no job, and the next command finds out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Obstacles to a Vertex AI job are reported in a sentence with a remedy, and no object of the job remains."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

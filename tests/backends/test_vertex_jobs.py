@@ -1,7 +1,5 @@
 """Whole jobs on Google's stand-in: real replicas, torchrun, gloo; trained, killed, preempted, stopped, followed."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

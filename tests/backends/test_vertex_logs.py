@@ -1,7 +1,5 @@
 """Vertex AI: a job's lines from Cloud Logging, which delivers lines late, twice, in pieces, or never."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

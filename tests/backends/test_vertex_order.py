@@ -1,7 +1,5 @@
 """Vertex AI: the memory of a reader of Cloud Logging, so that every line appears once and in order."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """The price of a Vertex AI machine: the rules, the table's prices in a plan, and Google's own list."""
 
-from __future__ import annotations
-
 import random
 import re
 import runpy

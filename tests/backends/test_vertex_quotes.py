@@ -1,7 +1,5 @@
 """Google's Cloud Billing Catalog by `prices refresh`: machines' sums, by two rules, over HTTP with a login."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

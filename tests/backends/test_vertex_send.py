@@ -1,7 +1,5 @@
 """Submits to Vertex AI with the command and Google's own clients: always a single job, despite any fault."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Vertex AI's description of a custom job in our terms: states, reasons, causes, billed seconds; and the stop."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

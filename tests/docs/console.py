@@ -20,8 +20,6 @@ The page's output matches if all its lines are printed in order, without other l
 `python tests/docs/console.py PAGE` prints a page's commands with their real output, as material for the page.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

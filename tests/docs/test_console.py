@@ -1,7 +1,5 @@
 """The comparison of the tutorials with the printed output finds every difference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples of fine-tuning run as their comments say: a new head, and an adapter by peft."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

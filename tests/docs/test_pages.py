@@ -1,7 +1,5 @@
 """Generated pages agree with the code, and the files, links and names on all pages exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The front page: its order, its length, and its commands, run as a reader types them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

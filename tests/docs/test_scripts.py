@@ -1,7 +1,5 @@
 """The configs of docs/scripts.md are files of tests/scripts and serve five backends; each script survives a fault."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every tutorial's commands run in order against the stand-ins, and print the output on the page."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A certificate authority for one process: made at the process's start, removed with its folder."""
 
-from __future__ import annotations
-
 import datetime
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """Calls to a stand-in without any SDK, through the stand-in's proxy."""
 
-from __future__ import annotations
-
 import functools
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Fixtures and requests for the tests of the stand-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

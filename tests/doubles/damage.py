@@ -1,7 +1,5 @@
 """Ways to damage a checkpoint and keep the checksums right: a resume must find each contradiction."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

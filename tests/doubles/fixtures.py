@@ -1,7 +1,5 @@
 """The stand-ins as fixtures. Every test run imports the module, therefore large modules are imported on first use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

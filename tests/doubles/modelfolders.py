@@ -1,7 +1,5 @@
 """Model folders in the form of `cloudtrain export`, without a training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Thin wrappers of the system calls by which a process makes namespaces and mounts; errors are raised as OSError."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

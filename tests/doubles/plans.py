@@ -1,7 +1,5 @@
 """Stored plans for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cloudtrain.launcher.plan import Plan

@@ -4,8 +4,6 @@ A signal or the parent's death ends the process with all its containers. A shell
 always removes the state folder, even after SIGKILL.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The single port: a CONNECT proxy that ends TLS itself, and plain HTTP for the control and identity endpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

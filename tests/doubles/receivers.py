@@ -1,7 +1,5 @@
 """Receivers of notifications: a real HTTP receiver and a real mail server on loopback, which fail as a test asks."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A job for the report: three attempts, a restart, losses that are NaN, and texts that try to inject HTML."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A sweep in the registry without a real run: trials that paused at rungs, a failed trial, and the ledger's rows."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A terminal with a process, like a person's terminal, for tests of the live views."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

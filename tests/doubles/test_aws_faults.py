@@ -1,7 +1,5 @@
 """AWS's stand-in injects faults on request, and records all calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

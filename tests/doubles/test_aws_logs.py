@@ -1,7 +1,5 @@
 """CloudWatch Logs on AWS's stand-in: tokens, pages, lag, and many events quickly."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The refusals of AWS's stand-in, and its descriptions of jobs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

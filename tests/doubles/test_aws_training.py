@@ -1,7 +1,5 @@
 """AWS's stand-in executes jobs: containers, phases, ends, checkpoints, interruptions."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Azure's stand-in injects faults on request, and records all calls."""
 
-from __future__ import annotations
-
 import time
 from http.client import IncompleteRead
 from pathlib import Path

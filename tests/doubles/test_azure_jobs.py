@@ -1,7 +1,5 @@
 """Azure's stand-in executes jobs: containers, ranks, mounts, ends, time limits, preemption."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The unmodified azure-ai-ml works with Azure's stand-in: submit, get, list, computes, datastores."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path

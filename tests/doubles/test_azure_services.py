@@ -1,7 +1,5 @@
 """Azure's stand-in beside jobs and blobs: sign-in, ARM's refusals, the vault, prices, identities."""
 
-from __future__ import annotations
-
 import urllib.parse
 from typing import Any
 

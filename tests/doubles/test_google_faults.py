@@ -1,7 +1,5 @@
 """Google's stand-in injects faults on request, and records all calls; test_google_sdk has gRPC's faults."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -1,7 +1,5 @@
 """Google's stand-in executes jobs: replicas, restarts, preemption, ends, time limits."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """The refusals of Google's stand-in, and the filters of its list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote

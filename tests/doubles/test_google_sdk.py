@@ -1,7 +1,5 @@
 """Unmodified clients work with Google's stand-in: Vertex AI by gRPC and REST, storage, the SDK."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

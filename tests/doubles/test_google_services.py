@@ -1,7 +1,5 @@
 """Secret Manager and the price list of Google's stand-in."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import dataclass, field

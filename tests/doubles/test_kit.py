@@ -1,7 +1,5 @@
 """The shared parts of the stand-ins: which calls a fault hits, and the refusal of misspelt faults and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

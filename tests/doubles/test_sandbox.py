@@ -1,7 +1,5 @@
 """Containers for stand-ins: their view of the machine, and nothing left after their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

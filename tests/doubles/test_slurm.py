@@ -1,7 +1,5 @@
 """The real Slurm in namespaces: a job's life, the faults of the site, and nothing left after the site's end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Hosts with real sshd: their properties, their faults, and nothing left after their end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

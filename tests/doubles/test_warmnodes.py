@@ -1,7 +1,5 @@
 """Warm nodes, compared with real interpreters."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The warm interpreter, compared with the real interpreter."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Waits for conditions, and finds the processes of containers by a mark."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

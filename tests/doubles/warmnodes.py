@@ -10,8 +10,6 @@ in a container whose properties the fork cannot take over, the real interpreter 
 Two proofs stay with real interpreters: jobs with the variable COLD_PYTHON, and environments with a torch of their own.
 """
 
-from __future__ import annotations
-
 import _imp
 import contextlib
 import ctypes

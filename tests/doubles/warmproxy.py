@@ -5,8 +5,6 @@ The interpreter keeps its pid, its parent and its environment: it passes signals
 If no server answers, or the server cannot make an equal process, the real interpreter goes on.
 """
 
-from __future__ import annotations
-
 import array
 import json
 import os

@@ -7,8 +7,6 @@ environment and output, until the usual end. torchrun's ranks are forked, too. A
 import: some runs of each kind use the real interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """HTTP/1.1 of the stand-ins: read a request from a connection, write an answer to the connection."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Moto's real S3 server on loopback, behind a front that injects network faults; Google's stand-in for jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

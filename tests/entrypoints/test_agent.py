@@ -1,7 +1,5 @@
 """The agent of a single node in this process, without ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

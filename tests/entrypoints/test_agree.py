@@ -1,7 +1,5 @@
 """The agreement between the ranks, by the clock of rank 0."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """JSON files that are whole or absent."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An Azure container as the mirror of checkpoints, with the real SDK against Azure's stand-in."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

@@ -1,7 +1,5 @@
 """boot: the node's identity, torchrun's command line, and the meaning of the end."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

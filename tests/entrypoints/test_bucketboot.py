@@ -1,7 +1,5 @@
 """The first process of a replica, which downloads our runtime before any of our code is on the machine."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The verbs of a host: typed arguments, and an answer for each call."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path

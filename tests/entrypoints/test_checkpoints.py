@@ -1,7 +1,5 @@
 """Checkpoints: complete or absent, verified, retained, written in the background, and loaded into any layout."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A managed platform's container: the node's identity, the output, and the report of a failure."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

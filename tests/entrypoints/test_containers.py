@@ -1,7 +1,5 @@
 """Boot in a container on the user's own host: command lines, and real podman where podman is installed and runs."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 A strategy's or an optimizer's facts have one home, which the schema's lists and the trainer's makers follow.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

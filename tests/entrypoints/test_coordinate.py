@@ -1,7 +1,5 @@
 """Node 0's decisions, from reports alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from typing import Any

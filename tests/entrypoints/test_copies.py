@@ -1,7 +1,5 @@
 """Copies from node to node, over real sockets on loopback: complete copies, hostile peers and faults."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

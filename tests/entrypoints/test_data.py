@@ -1,7 +1,5 @@
 """The sample stream, the batch arithmetic and the seeds."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

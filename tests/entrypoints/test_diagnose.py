@@ -1,7 +1,5 @@
 """The bottleneck of a step: the arithmetic, the advice, and a real job that waits for its data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The average of the weights: its value, its temporary swap into the module, and the same over shards."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 The tests cannot install conda: the folders hold only an interpreter and conda-meta, as conda leaves them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json

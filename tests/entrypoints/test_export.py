@@ -4,8 +4,6 @@ Trainings and the processes of an export start with torch imported (doubles/warm
 tests/launcher runs the command with the real interpreter.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Operations counted on real micro-batches, without any effect on the results; peaks by torch's device names."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """The sync of a folder with a prefix in a bucket: files that are copied, and files that never are."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

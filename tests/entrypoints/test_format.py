@@ -1,7 +1,5 @@
 """Sums and time spans for readers."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

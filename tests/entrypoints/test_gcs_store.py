@@ -1,7 +1,5 @@
 """A Google bucket as the mirror of checkpoints, with the standard library against Google's stand-in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """GPU locks, held by real processes of several users."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

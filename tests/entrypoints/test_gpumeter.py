@@ -1,7 +1,5 @@
 """GPU use: the meter reads nvidia-smi, with any output, and writes into rank 0's log."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

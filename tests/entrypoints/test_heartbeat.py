@@ -1,7 +1,5 @@
 """The ranks' heartbeats, their watch, and the stacks of hung ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

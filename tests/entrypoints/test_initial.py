@@ -1,7 +1,5 @@
 """Jobs that begin with another job's weights: real runs, on two ranks where the strategy needs two."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

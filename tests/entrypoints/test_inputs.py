@@ -1,7 +1,5 @@
 """Files that a node without a shared disk downloads before the job, and the exit report at the job's end."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

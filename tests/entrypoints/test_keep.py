@@ -1,7 +1,5 @@
 """Tests of the kept files of a working directory: folders, files, patterns, several starts and nodes."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

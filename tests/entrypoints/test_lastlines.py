@@ -1,7 +1,5 @@
 """The last lines of a rank: shown as on a screen, bounded, and recorded with the rank's failure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_local.py RESULT`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

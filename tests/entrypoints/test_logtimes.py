@@ -1,7 +1,5 @@
 """The time of each line, from the log sizes that a supervisor saw."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent.log_times import TimeIndex, between

@@ -1,7 +1,5 @@
 """The names of saved weights against a model's: every weight is paired, skipped by a pattern, or refused."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

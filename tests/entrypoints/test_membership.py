@@ -1,7 +1,5 @@
 """Leader election: node 0, then the next node that reaches most nodes. Real sockets, no processes."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -3,8 +3,6 @@
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_memory.py CASES RESULT`.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

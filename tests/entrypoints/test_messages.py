@@ -1,7 +1,5 @@
 """The messages between the launcher and the nodes: their JSON form, and what an older or newer version may send."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The parts of a step's time and the figures derived from them, by a clock that the test controls."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Model folders: every changed byte is refused, and weights are copied in pieces."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

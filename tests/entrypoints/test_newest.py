@@ -1,7 +1,5 @@
 """Tests of the search for a script's newest checkpoint."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The job sends its own notifications: thresholds, deadline and end, from node 0's agent, despite the receiver."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

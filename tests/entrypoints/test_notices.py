@@ -1,7 +1,5 @@
 """Notifications to users, sent to real receivers on loopback: delivered, refused, hanging, hostile."""
 
-from __future__ import annotations
-
 import email
 import email.policy
 import time

@@ -1,7 +1,5 @@
 """Schedules and scaling by value, LARS and LAMB against their papers' formulas, and every optimizer over shards."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The packed controller: real sweeps of tiny trainings on two slots of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Asynchronous training: tickets, shards and messages in one process; then real runs with workers that die."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

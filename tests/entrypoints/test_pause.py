@@ -1,7 +1,5 @@
 """A training paused by `training.pause_at` equals the uninterrupted training, bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_pipeline.py RESULT`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

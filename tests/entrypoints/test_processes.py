@@ -1,7 +1,5 @@
 """Real process trees."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

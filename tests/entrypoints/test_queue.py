@@ -1,7 +1,5 @@
 """The queue's decision over tickets, and the tickets' files held by real processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

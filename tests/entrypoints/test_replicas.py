@@ -1,7 +1,5 @@
 """A replica of a job's checkpoints on a second node: fetched, retired and untouched entries."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Sources of a job's packages, refused sources, and copies of environments in a store."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

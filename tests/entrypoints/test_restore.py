@@ -1,7 +1,5 @@
 """Entries that a start of the job copies from the disks of other nodes: copied, kept, and reported as missing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A bucket as the mirror of checkpoints, against a real server on loopback, with failures of the server."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

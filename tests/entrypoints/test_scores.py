@@ -1,7 +1,5 @@
 """The figures of a test: equal to scikit-learn's, and to the bit for any split of the batches over ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The forms in which scripts print steps: each line as the real library or script prints the line."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

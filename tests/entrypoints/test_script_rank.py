@@ -1,7 +1,5 @@
 """The variables that a script's rank sets for libraries."""
 
-from __future__ import annotations
-
 import os
 from types import ModuleType
 

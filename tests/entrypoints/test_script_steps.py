@@ -1,7 +1,5 @@
 """The printed figures that count as a script's steps, and the content of the events."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The output of a script arrives byte for byte, with an event appended to a line with a step."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

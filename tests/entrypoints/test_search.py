@@ -1,7 +1,5 @@
 """The decision of a search: no segment twice, no overspending, a finished trial, one answer for the same inputs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The server of a model folder: contracts, hostile requests, limits, batches, the drain."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import io

@@ -3,8 +3,6 @@
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_sparse.py CASES RESULT`.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A host's facts: on this machine, and with recorded answers of nvidia-smi."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Steps that the sweeper removes from the bucket, and entries that must stay."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

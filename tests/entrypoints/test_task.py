@@ -1,7 +1,5 @@
 """The checks of the task file and the settings: the fault, its place, and the fix."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_tensor.py RUN RESULT`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The test of a task, in real runs: after the last step, and of another job's weights, on any number of ranks."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

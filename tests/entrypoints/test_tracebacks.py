@@ -1,7 +1,5 @@
 """The frames of a traceback that are shown."""
 
-from __future__ import annotations
-
 from cloudtrain.entrypoints.rank import tracebacks
 
 OWN = '  File "data.py", line 9, in __getitem__\n    return self.rows[index]\n           ~~~~~~~~~^^^^^^^\n'

@@ -1,7 +1,5 @@
 """Real runs of the shared trainer: two ranks over gloo on loopback, interrupted in the ways of the clouds."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable

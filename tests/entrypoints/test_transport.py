@@ -1,7 +1,5 @@
 """The connection between agents, over real sockets on loopback."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Tests of the job's own variables in arguments and environment."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

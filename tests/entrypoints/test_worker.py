@@ -1,7 +1,5 @@
 """The worker of one rank: a script runs as under python itself, and the cause of the end is recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

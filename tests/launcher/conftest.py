@@ -1,7 +1,5 @@
 """Jobs in the registry without a real run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A pipeline of the Python interface, as in docs/python.md: run by a test, and checked by mypy in strict mode."""
 
-from __future__ import annotations
-
 import sys
 
 from cloudtrain.launcher.api import Config, DryRun, JobLine, JobStatus, logs, resume, status, submit, wait

@@ -1,7 +1,5 @@
 """`doctor` names running jobs of a deleted registry, and `adopt` adds them again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The state of a job, folded from the states of its nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

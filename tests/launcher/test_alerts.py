@@ -1,7 +1,5 @@
 """Alerts that are due: budget thresholds, near limits, no progress, ends; each alert once."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Python interface: the command line's functions with types, without output, with the same faults."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

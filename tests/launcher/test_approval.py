@@ -1,7 +1,5 @@
 """The confirmation before a submit costs money: required unless a limit ends the job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading a backend by name: built-in, plug-in, unknown."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cloudtrain budget`, and the budget messages of submit, resume and list, with the real command."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`plan`, a dry run and `submit` report the budgets of a job before the job is sent."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

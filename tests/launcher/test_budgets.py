@@ -1,7 +1,5 @@
 """The sum left in a budget, and refusals, without a ledger."""
 
-from __future__ import annotations
-
 import calendar
 import random
 from dataclasses import replace

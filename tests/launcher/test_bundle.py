@@ -1,7 +1,5 @@
 """The bundle: its files, its name, and refused content on both sides."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The table of machine types and prices."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloudtrain.launcher.prices import catalog

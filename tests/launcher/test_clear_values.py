@@ -1,7 +1,5 @@
 """For secrets in `env` and arguments, `plan`, dry run and `validate` point to `secrets`, with the place in the file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line: exit codes, streams, and error messages."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The plan's notes about unused files in the code folder."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables and long lines on terminals of any width."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Backends side by side: the cheapest hour first, the reason for a missing plan, and a choice of a backend."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

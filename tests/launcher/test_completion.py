@@ -1,7 +1,5 @@
 """Shell completion: asked like the shell function asks, and typed into real bash, zsh and fish."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Loading a config: overrides, rules, hints, files, and errors of every kind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Parsing of a container's lines; the log relay and the container's own code write the lines, as in a job."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

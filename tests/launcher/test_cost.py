@@ -1,7 +1,5 @@
 """`cloudtrain cost` prints the bill of a job, or the cost of all jobs in a period."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Delivery sends each notice of a job once per channel, in the background of the follower, in spite of failures."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Advice about a job without a follower."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`doctor` checks this installation, and asks several backends at the same time."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

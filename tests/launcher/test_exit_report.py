@@ -1,7 +1,5 @@
 """The container's exit report becomes a state; the tests write the report with the code that writes it in a job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`cloudtrain explain` prints the documentation of keys."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`cloudtrain export` and `cloudtrain serve`: a real job becomes a folder, and the folder answers requests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

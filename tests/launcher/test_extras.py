@@ -1,7 +1,5 @@
 """The hint for a missing package has a pip command that works."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

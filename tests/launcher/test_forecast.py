@@ -1,7 +1,5 @@
 """The forecast of a running job's cost, in numbers, in words, and in `status` and `list`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """The launcher folds GPU events into figures by rank, a mean, and a warning about idle GPUs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Imports decide the start-up time of a command; no command may need torch or an SDK."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """`cloudtrain init`, and its starters."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The ledger of a home folder: held, settled and freed sums, by month and project, after any crash."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

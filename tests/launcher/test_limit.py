@@ -1,7 +1,5 @@
 """The time limit from a budget: never above the money, never below the affordable time, or a sufficient sum."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from fractions import Fraction

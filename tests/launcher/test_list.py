@@ -1,7 +1,5 @@
 """`list`: output beside the table, and refused arguments; test_listing.py tests the choice of jobs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The list keeps rows of ended jobs, and chooses jobs by filters."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import queue

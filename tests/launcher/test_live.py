@@ -1,7 +1,5 @@
 """Parts of the live view without jobs or a terminal: cleaned text, curves, keys, view states, pauses."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The data source of the live view: threads on a real registry, with a fast, a slow and a silent backend."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

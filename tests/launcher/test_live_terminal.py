@@ -1,7 +1,5 @@
 """The live view on a real terminal: its content, and the restored terminal after any end of the watch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The screens of the live view: a frozen model in, rows out, independent of time and terminal."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """The log cache: compressed, committed with the cursor, complete after every kill of the writer, bounded in size."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

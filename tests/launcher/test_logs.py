@@ -1,7 +1,5 @@
 """`logs` chooses and formats the lines of a job."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

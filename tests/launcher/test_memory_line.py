@@ -1,7 +1,5 @@
 """The memory line of a plan: its words, the memory of GPUs, and the estimate that is kept."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

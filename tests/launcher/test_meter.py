@@ -1,7 +1,5 @@
 """The cost of attempts, compared with an exact count per node."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`notify` from the config to the receiver: refused entries, trial messages, followers, hidden addresses."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The user's own prices: they win over the table, writers lose no price, and damage is reported."""
 
-from __future__ import annotations
-
 import datetime
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

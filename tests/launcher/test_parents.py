@@ -1,7 +1,5 @@
 """`init_from` in the config, and the parent's place among a job's inputs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

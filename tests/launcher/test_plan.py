@@ -1,7 +1,5 @@
 """The plan: ranks, the split of a batch, time limit and worst-case bill."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import date

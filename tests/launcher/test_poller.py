@@ -1,7 +1,5 @@
 """Polls of many jobs in threads: the lanes of the backends, and `wait`."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The tool that makes the table of prices from collected facts."""
 
-from __future__ import annotations
-
 import csv
 import runpy
 from pathlib import Path

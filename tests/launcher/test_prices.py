@@ -1,7 +1,5 @@
 """`cloudtrain prices` and `prices refresh`: known prices, their age, and safe updates."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

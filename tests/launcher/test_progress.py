@@ -1,7 +1,5 @@
 """The progress of a job, folded from its event lines."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A price's uncertainty depends on the price's age, its origin, and the gaps in the vendor's list."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

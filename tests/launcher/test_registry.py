@@ -1,7 +1,5 @@
 """The registry: many processes at once, lookup, and unusable files."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Parts of a rehearsal: the scale, the sandbox, the verdict, the proof."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

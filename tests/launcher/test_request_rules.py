@@ -1,7 +1,5 @@
 """The check of a request against a vendor's table, with a small table that has every kind of rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

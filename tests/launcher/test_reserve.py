@@ -4,8 +4,6 @@ The platform is a folder of the test: a job exists from its send on, has a rando
 platform audits by itself: each send adds up all known costs. Processes, SQLite and the ledgers are real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A job that ended at its budget: the error names a sum to continue, and the sum is enough."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import time

@@ -1,7 +1,5 @@
 """`resume` and a config file that changed since the submit: a warning with the keys, and `--update-config`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """For a job with only damaged checkpoints, no attempt starts from step 0 until a person agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

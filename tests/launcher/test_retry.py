@@ -1,7 +1,5 @@
 """Rules for the end of an attempt that earns a retry, and a guard against a double send."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

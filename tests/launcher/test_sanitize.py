@@ -1,7 +1,5 @@
 """A state with untrusted input has the types that its fields promise, and is safe to print."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The schema, and the JSON schema that is generated from the schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib.resources import files

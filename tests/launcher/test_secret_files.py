@@ -1,7 +1,5 @@
 """Secret files: refused by name and content, reported by file and line, never printed, permitted by a line."""
 
-from __future__ import annotations
-
 import random
 import string
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The series of a job's events: each event stored once despite many polls, and bounded for any script."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The shared ledger over a conditional object in memory: lost answers, stored sums, late reports."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared ledgers of two home folders: which jobs enter a ledger, delayed reports, and lost machines."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The job spec for the nodes: permitted node counts, and a fixed micro batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`status` shows a job on a screen of 80x24 in each of its states."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Stop requests to a job, as the command line, the live view and the page send them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

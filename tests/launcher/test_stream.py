@@ -1,7 +1,5 @@
 """The lines of an attempt from the backend and the log cache come in order, each exactly once."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

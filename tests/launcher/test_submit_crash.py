@@ -1,7 +1,5 @@
 """`kill -9` of the command line at every step of submit leaves at most one job, and the next command finds the job."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

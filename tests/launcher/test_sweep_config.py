@@ -1,7 +1,5 @@
 """The section `sweep`: faults with the way out, the search from a config, and the pace's money."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Printed text from any source contains no terminal control, and JSON stays JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

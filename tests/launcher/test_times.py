@@ -1,7 +1,5 @@
 """Times and durations in the formats of the platforms."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloudtrain.launcher.text import times

@@ -1,7 +1,5 @@
 """Parts of the live page without a browser: polling of backends, shared log lines, job lists, spend."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

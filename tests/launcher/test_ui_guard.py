@@ -1,7 +1,5 @@
 """Access to the page, and the permissions of a browser, tested with the real server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Parsing and formatting of durations, money, percentages and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs that were not sent, damaged rows of the registry, and jobs that are removed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """All screens of a job show the same figures: the text of `status`, its JSON, `list`, `watch`, the page, the report."""
 
-from __future__ import annotations
-
 import html
 import re
 import time

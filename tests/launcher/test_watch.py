@@ -1,7 +1,5 @@
 """`watch`: a single watcher polls each job, faults of a job stay with the job, and a service keeps `watch` running."""
 
-from __future__ import annotations
-
 import configparser
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """YAML text -> values with their places."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

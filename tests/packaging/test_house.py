@@ -1,7 +1,5 @@
 """The imports of the code follow the architecture's arrows."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

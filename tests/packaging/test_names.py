@@ -1,7 +1,5 @@
 """Comments and docstrings name classes and files that exist."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import io

@@ -1,7 +1,5 @@
 """The order of the tests for several workers."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How plain the English of docstrings, comments and pages is: pronouns per 100 words, as an upper bound."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The built wheel: its files, and its work in an empty environment."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The stand-in as a process: `python -m doubles.aws [--state DIR] [--port N]` prints its URL, in JSON, when ready."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """`/_control/...`: a test's requests to AWS's stand-in itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SageMaker's operations on training jobs, and the quotas that limit jobs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Faults of calls, set by a test."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stand-in from a test's side: start it, call it with boto3, control it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """A training job: its request, its state, and its description in DescribeTrainingJob."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

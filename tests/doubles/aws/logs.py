@@ -1,7 +1,5 @@
 """CloudWatch Logs: groups, streams, events; pages by token, and a lag between an event's arrival and its appearance."""
 
-from __future__ import annotations
-
 import bisect
 import re
 import threading

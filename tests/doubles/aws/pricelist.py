@@ -4,8 +4,6 @@ Real (of 2026) are ml.g5.2xlarge's 1.515 (USE1-Train:ml.g5.2xlarge), ml.m5.large
 The rows have the form of GetProducts (one JSON string a row) and of the region files (products and terms apart).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

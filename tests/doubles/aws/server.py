@@ -1,7 +1,5 @@
 """The HTTP server: the stand-in's own services and the control endpoint in front of moto's application."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The settings of the stand-in's AWS that a test may change: durations, and whether jobs run at all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from doubles.kit import settings

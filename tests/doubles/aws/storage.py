@@ -1,7 +1,5 @@
 """S3 as the platform itself uses it: directly in moto's store, so that faults for clients have no effect."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The course of a training job, in a separate thread: from waiting for machines to the archive of the model."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -4,8 +4,6 @@ botocore itself checks types and required members only; `check` adds lengths, ra
 members, and `check_rules` the rules between fields of CreateTrainingJob that are missing in the model.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

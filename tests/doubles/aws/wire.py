@@ -1,7 +1,5 @@
 """An HTTP request to AWS parsed into a call of an operation, and answers in the protocol of the call."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

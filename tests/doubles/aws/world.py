@@ -1,7 +1,5 @@
 """The state of the stand-in: settings, jobs, logs, faults, the journal of calls, quotas."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The stand-in as a process: `python -m doubles.azure [--state DIR] [--port N]` prints what a client needs, in JSON."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

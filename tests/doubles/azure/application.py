@@ -1,7 +1,5 @@
 """Finds the operation of a request; then journal, faults and authorization, before the operation is executed."""
 
-from __future__ import annotations
-
 import re
 import time
 import traceback

@@ -1,7 +1,5 @@
 """management.azure.com: the workspace, its clusters and datastores, uploaded code, and environments."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """<account>.blob.core.windows.net: authorization, conditions, ranges, operations on blobs, and lists in pages."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

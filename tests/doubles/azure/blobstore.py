@@ -4,8 +4,6 @@ Kind, metadata, creation time and MD5 of a blob are kept in memory. A file that 
 folder is an ordinary block blob, with the properties of its file.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The fields of a job's body, and the service's refusals that are not in a schema."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

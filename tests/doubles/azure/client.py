@@ -1,7 +1,5 @@
 """Calls to the stand-in without any SDK: signed in as the tests' client, under the real host names."""
 
-from __future__ import annotations
-
 import hashlib
 import urllib.parse
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Plain HTTP: a test's requests to Azure's stand-in itself, and the identity endpoint of containers."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import time

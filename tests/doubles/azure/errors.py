@@ -1,7 +1,5 @@
 """Errors of operations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """The stand-in from a test's side: start it, let unmodified clients find it, control it."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass

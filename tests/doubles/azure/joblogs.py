@@ -1,7 +1,5 @@
 """A job's log files: append blobs that grow in steps, as with the platform's uploader."""
 
-from __future__ import annotations
-
 import threading
 import time
 

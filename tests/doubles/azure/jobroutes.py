@@ -1,7 +1,5 @@
 """management.azure.com: put, get, list and cancel jobs; and run history's details at https://<region>.api.azureml.ms."""
 
-from __future__ import annotations
-
 import copy
 import time
 import uuid

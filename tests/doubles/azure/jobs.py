@@ -1,7 +1,5 @@
 """A job: its request, its state, and its pending orders."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from dataclasses import dataclass, field

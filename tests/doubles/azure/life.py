@@ -1,7 +1,5 @@
 """The course of a job, in a separate thread: from NotStarted to its end."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """login.microsoftonline.com, and the identity endpoint of a job's container."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 from urllib.parse import parse_qsl

@@ -1,7 +1,5 @@
 """The names of the account: one tenant, one subscription, one workspace, one storage account, one vault."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 TENANT = "72f988bf-0000-4000-8000-000000000001"

@@ -1,7 +1,5 @@
 """prices.azure.com: a price list with invented numbers and the traps of the real list."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every route of the JSON services, with the operation's name for faults and the journal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from doubles.azure import arm, blobs, jobroutes, login, prices, vault

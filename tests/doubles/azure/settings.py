@@ -1,7 +1,5 @@
 """The settings of the stand-in's Azure: durations, permissions, and whether jobs run at all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Shared access signatures and SharedKey, made and verified as in the storage service's documentation."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Bearer tokens: opaque to clients, with audience, client and expiry that the services verify."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """<vault>.vault.azure.net: write, read and remove secrets."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of the stand-in: settings, faults, the journal of calls, tokens, blobs, assets, jobs, secrets."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 A line is `{"asked_s", "time_s", "state"}`, with `error` in place of `state` if no host answered.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The table: each fault of a job on two or three hosts, the job's settings, and the required outcome."""
 
-from __future__ import annotations
-
 import enum
 import json
 import re

@@ -3,8 +3,6 @@
 Therefore every fault leaves the job observable: even a host without a network line can be read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

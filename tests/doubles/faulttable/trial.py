@@ -1,7 +1,5 @@
 """One fault of one job: the observed times in seconds, and the deviations from the required outcome."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time

@@ -1,7 +1,5 @@
 """The stand-in as a process: `python -m doubles.google [--state DIR] [--port N]` prints, in JSON, how to reach it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -3,8 +3,6 @@
 The request's message class defines how the JSON of an operation of Vertex AI is read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import traceback

@@ -4,8 +4,6 @@ Prices of A3 and H100 on demand and by flex start are from a real bill of August
 page of October 2026; all other figures, including all of spot and of europe-west4, are invented.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

@@ -1,7 +1,5 @@
 """CreateCustomJob's refusals. The messages begin as the service's; the messages about single rules are invented."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls to the stand-in without any SDK: with a token of the tests' account, under the real host names."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

@@ -1,7 +1,5 @@
 """Plain HTTP: a test's requests to Google's stand-in itself, and the metadata server of replicas."""
 
-from __future__ import annotations
-
 import base64
 import os
 import signal

@@ -1,7 +1,5 @@
 """Errors of operations: Google's canonical codes, in both protocols."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stand-in from a test's side: start it, let unmodified clients find it, control it."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import dataclass

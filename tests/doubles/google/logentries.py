@@ -1,7 +1,5 @@
 """Log entries in Cloud Logging's form, made from the replicas' lines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

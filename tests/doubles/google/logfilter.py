@@ -1,7 +1,5 @@
 """The part of the Logging query language that followers use; unknown syntax is refused, never ignored."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

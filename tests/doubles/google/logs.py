@@ -1,7 +1,5 @@
 """Cloud Logging: list entries in pages, write; with the quotas and the delays of the service."""
 
-from __future__ import annotations
-
 import base64
 import bisect
 import hashlib

@@ -1,7 +1,5 @@
 """A service on a loopback port, without the proxy, TLS and tokens: for tests of a single service."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import threading

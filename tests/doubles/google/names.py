@@ -1,7 +1,5 @@
 """The names of the account: one project, one region, one bucket, one service account."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 
 PROJECT = "cloudtrain-tests"

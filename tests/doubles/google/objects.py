@@ -1,7 +1,5 @@
 """Buckets and objects: each content is a file below a folder, metadata is kept in memory; their JSON and headers."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """secretmanager.googleapis.com: secrets and their versions, after secretmanager.v1.json; no IAM policies."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

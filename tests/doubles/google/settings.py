@@ -1,7 +1,5 @@
 """The settings of the stand-in's Google that a test may change: durations, resources, and permissions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

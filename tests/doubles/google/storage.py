@@ -3,8 +3,6 @@
 The emulator reads every object into memory, ignores ifGenerationMatch, and cannot continue an upload that broke off.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable, Iterator

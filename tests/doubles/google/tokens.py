@@ -1,7 +1,5 @@
 """Bearer tokens: tokens issued by the stand-in, and JSON Web Tokens signed by clients with their account's key."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Uploads to Cloud Storage: in one request (media, multipart), or a session of several requests (resumable)."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """The state of the stand-in: settings, faults, the journal of calls, tokens, jobs, and the services' state."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """`/_control/...`: a test's requests to the stand-in itself, in JSON; the cloud's handle wraps them."""
 
-from __future__ import annotations
-
 import json
 import time
 import traceback

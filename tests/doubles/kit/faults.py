@@ -1,7 +1,5 @@
 """Faults of calls, set by a test."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """A job's state and orders, and the steps that the courses of jobs share in all clouds."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """The routes of a service: the method and the path of a request, and the operation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

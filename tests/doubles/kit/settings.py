@@ -1,7 +1,5 @@
 """The base of a stand-in's settings, which a test may change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self

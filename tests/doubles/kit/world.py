@@ -1,7 +1,5 @@
 """The base of a stand-in's state: settings, faults, the journal of calls, and the jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Lost answers of sbatch: a program of this name on the login host, before the real sbatch in the PATH of sessions."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from doubles.sshhosts.host import Host

@@ -1,7 +1,5 @@
 """An attempt's folder as a send would make it, and the job that Slurm makes of it: for tests of the nodes' side."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

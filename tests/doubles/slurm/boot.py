@@ -1,7 +1,5 @@
 """The site's start: the configuration's files, and the daemons of all hosts in the order of their needs."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

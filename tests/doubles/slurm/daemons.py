@@ -1,7 +1,5 @@
 """The site's daemons: their commands, and one daemon on a host, which a test can kill, pause and start."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

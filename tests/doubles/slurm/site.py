@@ -1,7 +1,5 @@
 """The site's configuration as text: slurm.conf, slurmdbd.conf, the fake GPUs, and the database's first content."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 NODE = {"CPUs": 4, "RealMemory": 8000, "Gres": "gpu:a100:4", "Feature": "fast"}
