@@ -181,6 +181,12 @@ class Cli:
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
+    def ok(self, *args: str | Path, **options: Any) -> Result:
+        """Run a command that must succeed."""
+        done = self(*args, **options)
+        assert done.code == 0, done.stdout + done.stderr
+        return done
+
     def start(self, *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
         """Start the command and return the process, as subprocess.Popen does, with its output in pipes."""
         command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)

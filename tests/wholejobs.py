@@ -128,8 +128,7 @@ def losses(cli: Any, job: str, *attempts: int) -> dict[int, float]:
 
 def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
     """Return the job's exported weights, fetched as a user would."""
-    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
-    assert fetched.code == 0, fetched.stderr
+    fetched = cli.ok("artifacts", job, "-o", folder / f"{job}-output", "--json")
     [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
     return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
 
@@ -146,8 +145,7 @@ def run_whole(cli: Any, folder: Path, shared: Path) -> Results:
     with processes.locked(shared / "whole.lock"):
         if not kept.exists():
             local = ("--backend", "local", "--set", "resources.instance_type=null")
-            done = cli("submit", "--force", "-y", "--name", "whole", *local, cwd=folder)
-            assert done.code == 0, done.stdout + done.stderr
+            cli.ok("submit", "--force", "-y", "--name", "whole", *local, cwd=folder)
             torch.save(asdict(Results(losses(cli, "whole"), weights(cli, "whole", folder))), kept)
     return Results(**torch.load(kept))
 
@@ -158,14 +156,12 @@ def train_digits(cli: Any, folder: Path, backend: str, machine: str, *settings: 
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
     given = [part for setting in (*more, *settings) for part in ("--set", setting)]
     command = ("submit", "--force", "-y", "--name", "digits", "--backend", backend, "--instances", "2", *given)
-    done = cli(*command, "--instance-type", machine, cwd=folder / "digits", timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok(*command, "--instance-type", machine, cwd=folder / "digits", timeout_s=280)
     status = cli("status", "digits", "--json").json
     assert status["metrics"]["accuracy"] >= 0.97
     assert (status["step"], status["state"]) == (500, "succeeded")
     assert weights(cli, "digits", folder)
-    exported = cli("export", "digits", "--checkpoint", "step-400", "-o", folder / "model", timeout_s=100)
-    assert exported.code == 0, exported.stderr
+    exported = cli.ok("export", "digits", "--checkpoint", "step-400", "-o", folder / "model", timeout_s=100)
     assert "copying step-00000400" in exported.stderr
 
 

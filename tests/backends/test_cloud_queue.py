@@ -44,8 +44,7 @@ def test_job_without_quota_waits_and_is_sent_later(
     cli: Any, folder: Path, account: Aws, no_quota: Any, home: Path
 ) -> None:
     """The job stays in line with its worst case held, says the reason, and is sent once the quota allows the job."""
-    done = cli(*QUEUE, "--name", "one", cwd=folder)
-    assert done.code == 0, done.stderr
+    done = cli.ok(*QUEUE, "--name", "one", cwd=folder)
     assert "in line, nothing is sent yet: one" in done.stderr
     found = cli("status", "one", "--json").json
     assert (found["state"], found["phase"], "limit is 0" in found["detail"]) == ("pending", "queued", True)
@@ -64,8 +63,7 @@ def test_job_without_quota_waits_and_is_sent_later(
 def test_order_is_priority_then_time(cli: Any, folder: Path, account: Aws, no_quota: Any, home: Path) -> None:
     """Jobs for the same machines are sent in order, and none overtakes a job that was refused."""
     for name, priority in (("low", "low"), ("first", "normal"), ("second", "normal"), ("urgent", "high")):
-        done = cli(*QUEUE, "--name", name, "--set", f"queue.priority={priority}", "--budget", "5", cwd=folder)
-        assert done.code == 0, done.stderr
+        cli.ok(*QUEUE, "--name", name, "--set", f"queue.priority={priority}", "--budget", "5", cwd=folder)
     registry = Registry(home)
     before = len(account.journal("CreateTrainingJob"))
     queue.advance_queue(registry)

@@ -251,8 +251,7 @@ def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp
     folder.mkdir()
     (folder / "task.py").write_text(TASK.replace("time.sleep(0.01)", "pass"))
     (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{PAUSED}")
-    done = cli("submit", "-y", "--name", "paused", "--set", "training.pause_at=2", cwd=folder)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("submit", "-y", "--name", "paused", "--set", "training.pause_at=2", cwd=folder)
     status = cli("status", "paused", "--json").json
     names = ("state", "reason", "resumable", "exit_code", "attempt", "step", "checkpoint_step", "error")
     assert [status[name] for name in names] == ["stopped", "paused", True, 0, 1, 2, 2, None]
@@ -287,10 +286,8 @@ def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path:
     text = text.replace("else None", "else torch.utils.data.Subset(Data(), range(9, 50))")
     (folder / "task.py").write_text(text + "def evaluate(model, batch): return {'loss': loss(model, batch)}\n")
     (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{INITIAL}")
-    first = cli("submit", "-y", "--name", "parent", cwd=folder)
-    assert first.code == 0, first.stdout + first.stderr
-    child = cli("submit", "-y", "--name", "child", "--set", "init_from=parent@last", cwd=folder)
-    assert child.code == 0, child.stdout + child.stderr
+    cli.ok("submit", "-y", "--name", "parent", cwd=folder)
+    child = cli.ok("submit", "-y", "--name", "child", "--set", "init_from=parent@last", cwd=folder)
     is_paid = backend in ("sagemaker", "azureml", "vertex")
     assert ("weights fit the model" in child.stderr) == is_paid, child.stderr
     at_end, at_start = (
@@ -301,8 +298,7 @@ def test_child_begins_with_the_parents_weights(backend: str, cli: Any, tmp_path:
     parent = cli("status", "child", "--json").json["parent"]
     assert (parent["job"], parent["step"], len(parent["sha256"])) == ("parent", 4, 64)
     assert f"parent      parent step 4, sha256 {parent['sha256'][:12]}" in cli("status", "child").stdout
-    tested = cli("evaluate", "parent", "-y", "--split", "eval", cwd=folder)
-    assert tested.code == 0, tested.stdout + tested.stderr
+    tested = cli.ok("evaluate", "parent", "-y", "--split", "eval", cwd=folder)
     assert tested.stdout.startswith(f"loss {at_end:.4g}"), tested.stdout
     refused = cli("submit", "-y", "--set", "init_from=nobody", cwd=folder)
     assert (refused.code, "no job `nobody`" in refused.stderr) == (3, True)
@@ -317,16 +313,14 @@ def test_packed_sweep_trains_its_trials_on_both_nodes(backend: str, cli: Any, tm
         TASK.replace("time.sleep(0.01)", "pass").replace('if split == "train" else None', "")
     )
     (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{PAUSED}{SWEEP}")
-    done = cli("submit", "-y", "--name", "search", cwd=folder, timeout_s=200)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("submit", "-y", "--name", "search", cwd=folder, timeout_s=200)
     shown = cli("status", "search", "--json").json
     assert (shown["state"], shown["jobs"]) == ("ended", ["search"])
     assert [(each["step"], each["done"], each["failed"]) for each in shown["rungs"]] == [(3, 3, 0), (9, 1, 0)]
     best = cli("best", "search", "--json", "-o", "best.yaml", cwd=folder).json
     assert (best["trial"], best["step"], best["job"]) == (shown["best"][0]["trial"], 9, "search")
     words = ["--backend", "local", "--set", "resources={}", "--name", "alone", "--force"]
-    alone = cli("submit", "best.yaml", "-y", *words, cwd=folder)
-    assert alone.code == 0, alone.stdout + alone.stderr
+    cli.ok("submit", "best.yaml", "-y", *words, cwd=folder)
     assert cli("status", "alone", "--json").json["metrics"]["loss"] == best["value"]
 
 

@@ -110,8 +110,7 @@ def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any,
         + "requirements: requirements.txt\nenv: {MADE: 'a b; $HOME'}\n"
         + 'setup: [pip install --no-index --find-links wheels own, \'test "$MADE" = "a b; \\$HOME" && pwd > where\']\n'
     )
-    done = cli("submit", "-y", cwd=folder, timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("submit", "-y", cwd=folder, timeout_s=280)
     assert "requirements.txt: installed on each node" in done.stderr
     first = told(lines(cli))
     assert [(each["tiny"], each["own"], each["made"]) for each in first] == [("1.0", True, "a b; $HOME")] * nodes
@@ -188,8 +187,7 @@ def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: An
     assert done.json["hint"] == "the environment holds torch and requirements.txt alone: add the package there"
     (folder / "train.py").write_text(SCRIPT)
     begun = {path.name: path.stat().st_ino for path in cli.home.glob("rehearsed/env/*")}
-    done = cli("rehearse", "--steps", "1", "--nodes", "1", "--json", cwd=folder, timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("rehearse", "--steps", "1", "--nodes", "1", "--json", cwd=folder, timeout_s=280)
     assert {path.name: path.stat().st_ino for path in cli.home.glob("rehearsed/env/*")} == begun != {}
 
 

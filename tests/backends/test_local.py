@@ -364,8 +364,7 @@ def test_plan_names_accelerators_that_this_machine_lacks(
 ) -> None:
     """The local backend uses the machine's own hardware, and the plan reports the ignored key."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    told = cli("plan", cwd=project("resources: {accelerators: 'A100:8'}\n"))
-    assert told.code == 0
+    told = cli.ok("plan", cwd=project("resources: {accelerators: 'A100:8'}\n"))
     words = "ignored on local: resources.accelerators (A100:8); this machine has no GPU for each instance"
     assert words in told.stdout + told.stderr
 

@@ -55,8 +55,7 @@ def test_preempted_task_continues_with_the_same_losses(
     def send(name: str, steps: int, *options: str) -> str:
         where = project("", script="task.py", text=TASK)
         (where / "cloudtrain.yaml").write_text(CONFIG % (fast, steps))
-        done = cli("submit", "-d", "-y", "--name", name, *options, cwd=where)
-        assert done.code == 0, done.stderr
+        cli.ok("submit", "-d", "-y", "--name", name, *options, cwd=where)
         return name
 
     def state(job: str) -> Any:

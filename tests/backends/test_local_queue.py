@@ -26,8 +26,7 @@ def send(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[
 
     def submit(name: str, *options: str) -> str:
         where = project(f"resources: {{instances: 2}}\nlocal: {{python: {idle_python}}}\n")
-        done = cli("submit", "-d", "-y", "--name", name, *options, cwd=where)
-        assert done.code == 0, done.stderr
+        cli.ok("submit", "-d", "-y", "--name", name, *options, cwd=where)
         jobs.append(name)
         return name
 

@@ -107,8 +107,7 @@ def test_interrupted_sweep_continues_exactly(cli: Any, tmp_path: Path) -> None:
         else:
             cli("wait", end)
             assert cli("status", end, "--json").json["state"] == ("stopped" if end == "stop" else "failed")
-            done = cli("resume", end, "-y", timeout_s=120)
-            assert done.code == 0, done.stdout + done.stderr
+            cli.ok("resume", end, "-y", timeout_s=120)
         assert results(cli, end) == results(cli, "whole")
         wholejobs.assert_equal(wholejobs.weights(cli, end, folder), wholejobs.weights(cli, "whole", folder))
         assert cli("status", end, "--json").json["state"] == "ended"
@@ -122,8 +121,7 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     before = results(cli, "more")
     refused = cli("resume", "more", "-y", "--set", "sweep.seed=5")
     assert (refused.code, "the search of more cannot change (seed)" in refused.stderr) == (2, True)
-    done = cli("resume", "more", "-y", "--set", "sweep.trials=4", timeout_s=120)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("resume", "more", "-y", "--set", "sweep.trials=4", timeout_s=120)
     after = results(cli, "more")
     assert {key: after[key] for key in before} == before
     shown = cli("status", "more", "--json").json
@@ -141,8 +139,7 @@ def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: P
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     cli.watch("] step 6/12", "logs", "-f", "broken")
     account.interrupt("broken-1")
-    done = cli("logs", "-f", "broken", timeout_s=200)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("logs", "-f", "broken", timeout_s=200)
     assert cli("status", "broken", "--json").json["rungs"] == cli("status", "whole", "--json").json["rungs"]
     wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), wholejobs.weights(cli, "whole", folder))
 
@@ -181,10 +178,8 @@ def test_search_that_pauses_a_script_needs_a_proven_resume(cli: Any, tmp_path: P
     refused = cli("submit", "-y", cwd=folder)
     assert refused.code == 3
     assert "no rehearsal has proven that the script resumes" in refused.stderr
-    proven = cli("rehearse", "--steps", "8", "--preempt-at", "4", cwd=folder, timeout_s=120)
-    assert proven.code == 0, proven.stdout
-    done = cli("submit", "-y", cwd=folder, timeout_s=120)
-    assert done.code == 0, done.stdout + done.stderr
+    cli.ok("rehearse", "--steps", "8", "--preempt-at", "4", cwd=folder, timeout_s=120)
+    cli.ok("submit", "-y", cwd=folder, timeout_s=120)
     shown = cli("status", "fit", "--json").json
     assert [each["done"] for each in shown["rungs"]] == [4, 1]
     best = shown["best"][0]

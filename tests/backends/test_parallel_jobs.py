@@ -55,13 +55,11 @@ def test_killed_job_resumes_on_another_layout(
     text = (folder / "task.py").read_text().replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000")
     (folder / "task.py").write_text(text + KILL)
     submit = ("submit", "--force", "-y", "--name")
-    whole = cli(*submit, "whole", "--backend", "local", *options(*SMALL, *ONE), cwd=folder)
-    assert whole.code == 0, whole.stdout + whole.stderr
+    cli.ok(*submit, "whole", "--backend", "local", *options(*SMALL, *ONE), cwd=folder)
     more = options(*SMALL, *FOUR, *STAGES, *MACHINES[backend])
     killed = cli(*submit, "parts", "--backend", backend, *more, cwd=folder)
     assert "rank 3: killed by SIGKILL" in killed.stdout, killed.stdout + killed.stderr
-    again = cli("resume", "parts", "-y", *options(*SHARDS))
-    assert again.code == 0, again.stdout + again.stderr
+    cli.ok("resume", "parts", "-y", *options(*SHARDS))
     assert wholejobs.losses(cli, "parts", 1, 2) == pytest.approx(wholejobs.losses(cli, "whole"), rel=1e-6)
     lines = cli("logs", "parts", "--json", "--raw", "--attempt", "2").stdout
     [restart] = wholejobs.events(lines, "restart")

@@ -105,8 +105,7 @@ def test_rehearsal_proves_that_an_interrupted_job_resumes(
 ) -> None:
     """On every backend two nodes start, are interrupted and resume with equal losses; then spot is allowed."""
     folder = project(tmp_path / "project", backend, mode=None if is_task else "saves")
-    done = cli("rehearse", "--preempt-at", "4", "--steps", "2", "--json", cwd=folder, timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("rehearse", "--preempt-at", "4", "--steps", "2", "--json", cwd=folder, timeout_s=280)
     told = done.json
     assert told["proven"] is True
     assert "equal bit for bit" in told["verdict"]

@@ -112,8 +112,7 @@ def test_kept_files_reach_all_containers_at_a_restart(cli: Any, folder: Path) ->
     config = CONFIG.partition("training:")[0].replace("task: task.py", "script: train.py").replace("spot: true", "")
     keep = 'keep: [out/, "snap*.pt"]\nresume_args: [--from, $CLOUDTRAIN_RESUME_PATH]\n'
     (folder / "cloudtrain.yaml").write_text(f"{config}{keep}limits: {CONFIG.partition('limits: ')[2]}")
-    done = cli("submit", "-y", "--name", "kept", cwd=folder, timeout_s=200)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("submit", "-y", "--name", "kept", cwd=folder, timeout_s=200)
     shown = done.stdout
     assert (shown.count("found nothing"), shown.count("found rank 0 ['--from'")) == (2, 2), shown
     assert shown.count("snapshot rank 0") == 2

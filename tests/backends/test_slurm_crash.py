@@ -58,8 +58,7 @@ def test_killed_submits_make_one_job_each(cli: Any, slurm: Slurm, folder: Path) 
         time.sleep(seed.uniform(0.0, 1.0) * whole_s)
         submit.send_signal(signal.SIGKILL)
         submit.communicate(timeout=60)
-        again = cli(*keyed, cwd=folder)
-        assert again.code == 0, again.stderr
+        cli.ok(*keyed, cwd=folder)
     found = queue(slurm)
     assert (len(found), set(found.values())) == (KILLS + 1, {1})
     assert not [name for name in slurm.admin("squeue", "-h", "-o", "%r").split() if "Held" in name]
@@ -71,8 +70,7 @@ def test_lost_answers_make_one_job_each(cli: Any, slurm: Slurm, folder: Path) ->
     """sbatch says that its request has timed out, and the controller has the job: the submit finds the job."""
     for _ in range(LOST):
         slurm.lose_answers(1)
-        done = cli(*SUBMIT, cwd=folder)
-        assert done.code == 0, done.stderr
+        cli.ok(*SUBMIT, cwd=folder)
     found = queue(slurm)
     assert (len(found), set(found.values())) == (LOST, {1})
 

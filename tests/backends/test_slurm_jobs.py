@@ -74,8 +74,7 @@ def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
 
     def submit(more: str = "", *, instances: int = 2, secret: str = "") -> str:
         asked = ("--set", "secrets=[API_TOKEN]") if secret else ()
-        done = cli("submit", "-d", "-y", "--json", *asked, cwd=write(more, instances), env={"API_TOKEN": secret})
-        assert done.code == 0, done.stderr
+        done = cli.ok("submit", "-d", "-y", "--json", *asked, cwd=write(more, instances), env={"API_TOKEN": secret})
         return str(done.json["job"])
 
     return submit

@@ -64,8 +64,7 @@ def test_dry_run_writes_the_request_of_a_submit(cli: Any, tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(EVERYTHING)
     environ = {"PATH": "/nowhere", "API_TOKEN": "s3cret-value"}
-    told = cli("submit", "--dry-run", "-o", tmp_path / "request", env=environ)
-    assert told.code == 0, told.stderr
+    told = cli.ok("submit", "--dry-run", "-o", tmp_path / "request", env=environ)
     written = (tmp_path / "request/request.json").read_text()
     assert json.loads(written)["runs_in"]["kind"] == "docker"
     assert "s3cret-value" not in written + told.stdout + told.stderr

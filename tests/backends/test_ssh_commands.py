@@ -63,8 +63,7 @@ def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any
 
     def send(text: str, running: bool = True, **more: Any) -> str:
         where = project(text, script="train.py", text=TRAIN)
-        done = cli("submit", "-d", "-y", "--json", cwd=where, **more)
-        assert done.code == 0, done.stderr
+        done = cli.ok("submit", "-d", "-y", "--json", cwd=where, **more)
         jobs.append(done.json["job"])
         if running:
             wait_until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 1.0)
@@ -130,8 +129,7 @@ def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any, wa
     seen(pair.hosts[1], job, wait_until)
     words = ["a b", "it's", '"q"', "$HOME;*", ""]
     echo = "import sys, os, json; print(json.dumps([sys.argv[1:], dict(os.environ), os.listdir()]))"
-    told = cli("exec", job, "--node", "1", "--", lightpython.PATH, "-c", echo, *words)
-    assert told.code == 0, told.stderr
+    told = cli.ok("exec", job, "--node", "1", "--", lightpython.PATH, "-c", echo, *words)
     argv, variables, files = json.loads(told.stdout)
     assert argv == words
     assert "train.py" in files
@@ -228,8 +226,7 @@ def test_artifacts_fetches_the_files_of_every_node(
     assert (told.code, (into / "same.txt").read_text()) == (7, "the same")
     assert "h1 cannot be reached: what only it has is missing" in told.stderr
     pair.hosts[1].join()
-    told = cli("artifacts", job, "-o", into, "--json")
-    assert told.code == 0, told.stderr
+    told = cli.ok("artifacts", job, "-o", into, "--json")
     got = {str(Path(path).relative_to(into)) for path in told.json["files"]}
     odd = "one line\nor two; $(touch pwned) -x"
     assert got == {"seen.json", "same.txt", "weights.bin", odd, "node-1/seen.json", "node-1/weights.bin"}
@@ -249,8 +246,7 @@ def test_artifacts_writes_nothing_outside_the_folder(
     into.mkdir()
     elsewhere.mkdir()
     (into / "weights.bin").symlink_to(elsewhere / "weights.bin")
-    told = cli("artifacts", job, "-o", into, "--json")
-    assert told.code == 0, told.stderr
+    told = cli.ok("artifacts", job, "-o", into, "--json")
     assert not any("loop" in path for path in told.json["files"])
     assert (into / "café \x1b[31m.txt").read_text() == "latin"
     assert list(elsewhere.iterdir()) == []
@@ -336,8 +332,7 @@ def test_unfit_host_is_left_out_if_a_spare_exists(
     for host in three.hosts[1:]:
         lightpython.install(host)
     where = project(config(hosts="h0, h1, h2"), script="train.py", text=TRAIN)
-    told = cli("submit", "-d", "-y", "--json", cwd=where)
-    assert told.code == 0, told.stderr
+    told = cli.ok("submit", "-d", "-y", "--json", cwd=where)
     assert "h0 is left out: " in told.stderr
     job = told.json["job"]
     hosts = {each["host"]: each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]}
@@ -399,8 +394,7 @@ def test_nodes_that_wait_for_each_other_end_at_the_deadline(
 def test_doctor_gives_every_remedy(cli: Any, pair: Cluster, project: Any) -> None:
     """Equal lines appear once; each failure has a command; --json has the same content."""
     where = project(config(), script="train.py", text=TRAIN)
-    told = cli("doctor", "ssh", "-f", "cloudtrain.yaml", cwd=where)
-    assert told.code == 0, told.stdout
+    told = cli.ok("doctor", "ssh", "-f", "cloudtrain.yaml", cwd=where)
     lines = told.stdout.splitlines()
     assert len(lines) == len(set(lines))
     assert any(("torch: " in line and "both" in line) or "all 2" in line for line in lines), told.stdout

@@ -94,8 +94,7 @@ class Bed:
 
 def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
     """Check the outcome of a submit that died, return the outcome, and stop the job."""
-    listed = cli("list", "--json")
-    assert listed.code == 0, listed.stderr
+    listed = cli.ok("list", "--json")
     jobs = listed.json["jobs"]
     active = [job for job in jobs if job["state"] not in ("failed", "stopped")]
     assert len(active) <= 1, jobs

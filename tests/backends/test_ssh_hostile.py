@@ -274,8 +274,7 @@ def test_whole_job_of_hostile_strings_works(cli: Any, ssh_pair: Cluster, tmp_pat
     (folder / "cloudtrain.yaml").write_text(CONFIG + yaml.safe_dump(more).replace("${", "$${"))
     raw = b"s\xff'\";`id`$(id)\xc3"
     environ = {**ssh_pair.environ, "RAW": os.fsdecode(raw)}
-    done = cli("submit", "-y", "--json", cwd=folder, env=environ, timeout_s=200)
-    assert done.code == 0, done.stderr
+    done = cli.ok("submit", "-y", "--json", cwd=folder, env=environ, timeout_s=200)
     lines = [json.loads(line)["text"] for line in done.stdout.splitlines() if '"text"' in line]
     told = json.loads(next(line for line in lines if line.startswith("{")))
     expected = [string.encode().hex() for string in STRINGS]
@@ -284,8 +283,7 @@ def test_whole_job_of_hostile_strings_works(cli: Any, ssh_pair: Cluster, tmp_pat
     assert told["code"] == sorted(name.encode().hex() for name in names)
     assert (ssh_pair.hosts[0].home / quoted / "model").is_dir()
     assert list(ssh_pair.hosts[0].folder.glob(f"*/**/{CANARY}*")) == []
-    fetched = cli("artifacts", "last", "-o", tmp_path / "out", env=environ)
-    assert fetched.code == 0, fetched.stderr
+    cli.ok("artifacts", "last", "-o", tmp_path / "out", env=environ)
 
 
 NUL = 'args: ["a\\0b"]\n', 'env: {X: "a\\0b"}\n', 'ssh: {hosts: [h0], workdir: "/a\\0b"}\n'

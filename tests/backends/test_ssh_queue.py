@@ -50,8 +50,7 @@ def send(cli: Any, project: Callable[..., Path]) -> Iterator[Callable[..., str]]
 
     def submit(name: str, text: str, *options: str) -> str:
         where = project(text, script="train.py", text=TRAIN)
-        done = cli("submit", "-d", "-y", "--json", "--name", name, *options, cwd=where)
-        assert done.code == 0, done.stderr
+        done = cli.ok("submit", "-d", "-y", "--json", "--name", name, *options, cwd=where)
         jobs.append(done.json["job"])
         return jobs[-1]
 

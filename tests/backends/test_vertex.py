@@ -329,8 +329,7 @@ def test_dry_run_is_input_for_gcloud(cli: Any, project: Callable[..., Path]) -> 
     """`-o` writes the spec, the order, the code, and the commands that send them."""
     folder = project(f"backend: vertex\nresources: {{accelerators: 'L4:1'}}\nvertex: {{{WHERE}}}\n")
     out = folder.parent / "out"
-    done = cli("submit", "--dry-run", "-o", out, cwd=folder)
-    assert done.code == 0, done.stderr
+    done = cli.ok("submit", "--dry-run", "-o", out, cwd=folder)
     job = yaml.safe_load(done.stdout)
     assert yaml.safe_load((out / "job-spec.yml").read_text()) == job["jobSpec"]
     script = (out / "create.sh").read_text()

@@ -108,8 +108,7 @@ def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Googl
         "    print(train, (train / 'a b.txt').read_text(), (train / 'sub/c.txt').read_text(), labels.read_text())\n",
     )
     given = [f"inputs.train=gs://{BUCKET}/data/train", f"inputs.labels=gs://{BUCKET}/data/labels.csv"]
-    done = cli("submit", "--force", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("submit", "--force", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
     assert "[r1] /tmp/cloudtrain/inputs/train one two three" in done.stdout
     google_project.settings(gcs=True)
     done = cli("submit", "--force", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
@@ -151,8 +150,7 @@ def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Goo
         folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
     )
     image = "image=us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"
-    done = cli("submit", "--force", "-y", "--set", image, cwd=folder)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("submit", "--force", "-y", "--set", image, cwd=folder)
     assert ("[r0] rank 0 of 2" in done.stdout, "[r1] rank 1 of 2" in done.stdout) == (True, True)
     [job] = google_project.jobs()
     assert "pythonPackageSpec" in google_project.job(job["id"])["body"]["jobSpec"]["workerPoolSpecs"][0]

@@ -16,15 +16,12 @@ FEWER = ("--set", "training.max_steps=200")  # enough for weights that are worth
 def test_examples_train_from_the_digits_weights(cli: Any, tmp_path: Path) -> None:
     """The head and the adapter train a small share of the parameters, and reach their accuracies."""
     digits, finetune = EXAMPLES / "digits" / "cloudtrain.yaml", EXAMPLES / "finetune"
-    parent = cli("submit", "-y", "-f", digits, "--name", "digits", "--instances", "1", *FEWER, timeout_s=120)
-    assert parent.code == 0, parent.stderr
-    head = cli("submit", "-y", "-f", finetune / "cloudtrain.yaml", timeout_s=120)
-    assert head.code == 0, head.stdout + head.stderr
+    cli.ok("submit", "-y", "-f", digits, "--name", "digits", "--instances", "1", *FEWER, timeout_s=120)
+    cli.ok("submit", "-y", "-f", finetune / "cloudtrain.yaml", timeout_s=120)
     assert cli("artifacts", "parity", "-o", tmp_path / "parity").code == 0
     test = json.loads((tmp_path / "parity" / "metrics-test.json").read_bytes())
     assert (test["split"], test["n"], test["accuracy"] > 0.85) == ("test", 179, True)
-    adapter = cli("submit", "-y", "-f", finetune / "lora.yaml", timeout_s=120)
-    assert adapter.code == 0, adapter.stdout + adapter.stderr
+    cli.ok("submit", "-y", "-f", finetune / "lora.yaml", timeout_s=120)
     lines = cli("logs", "lora").stdout
     assert "10320 of 161626 parameters are trained" in lines
     before, after = (float(found) for found in re.findall(r"accuracy (?:before|after) (\S+)", lines))

@@ -65,8 +65,7 @@ def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callab
             pytest.skip(f"{PACKAGES[name]} is not installed")
         folder = shutil.copytree(SCRIPTS / name, tmp_path / name)
         own = ["--set", f"args={LONG[name][0]}", "--set", "requirements=null"]
-        sent = cli("submit", "-d", "--json", *own, cwd=folder)
-        assert sent.code == 0, sent.stderr
+        sent = cli.ok("submit", "-d", "--json", *own, cwd=folder)
         job = str(sent.json["job"])
         kept = cli.home / "local" / job / "checkpoints"
         last = ".metadata" if name == "fsdp2" else "[!.]*"  # the last file of a save

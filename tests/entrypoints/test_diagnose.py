@@ -125,8 +125,7 @@ def test_job_with_a_slow_stage(cli: Any, project: Callable[..., Path]) -> None:
         "name: slow\ntask: task.py\nresources: {instances: 2}\n"
         "training: {global_batch_size: 8, micro_batch_size: 2, max_steps: 5, parallel: {pipeline: 2}}\n"
     )
-    done = cli("diagnose", "--steps", "5", "--json", cwd=folder)
-    assert done.code == 0, done.stderr
+    done = cli.ok("diagnose", "--steps", "5", "--json", cwd=folder)
     assert "the slowest stage is 2 of 2" in done.json["sentence"]
     # The second stage takes 20 ms of each micro-batch's 25, so a step of 4 has 85 ms and the stages work 20 and 80.
     assert done.json["bubble"] == pytest.approx(1 - 50 / 85, abs=0.1)
@@ -140,8 +139,7 @@ def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> 
     (folder / "cloudtrain.yaml").write_text(
         "name: slow\ntask: task.py\nresources: {instances: 2}\ntraining: {global_batch_size: 8, max_steps: 5}\n"
     )
-    done = cli("diagnose", "--steps", "8", "--json", cwd=folder)
-    assert done.code == 0, done.stderr
+    done = cli.ok("diagnose", "--steps", "8", "--json", cwd=folder)
     assert (done.json["bound"], done.json["data"] > 0.5) == ("data", True)
     assert "try num_workers: 2 (now 0)" in done.json["sentence"]
     assert not list(cli.home.glob("local/*/checkpoints/step-*"))

@@ -237,14 +237,12 @@ budget: {limit: 0.06 USD, on_limit: alert, alert_at: [50%]}
 notify: [{webhook: env:HOOK, from_job: true, on: [budget, stopped]}]
 """
         where = project(more, text=LOOP)
-        sent = cli("submit", "-d", "-y", "--name", "tells", cwd=where, env={"HOOK": told.url})
-        assert sent.code == 0, sent.stderr
+        cli.ok("submit", "-d", "-y", "--name", "tells", cwd=where, env={"HOOK": told.url})
         assert told.wait(1, 60.0)[0]["from"] == "job"
         # A known race: the record must be in the log before the launcher polls.
         log = home / "local/tells/attempt-1/node-0/log/rank-0.log"
         wait_until(lambda: log.exists() and "budget:50@60000" in log.read_text())
-        stopped = cli("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})
-        assert stopped.code == 0, stopped.stderr
+        cli.ok("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})
         cli("watch", "--once", "tells", cwd=where, env={"HOOK": told.url})
         assert [(each["key"], each["from"]) for each in told.got] == [("budget:50@60000", "job"), ("stopped:1", "job")]
     kept = [path for path in home.rglob("*") if path.is_file() and b"secret-part" in path.read_bytes()]

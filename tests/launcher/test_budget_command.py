@@ -168,8 +168,7 @@ def test_submit_reserves_is_refused_and_frees_at_the_end(
     """The messages, exit code 6, and the sum left after the stop agree."""
     folder = project(paid(idle_python, "project: vision\n"))
     assert cli("budget", "set", "vision", "15 USD").code == 0
-    first = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
-    assert first.code == 0, first.stderr
+    first = cli.ok("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert "USD of project vision's 15 USD (4." in first.stderr
     second = cli("submit", "-d", "-y", "--name", "two", cwd=folder)
     assert second.code == 6
@@ -195,8 +194,7 @@ def test_submit_polls_jobs_that_fill_the_budget(
     node = cli.home / "local/one/attempt-1/node-0"
     wait_until(lambda: (node / "exit.json").exists() and node_folder.agent_pid(node) is None)
     (folder / "cloudtrain.yaml").write_text((folder / "cloudtrain.yaml").read_text().replace("brief", "idle"))
-    second = cli("submit", "-d", "-y", "--name", "two", cwd=folder)
-    assert second.code == 0, second.stderr
+    cli.ok("submit", "-d", "-y", "--name", "two", cwd=folder)
     refused = cli("resume", "one", "-d", "-y")
     assert (refused.code, "by two" in refused.stderr) == (6, True), refused.stderr
     assert cli("stop", "two", "--now", "-y").code == 0

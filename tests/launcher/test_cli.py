@@ -73,8 +73,7 @@ def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]
     (folder / "cloudtrain.yaml").rename(folder / "job.yaml")
 
     def args_of(*words: str) -> list[str]:
-        done = cli(words[0], "--json", *words[1:], cwd=folder)
-        assert done.code == 0, done.stderr
+        done = cli.ok(words[0], "--json", *words[1:], cwd=folder)
         found: list[str] = done.json["request"]["spec"]["run"]["args"]
         return found
 

@@ -312,8 +312,7 @@ def test_submit_with_several_backends_requires_a_choice(cli: Any, asked: Callabl
 
 def test_dry_run_of_several_backends_prints_each_and_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
     """A backend without a plan is reported below, and is no error."""
-    done = cli("render", "--backend", "azureml,vertex", "--json", cwd=asked(None, BUDGET).file.parent)
-    assert done.code == 0, done.stderr
+    done = cli.ok("render", "--backend", "azureml,vertex", "--json", cwd=asked(None, BUDGET).file.parent)
     assert [row["backend"] for row in done.json] == ["vertex", "azureml"]
     assert ("needs a price" in done.json[1]["error"], "USD/h" in done.stderr) == (True, True)
 

@@ -143,8 +143,7 @@ def test_compare_of_a_task_and_a_script_leaves_out_defaults(home: Path, make_job
 
 def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> None:
     """For jobs that differ in a single key, the output has the key, and the figures of each job."""
-    told = cli("compare", "one", "two")
-    assert told.code == 0, told.stderr
+    told = cli.ok("compare", "one", "two")
     lines = [line.split() for line in told.stdout.splitlines()]
     assert (lines[0], [line[0] for line in lines[1:3]]) == (["JOB", "LOSS"], ["one", "two"])  # the curves come first
     assert ["training.optimizer.lr", "0.1", "0.2"] in lines

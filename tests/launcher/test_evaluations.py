@@ -77,14 +77,12 @@ def test_evaluation_is_a_job_below_its_parent(cli: Any, tmp_path: Path) -> None:
     """The command prints the figures of the parent's test, is in the ledger with a limit, and counts the looks."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(CONFIG)
-    sent = cli("submit", "-y", "--name", "points", cwd=tmp_path)
-    assert sent.code == 0, sent.stdout + sent.stderr
+    sent = cli.ok("submit", "-y", "--name", "points", cwd=tmp_path)
     assert "test on test (53 samples" in sent.stdout
     first = cli("status", "points").stdout
     assert "test        test: accuracy" in first
     assert "times" not in first
-    done = cli("evaluate", "points", "-y", cwd=tmp_path)
-    assert done.code == 0, done.stdout + done.stderr
+    done = cli.ok("evaluate", "points", "-y", cwd=tmp_path)
     assert "points was evaluated on test 1 x before" in done.stderr
     assert "evaluated on test 2 times" in done.stderr
     assert "CLASS  PRECISION" in done.stdout

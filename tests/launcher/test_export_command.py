@@ -42,10 +42,8 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
     project = Path(shutil.copytree(ROOT / "examples/digits", tmp_path / "digits"))
     settings = ["training.max_steps=20", "training.eval_every=10", "checkpoint={every_steps: 10, keep_best: true}"]
     words = [word for each in settings for word in ("--set", each)]
-    done = cli("submit", "--force", "-y", "--name", "digits", "--backend", "local", *words, cwd=project)
-    assert done.code == 0, done.stderr
-    done = cli("export", "digits", "--json", cwd=project)
-    assert done.code == 0, done.stderr
+    done = cli.ok("submit", "--force", "-y", "--name", "digits", "--backend", "local", *words, cwd=project)
+    done = cli.ok("export", "digits", "--json", cwd=project)
     assert set(done.json["check"]["forms"]) == {"pt2", "safetensors"}
     model = folders.verify(Path(done.json["place"]), checked=True)
     trainer = model.config["checkpoint"]["trainer"]

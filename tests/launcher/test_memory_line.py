@@ -118,8 +118,7 @@ def test_plan_shows_the_estimate(project: Callable[..., Path], cli: Callable[...
     assert "memory: about 15 MiB per rank" in cli("plan", cwd=folder).stdout
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["memory"]["layouts"][0]["parameters"] == 1_001_000
     (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)]", "open('/nowhere')"))
-    done = cli("plan", cwd=folder)
-    assert done.code == 0
+    done = cli.ok("plan", cwd=folder)
     assert "memory: not estimated: FileNotFoundError: " in done.stdout
 
 

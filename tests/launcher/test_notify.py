@@ -147,8 +147,7 @@ notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
 """
         env = {"HOOK": told.url, "POST": f"smtp://127.0.0.1:{post.port}"}
         where = project(more, text=STEPS.format(end=str(end)))
-        sent = cli("submit", "-d", "-y", "--name", "told", cwd=where, env=env)
-        assert sent.code == 0, sent.stderr
+        cli.ok("submit", "-d", "-y", "--name", "told", cwd=where, env=env)
         crowd = [cli.start("logs", "-f", "told", cwd=where, env=env) for _ in range(2)]
         victim = cli.start("wait", "told", cwd=where, env=env)
         wait_until(lambda: told.asked, 60.0)

@@ -49,8 +49,7 @@ def test_prices_of_a_config_cover_its_machines(cli: Any, project: Callable[..., 
     """A machine without a price is named with the reason, and an option shows all machines."""
     clouds = "vertex: {project: a-project, location: us-central1, staging_bucket: gs://b-uc}\n"
     folder = project(CPU_JOB.replace("instance_type: ml.m5.xlarge", "accelerators: T4:1") + clouds)
-    done = cli("prices", cwd=folder)
-    assert done.code == 0, done.stderr
+    done = cli.ok("prices", cwd=folder)
     assert done.stdout.split()[:9] == ["BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT", "MOST", "AGE"]
     assert [line.split()[:4] for line in done.stdout.splitlines()[1:]] == [
         ["sagemaker", "ml.g4dn.xlarge", "T4:1", "us-east-1"]
@@ -108,8 +107,7 @@ def test_refresh_adds_the_price_of_the_job(aws_cli: Any, project: Callable[..., 
     """The table lacks a type without GPUs; after the refresh the plan has a price and a worst case."""
     folder = project(CPU_JOB)
     assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] is None
-    first = aws_cli("prices", "refresh", cwd=folder)
-    assert first.code == 0, first.stderr
+    first = aws_cli.ok("prices", "refresh", cwd=folder)
     assert re.search(r"ml\.m5\.xlarge +us-east-1 +on demand +- +0\.2300 +new +AWS Price List, Training", first.stdout)
     assert re.search(r"ml\.g9\.xlarge .* AWS lists it at 0 USD", first.stdout)
     plan = aws_cli("plan", "--json", cwd=folder).json

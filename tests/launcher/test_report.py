@@ -371,10 +371,8 @@ def test_report_of_a_real_job(
 ) -> None:
     """The last loss of the file is the last printed loss."""
     where = project("", text=TELLING)
-    done = cli("submit", "--name", "real", "-y", cwd=where, timeout_s=240)
-    assert done.code == 0, done.stderr
-    told = cli("report", "real", "-o", tmp_path / "real.html")
-    assert told.code == 0, told.stderr
+    done = cli.ok("submit", "--name", "real", "-y", cwd=where, timeout_s=240)
+    cli.ok("report", "real", "-o", tmp_path / "real.html")
     opened = open_page((tmp_path / "real.html").as_uri())
     assert opened.locator("h1").inner_text() == "real"
     printed = re.findall(r"step 12/12 loss (\S+)", done.stdout)[0]

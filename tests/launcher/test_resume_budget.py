@@ -149,8 +149,7 @@ def test_limit_after_the_ranks_success_is_a_success(content_cli: Any, project: C
     """The script has ended with success, and its process takes longer to end than the budget lasts."""
     folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
                      text=LINGERS)  # fmt: skip
-    done = content_cli("submit", "--name", "one", cwd=folder)
-    assert done.code == 0, done.stderr
+    content_cli.ok("submit", "--name", "one", cwd=folder)
     status = content_cli("status", "one", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("succeeded", None, False)
 

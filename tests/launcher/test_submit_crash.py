@@ -101,8 +101,7 @@ def test_submit_works_after_a_killed_submit(
     """The next submit is a new job, and the rest of the killed submit is settled."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submit_and_die(cli, folder, *STEPS[step][:2])
-    submitted = cli("submit", "-d", "--json", cwd=folder)
-    assert submitted.code == 0, submitted.stderr
+    submitted = cli.ok("submit", "-d", "--json", cwd=folder)
     jobs = cli("list", "--json").json["jobs"]
     assert jobs[0]["job"] == submitted.json["job"]
     assert len({job["job"] for job in jobs}) == len(jobs) <= 2
@@ -175,8 +174,7 @@ def test_secrets_are_stored_nowhere(cli: Any, project: Callable[..., Path], idle
     """A secret's value is in the ranks' environment, and in no file, no output and no command line."""
     folder = project(f"secrets: [TOKEN]\nlocal: {{python: {idle_python}}}\n")
     env = {"TOKEN": "hunter2-" + "x" * 20}
-    submitted = cli("submit", "-d", "--json", cwd=folder, env=env)
-    assert submitted.code == 0, submitted.stderr
+    submitted = cli.ok("submit", "-d", "--json", cwd=folder, env=env)
     running = processes.with_environment(CLOUDTRAIN_HOME=str(cli.home), **env)
     shown = cli("status", "last", "--json").stdout + cli("submit", "--dry-run", cwd=folder, env=env).stdout
     stored = [path for path in cli.home.rglob("*") if path.is_file() and env["TOKEN"].encode() in path.read_bytes()]
@@ -223,8 +221,7 @@ def test_relative_interpreter_path_counts_from_the_config_file(
     """Every path of the config does the same, from any working directory."""
     folder = project("local: {python: ../idle-python}\n")
     cwd = folder if where == "beside the config" else folder.parent.parent
-    submitted = cli("submit", "-d", "-f", folder / "cloudtrain.yaml", cwd=cwd)
-    assert submitted.code == 0, submitted.stderr
+    cli.ok("submit", "-d", "-f", folder / "cloudtrain.yaml", cwd=cwd)
     assert cli("list", "--json", "--active").json["jobs"], cli("status", "last").stdout
     assert cli("stop", "last", "--now", "-y", "--json").json["state"] == "stopped"
 

@@ -64,8 +64,7 @@ def test_job_is_shown_running_stopped_and_resumed(
 ) -> None:
     """From the list to the job's page: lines and curve are live, and a stop and a resume within the budget work."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
-    sent = cli("submit", "-d", "-y", "--name", "live", cwd=where)
-    assert sent.code == 0, sent.stderr
+    cli.ok("submit", "-d", "-y", "--name", "live", cwd=where)
     page = visit()
     assert page.url == f"http://127.0.0.1:{served.port}/"
     row = page.locator("#row-live")
