@@ -165,3 +165,10 @@ def run(
         found = warmpython.run(args, folder, environment, 100)
     parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
     return Run(found.returncode, found.stdout, found.stderr, folder, parsed)
+
+
+def whole_run(folder: Path, *args: Any, **settings: Any) -> Run:
+    """Train as `run`, to the end."""
+    found = run(folder, *args, **settings)
+    assert found.code == 0, found.errors
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainerruns import Run, run
+from trainerruns import Run, run, whole_run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import shards, weights
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a job of 10 steps with an average of its weights, whose best step is marked."""
-    made = run(tmp_path_factory.mktemp("parent"), job="parent", max_steps=10, eval_every=5, ema_decay=0.9)
-    assert made.code == 0, made.errors
+    made = whole_run(tmp_path_factory.mktemp("parent"), job="parent", max_steps=10, eval_every=5, ema_decay=0.9)
     folders.mark_best(made.folder / "checkpoints", 5, "loss", 1.0)
     return made
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainerruns import Run, run
+from trainerruns import Run, run, whole_run
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -144,8 +144,7 @@ def test_task_without_outputs_has_its_means(tmp_path: Path) -> None:
 def test_failed_test_leaves_the_training_done(outputs: str, words: str, tmp_path: Path) -> None:
     """The event and the line name the fault; the job ends as done, with its weights."""
     text = (TASK % "").partition("def outputs")[0] + f"def outputs(model, batch): return {outputs}\n"
-    done = run(tmp_path, 2, evaluate={}, **{**SETTINGS, "text": text})
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, 2, evaluate={}, **{**SETTINGS, "text": text})
     event = done.only("test")
     assert event["failed"]
     assert words in done.output
@@ -168,8 +167,7 @@ def test_fault_of_one_rank_of_a_sharded_model_leaves_the_training_done(where: st
     """The other ranks wait for the rank's part of the weights; all ranks leave, and the job ends as done."""
     text = "import os\nRANK, calls = int(os.environ['RANK']), 0\n" + (TASK % "").partition("def outputs")[0]
     settings = {**SETTINGS, "text": text + SHARDED % where, "strategy": "fsdp"}
-    done = run(tmp_path, 2, evaluate={"batch_size": 4}, **settings)
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, 2, evaluate={"batch_size": 4}, **settings)
     assert done.only("test")["failed"].startswith(fault)
     assert [each["e"] for each in done.events][-2:] == ["test", "done"]
     assert done.outcome()["outcome"] == "done"

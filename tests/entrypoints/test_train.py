@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainerruns import TASK, Run, run
+from trainerruns import TASK, Run, run, whole_run
 
 from cloudtrain.entrypoints import format
 from cloudtrain.entrypoints.checkpoints import shards
@@ -105,8 +105,7 @@ def test_deadline_saves_and_the_resumed_end_is_the_same(whole: Callable[[str], R
     """A deadline stops the run inside a step with a save; the resumed run equals a run without a deadline."""
     stopped = run(tmp_path, ranks=1, cold=True, env={"CLOUDTRAIN_DEADLINE": "1"})
     assert (stopped.code, stopped.only("preempt")["reason"], stopped.outcome()["step"]) == (75, "deadline", 0)
-    again = run(tmp_path, ranks=1)
-    assert again.code == 0
+    again = whole_run(tmp_path, ranks=1)
     losses = stopped.values("step", "loss") | again.values("step", "loss")
     assert losses == pytest.approx(whole("ddp").values("step", "loss"), abs=1e-5)
 
@@ -248,8 +247,7 @@ def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
     """Two epochs of 37 in steps of 8 are 10 steps, stopped in between; sgd has no state to save, and bf16 trains."""
     settings = {"max_steps": None, "epochs": 2, "precision": "bf16", "strategy": "fsdp", "optimizer": {"name": "sgd"}}
     stopped = run(tmp_path, do="term:1:9", **settings)
-    done = run(tmp_path, **settings)
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, **settings)
     assert sorted(stopped.values("step", "loss")) + sorted(done.values("step", "loss")) == list(range(1, 11))
     assert (tmp_path / "output/model.pt").exists()
 
@@ -298,8 +296,7 @@ def parameters(done: Run) -> dict[str, bytes]:
 )
 def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Scaler, average and error feedback have their own state: after two stops the end is the same."""
-    undisturbed = run(tmp_path / "whole", **settings)
-    assert undisturbed.code == 0, undisturbed.errors
+    undisturbed = whole_run(tmp_path / "whole", **settings)
     parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:1:9", "term:0:11", "")]
     assert [part.only("preempt")["reason"] for part in parts[:2]] == ["sigterm", "sigterm"]
     assert joined(*parts) == undisturbed.values("step", "loss")
@@ -311,8 +308,7 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, settings: dict[str, Any
 def test_strict_is_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str) -> None:
     """4 -> 2 -> 1 -> 4 ranks, stopped inside epochs: losses, evaluations and all tensors are equal bit for bit."""
     settings = {"strategy": strategy, "reproducible": "strict"}
-    undisturbed = run(tmp_path / "whole", ranks=4, **settings)
-    assert undisturbed.code == 0, undisturbed.errors
+    undisturbed = whole_run(tmp_path / "whole", ranks=4, **settings)
     turns = [(4, "term:1:4"), (2, "term:1:8"), (1, "term:0:13"), (4, "")]
     parts = [run(tmp_path / "parts", ranks=ranks, do=do, **settings) for ranks, do in turns]
     assert joined(*parts) == undisturbed.values("step", "loss")
@@ -328,8 +324,7 @@ def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_p
     behind = {"blocking": False, "every_steps": 2}
     killed = run(tmp_path, do="kill:0:21", checkpoint=behind)
     durable = max(killed.values("checkpoint", "bytes"), default=0)
-    again = run(tmp_path, checkpoint=behind)
-    assert again.code == 0, again.errors
+    again = whole_run(tmp_path, checkpoint=behind)
     assert max((e["step"] for e in again.events if e["e"] == "restart"), default=0) >= durable
     assert joined(killed, again) == whole("ddp").values("step", "loss")
 
@@ -349,8 +344,7 @@ def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_nan_step_is_skipped_on_request(tmp_path: Path) -> None:
     """After a nan loss on one rank, neither rank takes the step, and training continues."""
-    done = run(tmp_path, do="nan:1:13", on_nan="skip")
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, do="nan:1:13", on_nan="skip")
     assert [e["step"] for e in done.events if e.get("skipped")] == [7]
     assert sorted(done.values("step", "loss")) == [step for step in range(1, 17) if step != 7]
 
@@ -388,8 +382,7 @@ def test_metrics_files_and_logger(tmp_path: Path) -> None:
     text = TASK + "\ndef on_event(event, fields):\n    open('own.log', 'a').write(event + ' ')\n"
     text += "    if event == 'done': raise RuntimeError('the service is down')\n"
     settings = {"tokens_per_sample": 6, "peak_tflops": 0.01, "ema_decay": 0.5, "tensorboard": True}
-    done = run(tmp_path, ranks=1, text=text, checkpoint={"export": "safetensors"}, **settings)
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, ranks=1, text=text, checkpoint={"export": "safetensors"}, **settings)
     last = [found for found in done.events if found["e"] == "step"][-1]
     assert last["tokens_per_s"] == pytest.approx(6 * last["samples_per_s"], rel=0.01)
     assert last["tokens"] == 6 * last["samples"] > 0
@@ -417,8 +410,7 @@ def test_nan_in_the_data_spoils_no_running_statistics(tmp_path: Path) -> None:
     """A nan sample: its step is skipped with batch norm's statistics, so saves continue."""
     spoilt = "        if self.count == 37 and index == 11: x = x * math.nan\n        return x +"
     text = TASK.replace("        return x +", spoilt)
-    done = run(tmp_path, ranks=1, text=text, on_nan="skip", micro_batch_size=8)
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, ranks=1, text=text, on_nan="skip", micro_batch_size=8)
     assert len([e for e in done.events if e.get("skipped")]) >= 2
     assert sorted(done.values("checkpoint", "bytes")) == [5, 10, 15, 16]
 
@@ -429,8 +421,7 @@ def test_modules_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) 
     frozen = "    net = Net(params.get('width', 16)); net.layers[0].eval()\n"
     frozen += "    net.register_buffer('mask', torch.full((2, 2), -math.inf).triu(1)); return net\n"
     settings = {"ranks": 1, "text": TASK.replace('    return Net(params.get("width", 16))\n', frozen), "eval_every": 3}
-    whole = run(tmp_path / "whole", **settings)
-    assert whole.code == 0, whole.errors
+    whole = whole_run(tmp_path / "whole", **settings)
     parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:0:29", "")]
     assert joined(*parts) == whole.values("step", "loss")
 
@@ -497,8 +488,7 @@ def optimizer(model, params):
 """
     text = TASK.replace("), batch[1])", ").float(), batch[1])") + own
     text = text.replace('def model(params):\n    return Net(params.get("width", 16))', BF16)
-    whole = run(tmp_path / "whole", ranks=1, text=text, eval_every=None, clip_norm=None)
-    assert whole.code == 0, whole.errors
+    whole = whole_run(tmp_path / "whole", ranks=1, text=text, eval_every=None, clip_norm=None)
     resume_from(whole, tmp_path / "again", 10)
     again = run(tmp_path / "again", ranks=1, text=text, eval_every=None, clip_norm=None)
     expected = {step: loss for step, loss in whole.values("step", "loss").items() if step > 10}
@@ -574,8 +564,7 @@ def test_killed_run_resumes_from_a_bucket_bit_for_bit(
     killed = run(tmp_path, do="kill:1:26", text=PATIENT, env=env, **settings)
     assert killed.code != 0
     shutil.rmtree(tmp_path / "checkpoints")
-    again = run(tmp_path, text=PATIENT, env=env, **settings)
-    assert again.code == 0, again.errors
+    again = whole_run(tmp_path, text=PATIENT, env=env, **settings)
     assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
     assert joined(killed, again) == whole(strategy).values("step", "loss")
     assert parameters(again) == parameters(whole(strategy))
@@ -584,8 +573,7 @@ def test_killed_run_resumes_from_a_bucket_bit_for_bit(
 @pytest.mark.slow
 def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None:
     """The bucket has the last `keep` uploads, with the job's last checkpoint, each with its manifest."""
-    done = run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
     sent = [step for step, fault in done.values("checkpoint", "mirror_fault").items() if fault is None]
     names = s3.open_at(bucket.uri("a/test")).names("step-")
     assert {int(name[5:13]) for name in names} == set(sorted(sent)[-2:])
@@ -653,8 +641,9 @@ def test_changes_are_reported_before_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_log_lines_are_few_by_default(tmp_path: Path) -> None:
     """Without log_every the trainer prints about a line every two seconds: 400 short steps print a few kB."""
-    done = run(tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None})
-    assert done.code == 0, done.errors
+    done = whole_run(
+        tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None}
+    )
     assert 1 <= len(done.values("step", "loss")) <= 10
     assert len(done.output) < 8000
 
@@ -741,8 +730,7 @@ LANGUAGE = {
 def test_split_layers_resume_bit_for_bit(tmp_path: Path, strategy: str) -> None:
     """Two ranks share the layers of charlm, two groups of ranks the data: a kill -9 changes no loss and no weight."""
     settings = {**LANGUAGE, "strategy": strategy, "parallel": {"tensor": 2}}
-    undisturbed = run(tmp_path / "whole", ranks=4, **settings)
-    assert undisturbed.code == 0, undisturbed.errors
+    undisturbed = whole_run(tmp_path / "whole", ranks=4, **settings)
     assert "4 ranks / 2 that share each layer x 2 accumulation x 2 = 8 samples a step" in undisturbed.output
     killed = run(tmp_path / "parts", ranks=4, do="kill:3:29", **settings)
     again = run(tmp_path / "parts", ranks=4, **settings)
@@ -755,9 +743,7 @@ def test_split_layers_resume_bit_for_bit(tmp_path: Path, strategy: str) -> None:
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return the run of charlm on one rank."""
-    done = run(tmp_path_factory.mktemp("language"), ranks=1, **LANGUAGE)
-    assert done.code == 0, done.errors
-    return done
+    return whole_run(tmp_path_factory.mktemp("language"), ranks=1, **LANGUAGE)
 
 
 @pytest.mark.slow
@@ -808,8 +794,7 @@ def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str,
     """Stages of two ranks each, with a tied embedding: losses, evaluations and the export as on one rank."""
     settings = {**LANGUAGE, **more, "params": {**LANGUAGE["params"], **more.get("params", {})}}
     one = run(tmp_path / "one", ranks=1, **{**settings, "parallel": {}}) if "text" in more else language
-    done = run(tmp_path / "four", ranks=4, **settings)
-    assert done.code == 0, done.errors
+    done = whole_run(tmp_path / "four", ranks=4, **settings)
     assert done.values("step", "loss") == pytest.approx(one.values("step", "loss"), rel=1e-6)
     assert done.values("eval", "loss") == pytest.approx(one.values("eval", "loss"), rel=1e-5)
     exported, whole = (torch.load(each.folder / "output" / "model.pt", weights_only=True) for each in (done, one))
@@ -823,9 +808,7 @@ STAGES = {**LANGUAGE, "text": UNTIED, "params": {**LANGUAGE["params"], "layers":
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return the run of STAGES on one rank."""
-    done = run(tmp_path_factory.mktemp("one"), ranks=1, **STAGES)
-    assert done.code == 0, done.errors
-    return done
+    return whole_run(tmp_path_factory.mktemp("one"), ranks=1, **STAGES)
 
 
 @pytest.mark.slow
@@ -859,10 +842,8 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
 def test_stages_with_buffers_are_one_process_bit_for_bit(tmp_path: Path, schedule: str) -> None:
     """Batch norm counts each step once, as on one rank; the passes in flight keep the buffers that they have saved."""
     settings = {**STAGES, "text": NORMED, "max_steps": 6}
-    one = run(tmp_path / "one", ranks=1, **settings)
-    assert one.code == 0, one.errors
-    two = run(tmp_path / "two", ranks=2, **settings, parallel={"pipeline": 2, "schedule": schedule})
-    assert two.code == 0, two.errors
+    one = whole_run(tmp_path / "one", ranks=1, **settings)
+    two = whole_run(tmp_path / "two", ranks=2, **settings, parallel={"pipeline": 2, "schedule": schedule})
     assert two.values("step", "loss") == one.values("step", "loss")
     assert two.values("eval", "loss") == one.values("eval", "loss")
     exported, whole = (torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (two, one))
@@ -874,8 +855,7 @@ def test_stages_with_buffers_are_one_process_bit_for_bit(tmp_path: Path, schedul
 def test_stale_weights_resume_bit_for_bit(tmp_path: Path) -> None:
     """With the schedule async the pipeline is empty at saves by steps, so a kill changes no loss and no weight."""
     settings = {**STAGES, "clip_norm": None, "log_every": 2, "parallel": {"pipeline": 2, "schedule": "async"}}
-    undisturbed = run(tmp_path / "whole", ranks=2, **settings)
-    assert undisturbed.code == 0, undisturbed.errors
+    undisturbed = whole_run(tmp_path / "whole", ranks=2, **settings)
     assert "stages wait 0 % of a step, assuming equal stages; the weights of stage 1" in undisturbed.output
     killed = run(tmp_path / "parts", ranks=2, do="kill:1:38", **settings)
     again = run(tmp_path / "parts", ranks=2, **settings)
@@ -965,8 +945,7 @@ def test_model_that_cannot_be_split_is_refused(
 def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
     """ZeRO-1, killed on 2 ranks, killed on 1 rank, ended on 2: with `strict` all losses and tensors are equal."""
     settings = {**LANGUAGE, "eval_every": None, "shard": "optimizer", "reproducible": "strict"}
-    undisturbed = run(tmp_path / "whole", **settings)
-    assert undisturbed.code == 0, undisturbed.errors
+    undisturbed = whole_run(tmp_path / "whole", **settings)
     turns = [(2, "kill:1:14"), (1, "kill:0:26"), (2, "")]
     parts = [run(tmp_path / "parts", ranks=ranks, do=do, **settings) for ranks, do in turns]
     assert parts[-1].code == 0, parts[-1].errors
@@ -979,8 +958,7 @@ def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
     """ZeRO-1 on 4 ranks -> ZeRO-2 -> ddp -> ZeRO-1 on 2 -> fsdp -> 1 rank: the losses of one rank, to rounding."""
     settings = {**LANGUAGE, "eval_every": None, "checkpoint": {"every_steps": 2}}
-    one = run(tmp_path / "one", ranks=1, **settings)
-    assert one.code == 0, one.errors
+    one = whole_run(tmp_path / "one", ranks=1, **settings)
     turns = [
         (4, "kill:1:4", {"shard": "optimizer"}),
         (4, "kill:2:4", {"shard": "gradients", "strategy": "fsdp"}),
