@@ -1,13 +1,12 @@
 """`compare` shows jobs side by side: differing keys, results, and the cost of a common loss."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
 from browser import contrast
 from cloudtrain.launcher.config.schema import JobConfig
@@ -17,9 +16,6 @@ from cloudtrain.launcher.report import comparing
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 NOW_S = reported.BEGAN_S + 10_000
 

@@ -1,14 +1,13 @@
 """`cloudtrain evaluate`: the job that tests another job's weights, the count of looks, and the report's section."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UsageError
@@ -18,9 +17,6 @@ from cloudtrain.launcher.planning import planner
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store.progress import fold, shown
 from cloudtrain.launcher.store.registry import Registry
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 TASK = """
 import torch

@@ -1,15 +1,14 @@
 """The report of a job: content, hidden secrets, and the view in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
 from browser import contrast
 from cloudtrain.launcher.config.schema import JobConfig
@@ -24,9 +23,6 @@ from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 # Prints events like the trainer; the events of a real trainer have separate tests, and torch takes seconds to load.
 TELLING = """\

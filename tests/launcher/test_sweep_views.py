@@ -1,16 +1,15 @@
 """A sweep as a whole in the commands: list, cost, compare, report, wait, watch, resume; rows without real runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
 from browser import contrast
 from cloudtrain.entrypoints import events
@@ -28,9 +27,6 @@ from cloudtrain.launcher.sweeps import alerts, growing, overview, searching
 from cloudtrain.launcher.text.charts import ASCII, UNICODE
 from doubles import receivers, swept
 from doubles.terminals import Terminal
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 
 @pytest.fixture

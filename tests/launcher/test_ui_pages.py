@@ -1,27 +1,22 @@
 """The page in a real browser, over real jobs: content, live updates, and buttons."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 from uiserver import Served, serving
 
-from browser import PATIENT_MS, contrast
+from browser import PATIENT_MS, Seen, contrast
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
-
-if TYPE_CHECKING:
-    from browser import Seen
-    from cloudtrain.launcher.store.registry import Registry
 
 # Reports a step each twentieth of a second, like the trainer; obeys SIGTERM.
 TELLING = """\
