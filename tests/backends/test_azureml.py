@@ -171,7 +171,7 @@ def test_mirror_needs_no_mount(render: Render) -> None:
     assert AzureMLBackend().check(request) == []
 
 
-def test_checkpoints_belong_to_the_job_not_the_attempt(tmp_path: Path, render: Render) -> None:
+def test_checkpoints_belong_to_the_job_not_the_attempt(render: Render) -> None:
     """All attempts have the same place, so the next attempt can resume; the place contains no run's name."""
     path = render(PLAIN).body["outputs"]["checkpoints"]["path"]
     assert path == "azureml://datastores/workspaceblobstore/paths/cloudtrain/jobs/digits-abcde/checkpoints"

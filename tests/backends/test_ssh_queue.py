@@ -183,9 +183,7 @@ def test_stop_leaves_the_line(pair: Cluster, send: Any, until: Any, cli: Any, pr
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_killed_waiting_agent_ends_its_gang_alone(
-    pair: Cluster, send: Any, until: Any, cli: Any, wait_until: Any, node: int
-) -> None:
+def test_killed_waiting_agent_ends_its_gang_alone(pair: Cluster, send: Any, until: Any, cli: Any, node: int) -> None:
     """A gang that loses a waiting agent fails with the reason, and the next job in line starts."""
     first = send("first", config())
     until(first, "running")

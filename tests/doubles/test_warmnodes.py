@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,7 @@ def test_ignored_signals_are_taken_over(command: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_signal_ends_the_rank_and_its_proxy(
-    command: list[str], tmp_path: Path, wait_until: Callable[..., Any], signum: int
-) -> None:
+def test_signal_ends_the_rank_and_its_proxy(command: list[str], tmp_path: Path, signum: int) -> None:
     """A signal to the pid known to the parent ends the rank; the parent sees the signal."""
     env = {"PATH": os.environ["PATH"], "WORD": str(tmp_path)}
     with subprocess.Popen([*command, "wait"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:

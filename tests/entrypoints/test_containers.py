@@ -185,7 +185,7 @@ def test_client_fault_only_where_the_client_failed(tmp_path: Path) -> None:
     assert "free some space" in (dockerrun.client_fault(DOCKER, 125, tmp_path / "boot.log") or "")
 
 
-def test_container_init_kills_its_program_when_its_input_ends(tmp_path: Path) -> None:
+def test_container_init_kills_its_program_when_its_input_ends() -> None:
     """A closed pipe means a dead agent: the program and its children in other sessions are killed."""
     program = (
         "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print(1); time.sleep(600)"

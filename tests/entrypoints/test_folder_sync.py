@@ -136,7 +136,7 @@ def test_new_and_changed_files_are_uploaded(store: Google, here: Path, carriers:
 
 
 def test_invalid_object_name_is_reported(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+    store: Google, here: Path, carriers: Carriers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The remaining files are uploaded."""
     put(here / "two\nlines", b"x")

@@ -151,7 +151,7 @@ def test_mail_of_a_hostile_job_adds_no_header() -> None:
     assert "ж" in letter["Subject"]
 
 
-def test_mail_with_a_password_needs_tls_except_on_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mail_with_a_password_needs_tls_except_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback cannot be intercepted; the password of a URL may contain any character."""
     with receivers.letters("p@ss:w/rd") as post:
         url = f"smtp://me%40here:p%40ss%3Aw%2Frd@127.0.0.1:{post.port}"

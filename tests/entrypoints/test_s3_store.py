@@ -37,9 +37,7 @@ def test_bad_credentials_are_reported(code: str, bucket: Any, tmp_path: Path) ->
             call()
 
 
-def test_missing_credentials_are_reported_and_may_come_later(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_reported_and_may_come_later(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without credentials the error gives advice; a role added to the machine later serves the next call."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     place = open_store(bucket.uri("x"))

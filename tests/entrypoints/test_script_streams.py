@@ -106,7 +106,7 @@ def test_forked_process_writes_no_event(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "step 3 loss 0.5\n"
 
 
-def test_own_lines_begin_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_own_lines_begin_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning of ours never starts in the middle of a line of the script."""
     raw, sent = io.BytesIO(), []
     stream = made(raw)

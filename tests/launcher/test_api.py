@@ -205,7 +205,7 @@ def test_errors_equal_the_command_line(home: Path, project: Callable[..., Path])
 
 
 def test_stop_and_resume_refuse_like_the_command_line(
-    home: Path, tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job during its submit cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
     job = seed("new")

@@ -61,7 +61,7 @@ def test_single_low_step_does_not_reach_a_loss() -> None:
     assert comparing.reached(noisy, 0.5, NOW_S) is None
 
 
-def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], home: Path, cli: Any) -> None:
+def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], cli: Any) -> None:
     """The cost of an unpriced machine is unknown, not 0."""
     for name, price in (("priced", 3.0), ("own", 0.0)):
         seed(name, State("succeeded", started_s=1000.0, ended_s=4600.0))
@@ -128,7 +128,7 @@ def test_compare_names_the_smoothed_loss(pair: Registry, cli: Any) -> None:
     assert {"step at smoothed loss 1", "lowest loss"} <= found
 
 
-def test_compare_of_a_task_and_a_script_leaves_out_defaults(home: Path, make_job: Callable[..., Job], cli: Any) -> None:
+def test_compare_of_a_task_and_a_script_leaves_out_defaults(make_job: Callable[..., Job], cli: Any) -> None:
     """Only the keys of the trainer that the task's config sets are listed, since a script uses none of them."""
     for name, kind in (("task", {"task": "t.py", "training": {"precision": "bf16"}}), ("script", {"script": "t.py"})):
         config = JobConfig.model_validate({"name": name, "backend": "local", **kind}).model_dump(mode="json")

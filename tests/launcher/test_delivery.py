@@ -264,7 +264,7 @@ def test_notifier_prints_a_due_notice_and_sends_it(
     assert [each["event"] for each in told.got] == ["budget"]
 
 
-def test_desktop_notification_uses_notify_send(job: Job, home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_desktop_notification_uses_notify_send(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """`notify-send` gets the text after `--`."""
     record = tmp_path / "shown"
     (tmp_path / "notify-send").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {record}\n')
@@ -278,7 +278,7 @@ def test_desktop_notification_uses_notify_send(job: Job, home: Path, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
-def test_apprise_delivers_to_a_known_service(job: Job, told: receivers.Hooks) -> None:
+def test_apprise_delivers_to_a_known_service(told: receivers.Hooks) -> None:
     """The message reaches the JSON service of the installed library."""
     url = told.url.replace("http://", "json://")
     deliver(ChannelEntry("apprise", "env:URL", ALL), notice(), {"URL": url})

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,7 +203,7 @@ def test_json_names_are_stable() -> None:
 
 
 def test_list_shows_running_cost_and_jobs_of_earlier_versions(
-    seed: Callable[..., Job], home: Path, capsys: pytest.CaptureFixture[str]
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A job of an earlier version, without a budget or newer keys, is listed as well."""
     seed("old", State("succeeded", started_s=0.0, ended_s=10.0))

@@ -283,7 +283,7 @@ def test_suspension_waits_for_running_polls(
     assert looks.acquire(timeout=60)
 
 
-def test_quiesce_lock_lets_running_workers_finish(wait_until: Callable[..., Any]) -> None:
+def test_quiesce_lock_lets_running_workers_finish() -> None:
     """The closing thread may itself be inside; if the wait ends early, the lock reports false."""
     gate, inside, goes_on, begun = QuiesceLock(), threading.Event(), threading.Event(), list[str]()
 

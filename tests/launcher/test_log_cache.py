@@ -118,7 +118,7 @@ def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: Callable[...
 
 
 def test_partial_log_of_a_running_job_is_stored(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next reader takes the stored part from disk, and the rest from the backend."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
@@ -229,7 +229,6 @@ def test_dropped_log_is_not_stored_again_without_a_reader(seed: Callable[..., Jo
 
 @pytest.mark.usefixtures("small_blocks")
 def test_log_above_the_size_limit_is_stored_in_part(
-    home: Path,
     seed: Callable[..., Job],
     registry: Registry,
     monkeypatch: pytest.MonkeyPatch,

@@ -114,9 +114,7 @@ def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, 
     assert "init_from" not in job_spec(prepared.plan, load(""), "child", 1).dump()
 
 
-def test_parent_must_have_ended_on_the_same_backend(
-    load: Callable[..., JobConfig], tmp_path: Path, home: Path, seed: Any
-) -> None:
+def test_parent_must_have_ended_on_the_same_backend(load: Callable[..., JobConfig], tmp_path: Path, seed: Any) -> None:
     """A missing, a running, an unsent and a foreign parent are refused with the next step."""
     with pytest.raises(ConfigError, match="no job `digits`"):
         parents.resolved(load("init_from: digits"), tmp_path)
@@ -171,7 +169,7 @@ resources: {instance_type: ml.m5.xlarge}
 HOSTS = "backend: ssh\nssh: {hosts: [h1], workdir: /tmp/x}\n"
 
 
-def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
+def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig], tmp_path: Path) -> None:
     """A difference is an error in the file, in the node's words, below the plan; `--json` says that weights fit."""
     (tmp_path / "task.py").write_text(TINY)
     save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")

@@ -201,9 +201,7 @@ def test_registry_refuses_the_file_of_another_version(registry: Registry) -> Non
         Registry()
 
 
-def test_registry_with_damaged_pages_is_a_config_error(
-    registry: Registry, make_job: Callable[..., Job], home: Path
-) -> None:
+def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_job: Callable[..., Job]) -> None:
     """Damage after the file's header appears at the first read."""
     for number in range(40):
         registry.add(f"job{number}", make_job, exclusive=True, key=None)

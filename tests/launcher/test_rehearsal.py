@@ -114,7 +114,7 @@ def test_sandbox_keeps_a_clone_inside_a_hidden_folder(tmp_path: Path, monkeypatc
         assert found == {str(clone / "starting.py")}, running.output.read_text()
 
 
-def test_addresses_are_exclusive(tmp_path: Path) -> None:
+def test_addresses_are_exclusive() -> None:
     """Two simultaneous rehearsals have different addresses, and a server can listen on an address."""
     (first, one), (second, two) = sandbox.addresses(2), sandbox.addresses(2)
     with one, two, socket.create_server((first[1], 0)):

@@ -97,7 +97,7 @@ def test_unknown_price_has_no_spend_curve(seed: Callable[..., Job], registry: Re
     assert (data["spend"], data["limit_usd"]) == ([], None)
 
 
-def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..., Job], home: Path) -> None:
+def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..., Job]) -> None:
     """Three attempts with the maximum of stored steps stay under a megabyte."""
     job = reported.put(registry, make_job)
     for number in (1, 2, 3):

@@ -226,6 +226,6 @@ def test_submits_killed_at_any_step_leave_no_reservation(tmp_path: Path, home: P
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3, 23))
-def test_twenty_rounds_of_forty_submits_with_crashes(tmp_path: Path, home: Path, seed: int) -> None:
+def test_twenty_rounds_of_forty_submits_with_crashes(tmp_path: Path, seed: int) -> None:
     """Each round has forty submits on two machines, half of them killed: no overspending, no leak."""
     require_sound(play(tmp_path / "round", seed))

@@ -84,7 +84,7 @@ def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], registry: R
 
 
 def test_stream_tail_of_a_long_log_reads_only_the_end(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty lines of an uncached log of 900,000 lines take a read of fewer than 50 lines."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})

@@ -59,7 +59,6 @@ def state_of(home: Path, name: str) -> str:
 
 
 def test_open_page_sends_an_earned_retry(
-    home: Path,
     seed: Callable[..., Job],
     watcher: Callable[..., Watcher],
     answers: Callable[..., None],
