@@ -1,5 +1,7 @@
 """`logs` chooses and formats the lines of a job."""
 
+from __future__ import annotations
+
 import io
 import json
 import re
@@ -190,6 +192,26 @@ def test_logs_of_all_attempts_as_json_have_the_attempt_number(cli: Any, resumed:
         (3, "d"),
     ]
     assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
+
+
+def test_logs_keeps_a_last_line_without_newline(cli: Any, seed: Callable[..., Job]) -> None:
+    """The last output of a killed rank is an important line."""
+    seed("ended", State("failed", "error"), {"0": "one\nlast words", "1": ""})
+    assert cli("logs", "ended").stdout.splitlines() == ["[r0] one", "[r0] last words"]
+
+
+def test_logs_as_json_lines(cli: Any, seed: Callable[..., Job]) -> None:
+    """Each line of the output is a JSON object."""
+    seed("ended", State("succeeded"), {"0": STEP + "\n", "1": "x\n"})
+    shown = [json.loads(text) for text in cli("logs", "ended", "--json").stdout.splitlines()]
+    assert {(one["rank"], one["text"]) for one in shown} == {(0, "step 3/9 loss 0.5"), (1, "x")}
+
+
+@pytest.mark.parametrize("option", [["--rank", "1"], ["--node", "1"], ["--grep", "node 1$"]])
+def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
+    """Each option alone selects the line of node 1."""
+    seed("ended", State("succeeded"))
+    assert cli("logs", "ended", *option).stdout == "[r1] hello from node 1\n"
 
 
 @pytest.mark.parametrize(
@@ -452,18 +474,20 @@ def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_logs_prints_alerts_below_earlier_lines(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new alert does not appear above old lines."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
     monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
+    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 1
+    registry.close()
     assert told == ["one\ntwo\n"]
 
 
 def test_followed_logs_report_an_outage_once(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
@@ -476,7 +500,9 @@ def test_followed_logs_report_an_outage_once(
 
     monkeypatch.setattr(load("local"), "logs", shaky)
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.01)
+    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 0
+    registry.close()
     out, said = capsys.readouterr()
     assert out == "one\n"
     assert said.count("the token has expired") == 1

@@ -1,9 +1,11 @@
 """`status` shows a job on a screen of 80x24 in each of its states."""
 
-import threading
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,6 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import poller, view
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import lines_before, saved_step, view_of
-from cloudtrain.launcher.logs import cache_upkeep
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -293,25 +294,27 @@ def test_json_has_each_attempt_and_the_likely_cause(make_job: Callable[..., Job]
     assert (told["mfu"], round(told["data_share"], 2)) == (0.413, 0.12)
 
 
-def test_lines_before_come_from_the_exit_report(seed: Callable[..., Job], registry: Registry) -> None:
+def test_lines_before_come_from_the_exit_report(seed: Callable[..., Job], home: Path) -> None:
     """Without lines from the platform and without a log cache, the list is empty."""
+    registry = Registry()
     assert lines_before(registry, seed("a", State("failed", "error", error=ERROR))) == ["a"] * 10
     assert lines_before(registry, seed("b", State("failed", "error", error={**ERROR, "lines": []}))) == []
 
 
-def test_lines_before_come_from_a_fuller_log_cache(seed: Callable[..., Job], registry: Registry) -> None:
+def test_lines_before_come_from_a_fuller_log_cache(seed: Callable[..., Job], home: Path) -> None:
     """SageMaker passes on a thousand characters: two of these lines are fewer than the lines in the log cache."""
     from cloudtrain.launcher.logs.stream import keep_whole
 
     log = "".join(f"shard {n}\n" for n in range(30)) + "Traceback (most recent call last):\n  File x\nValueError: y\n"
     error = {**ERROR, "lines": ["shard 28", "shard 29"]}
     job = seed("c", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
+    registry = Registry()
     assert lines_before(registry, job) == ["shard 28", "shard 29"]
     assert keep_whole(registry, job, job.attempt)
     assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
 
 
-def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[..., Job], registry: Registry) -> None:
+def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[..., Job], home: Path) -> None:
     """A rank that fails before its first line has printed nothing, and its traceback is shown once."""
     from cloudtrain.launcher.logs.stream import keep_whole
 
@@ -322,7 +325,7 @@ def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[
     assert lines_before(registry, job) == []
 
 
-def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job], registry: Registry) -> None:
+def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
     """For a restarted rank and a chain of exceptions, the traceback is shown only once, below."""
     from cloudtrain.launcher.logs.stream import keep_whole
 
@@ -333,6 +336,7 @@ def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job],
     log = f"hello\n{trace}\nonce more\n{first}{chain}{trace}\n"
     error = {**ERROR, "traceback": trace, "lines": ["           ~~^~~", "ValueError: y", "once more"]}
     job = seed("e", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
+    registry = Registry()
     assert lines_before(registry, job) == ["once more"]
     assert keep_whole(registry, job, job.attempt)
     assert lines_before(registry, job) == ["hello", "once more"]
@@ -342,6 +346,8 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job has its last known state, and a note gives the reason."""
+    import threading
+
     seed("hangs", State("running", started_s=NOW_S))
     seed("ended", State("succeeded"))
     release = threading.Event()

@@ -1,10 +1,11 @@
 """Parts of the live page without a browser: polling of backends, shared log lines, job lists, spend."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
-from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pool
@@ -59,6 +59,7 @@ def state_of(home: Path, name: str) -> str:
 
 
 def test_open_page_sends_an_earned_retry(
+    home: Path,
     seed: Callable[..., Job],
     watcher: Callable[..., Watcher],
     answers: Callable[..., None],
@@ -92,7 +93,6 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
-    registry: Registry,
     home: Path,
     seed: Callable[..., Job],
     watcher: Callable[..., Watcher],
@@ -107,12 +107,14 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     monkeypatch.setattr(ssh, "state", lambda ref: hangs.wait(20) and RUNS)
     monkeypatch.setattr(ssh, "pace", lambda ref: backends.Pace())
     seed("far", RUNS)
+    registry = Registry(home)
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
     seed("near", RUNS)
     watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
     assert [job["state"] for job in pages.listed(registry, pages.JobListQuery())["jobs"]] == ["succeeded", "running"]
     hangs.set()
+    registry.close()
 
 
 def test_unreachable_backend_is_polled_seldom(
@@ -160,6 +162,8 @@ def test_feed_continues_after_an_expired_login(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed reports the fault while the fault lasts; then all lines arrive."""
+    from cloudtrain.launcher.logs.stream import LogStream
+
     expired, read = threading.Event(), LogStream.tail
     expired.set()
 
@@ -224,7 +228,7 @@ def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callabl
     found.close()
 
 
-def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
     """Filters combine, and the pages follow in order."""
     registry = Registry()
     for number in range(pages.PAGE + 10):
@@ -255,10 +259,11 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_spend_covers_twelve_months_in_valid_groups(registry: Registry, seed: Callable[..., Job]) -> None:
+def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[..., Job]) -> None:
     """The current month is last; an unknown month becomes the current month."""
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
+    registry = Registry(home)
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
     found = pages.spend_values(registry.database, "1999-01", "nonsense")
     assert len(found["months"]) == 12
@@ -280,10 +285,13 @@ def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
 
 
 def test_resume_that_differs_from_the_offer_is_refused(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
+    from types import SimpleNamespace
+
     seed("job", State("failed", "error", ended_s=time.time()))
+    registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
     monkeypatch.setattr(pages, "_prepared", lambda *args: prepared)
     with pytest.raises(UsageError, match="was already resumed"):
@@ -293,14 +301,20 @@ def test_resume_that_differs_from_the_offer_is_refused(
     prepared.plan.worst_case_micro = None
     with pytest.raises(UsageError, match="more than was shown"):
         pages.resume(registry, "job", attempt=2, worst_micro=3_000_000)
+    registry.close()
 
 
 @pytest.mark.parametrize(("is_resumable", "words"), [(True, "saved, step not reported"), (False, "no checkpoint yet")])
 def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
-    registry: Registry, seed: Callable[..., Job], is_resumable: bool, words: str
+    home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
+    from cloudtrain.launcher.jobs import overview
+    from cloudtrain.launcher.jobs.view import read_view
+    from cloudtrain.launcher.ui.site import Pages, assets
+
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
+    registry = Registry(home)
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(read_view(registry, job)))
@@ -309,3 +323,4 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
     assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
+    registry.close()
