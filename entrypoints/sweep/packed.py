@@ -26,7 +26,7 @@ from ..errors import TaskError
 from ..rank import heartbeat, variables
 from .journal import Journal, SweepState
 from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
-from .segments import SegmentEnd, SlotRunner, keep_rung, trial_folder
+from .segments import SegmentEnd, SlotRunner, trial_folder
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
@@ -46,37 +46,12 @@ def main(torchrun: str, shell: str) -> int:
     checkpoints = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     checkpoints.mkdir(parents=True, exist_ok=True)
     node, nodes = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
-    runner = SlotRunner(spec, torchrun, shell, checkpoints)
-    algorithm = spec.sweep["search"]["algorithm"] if spec.sweep else ""
-    own = _OwnNode(runner, checkpoints, keeps_rungs=algorithm == "pbt")  # only pbt copies trials
+    own = SlotRunner(spec, torchrun, shell, checkpoints)
     if node:
         return _serve(own, _store(nodes), node)
     others: list[_Node] = [_RemoteNode(_store(nodes), number) for number in range(1, nodes)] if nodes > 1 else []
     with contextlib.closing(Journal(checkpoints)) as journal:
         return _Driver(spec, checkpoints, journal, [own, *others], deadline_s).drive()
-
-
-class _OwnNode:
-    """The node of this process, with the functions of all nodes: start a segment, stop all, look for ends, leave."""
-
-    def __init__(self, runner: SlotRunner, checkpoints: Path, *, keeps_rungs: bool) -> None:
-        self.runner, self.slots, self.checkpoints, self.keeps_rungs = runner, runner.count, checkpoints, keeps_rungs
-
-    def start(self, segment: Segment) -> None:
-        self.runner.start(segment)
-
-    def stop(self) -> None:
-        self.runner.stop()
-
-    def look(self) -> list[SegmentEnd]:
-        found = self.runner.look()
-        for each in found:
-            if self.keeps_rungs and each.state == "paused":
-                keep_rung(self.checkpoints, each.trial, each.step)
-        return found
-
-    def end(self) -> None:
-        """Do nothing: the driver ends with the process."""
 
 
 def _store(nodes: int) -> Any:
@@ -93,7 +68,7 @@ def _store(nodes: int) -> Any:
 
 
 class _RemoteNode:
-    """Another node, over the store: numbered orders one way, numbered reports the other."""
+    """Another node, over the store, as SlotRunner: numbered orders one way, numbered reports the other."""
 
     def __init__(self, store: Any, node: int) -> None:
         self._store, self._node, self._sent, self._read = store, node, 0, 0
@@ -124,10 +99,10 @@ class _RemoteNode:
         self._sent += 1
 
 
-_Node = _OwnNode | _RemoteNode
+_Node = SlotRunner | _RemoteNode
 
 
-def _serve(own: _OwnNode, store: Any, node: int) -> int:
+def _serve(own: SlotRunner, store: Any, node: int) -> int:
     """Run the driver's orders on this node until the driver ends; return the exit code."""
     store.set(f"slots/{node}", str(own.slots))
     done, told, is_stopped = 0, 0, False
@@ -175,7 +150,7 @@ class _Driver:
         while True:
             if _stops and not self._saved:
                 self._saved = "sigterm"
-            if self._saved or self._is_hopeless():
+            if self._saved or (len(self._state.results) >= HOPELESS and self._has_no_result()):
                 for node in self._nodes:
                     node.stop()
             else:
@@ -195,9 +170,6 @@ class _Driver:
             self._saved = "deadline"  # the search could go on with more time
         self._finish()
         return EXIT_SAVED if self._saved else EXIT_DONE
-
-    def _is_hopeless(self) -> bool:
-        return len(self._state.results) >= HOPELESS and self._has_no_result()
 
     def _has_no_result(self) -> bool:
         """Return whether segments have ended, and all of them have failed."""
@@ -223,13 +195,7 @@ class _Driver:
             else:
                 self._journal.add("start", segment=asdict(segment), node=node)
             self._running[segment.key] = segment, node
-            self._say(
-                segment,
-                "running",
-                segment.from_step,
-                None,
-                f"starts, to {self._place(segment)}",
-            )
+            self._say(segment, "running", segment.from_step, None, f"starts, to {self._place(segment)}")
             self._nodes[node].start(segment)
 
     def _place(self, segment: Segment) -> str:

@@ -172,9 +172,7 @@ def origin(search: Search, results: Results, trial: int, rung: int) -> int | Non
     return highest[int(unit(search.seed, "source", trial, rung) * len(highest))]
 
 
-@functools.lru_cache(maxsize=4)
-def _grid(space: tuple[Dimension, ...]) -> list[dict[str, Any]]:
-    return grid(space)
+_grid = functools.lru_cache(maxsize=4)(grid)
 
 
 def _segment(search: Search, results: Results, key: tuple[int, int]) -> Segment:

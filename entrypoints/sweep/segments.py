@@ -81,27 +81,27 @@ def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
     assert spec.sweep is not None
     # One checkpoint is enough for a pause. A mirror has one place for a job, and would mix the trials.
     checkpoint = replace(spec.checkpoint, keep=1, mirror=None, resume="auto")
-    kind = spec.sweep.get("kind", "task")
+    run, own = replace(spec.run, kind=spec.sweep.get("kind", "task")), {}
+    if run.kind == "task":
+        own = _sections(spec, spec.sweep["search"]["rungs"][-1], segment)
+    else:
+        run = replace(run, args=tuple(script_args(run.args, segment.values)))
     alone = replace(spec, attempt=1, nodes=1, nproc_per_node=spec.sweep["slots"], notices=None, sweep=None)
-    if kind != "task":
-        run = replace(spec.run, kind=kind, args=tuple(script_args(spec.run.args, segment.values)))
-        return replace(alone, run=run, checkpoint=checkpoint)
-    return replace(alone, run=replace(spec.run, kind=kind), checkpoint=checkpoint, **_sections(spec, segment))
+    return replace(alone, run=run, checkpoint=checkpoint, **own)
 
 
-def _sections(spec: JobSpec, segment: Segment) -> dict[str, Any]:
-    """Return the sections `training` and `params` of a task's trial."""
-    assert spec.sweep is not None
+def _sections(spec: JobSpec, last: int, segment: Segment) -> dict[str, Any]:
+    """Return the sections `training` and `params` of a task's trial; `last` is the last rung."""
     sections: dict[str, Any] = {"training": dict(spec.training or {}), "params": dict(spec.params or {})}
     for key, value in segment.values.items():
         if key.startswith(_VARIABLE):
             continue
-        *above, last = key.split(".")
+        *above, name = key.split(".")
         place = sections
-        for name in above:
-            place[name] = place = dict(place.get(name) or {})
-        place[last] = value
-    last, training = spec.sweep["search"]["rungs"][-1], sections["training"]
+        for part in above:
+            place[part] = place = dict(place.get(part) or {})
+        place[name] = value
+    training = sections["training"]
     until = None if segment.until_step >= last else segment.until_step
     if training.get("epochs"):  # rungs count epochs
         training["pause_epochs"] = until
@@ -159,27 +159,23 @@ class SlotRunner:
     def __init__(self, spec: JobSpec, torchrun: str, shell: str, checkpoints: Path) -> None:
         assert spec.sweep is not None
         self._spec, self._torchrun, self._shell, self._checkpoints = spec, torchrun, shell, checkpoints
-        self._slots = slots_of(spec.sweep)
+        self._sweep, self._slots = spec.sweep, slots_of(spec.sweep)
+        self.slots = len(self._slots)
+        self._keeps_rungs = spec.sweep["search"]["algorithm"] == "pbt"  # only pbt copies trials
         own = Path(os.environ.get("CLOUDTRAIN_RESULT_DIR") or checkpoints / ".work")
         self._work = own / "trials"
         self._running: list[_Running] = []
         self._known: list[SegmentEnd] = []  # of trials whose scripts have ended: nothing to start
 
-    @property
-    def count(self) -> int:
-        """The number of this node's slots."""
-        return len(self._slots)
-
     def start(self, segment: Segment) -> None:
         """Start the segment on a free slot; a script that has ended by itself is not started again."""
-        assert self._spec.sweep is not None
-        is_script = self._spec.sweep.get("kind", "task") != "task"
+        is_script = self._sweep.get("kind", "task") != "task"
         if is_script and (found := ended_at(trial_folder(self._checkpoints, segment.trial))):
             step, value = found
             message = f"the script had ended at step {step}, and is not started again; value {value:.6g}"
             self._known.append(SegmentEnd(*segment.key, "done", step, value, message))
             return
-        slot = min(set(range(self.count)) - {each.slot for each in self._running})
+        slot = min(set(range(self.slots)) - {each.slot for each in self._running})
         work = self._work / f"{segment.trial}-{segment.rung}"
         shutil.rmtree(work, ignore_errors=True)
         for name in ("log", "result"):
@@ -211,8 +207,7 @@ class SlotRunner:
 
         `words`: the kind of the program, and a script's name and arguments. torchrun takes `$` for macros.
         """
-        assert self._spec.sweep is not None
-        python, nproc = [sys.executable, "-u", "-m"], self._spec.sweep["slots"]
+        python, nproc = [sys.executable, "-u", "-m"], self._sweep["slots"]
         if nproc == 1:
             return [*python, self._shell, *words]
         meet = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--max-restarts=0"]
@@ -224,16 +219,14 @@ class SlotRunner:
 
     def _alone(self) -> dict[str, str]:
         """Return torchrun's variables for a script that runs on a single rank, without torchrun."""
-        assert self._spec.sweep is not None
-        if self._spec.sweep["slots"] > 1:
+        if self._sweep["slots"] > 1:
             return {}
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
 
     def _environment(self, work: Path, folder: Path, slot: Slot) -> dict[str, str]:
-        assert self._spec.sweep is not None
         kept = {key: value for key, value in os.environ.items() if not _OUTER.fullmatch(key)}
-        threads = max(1, len(slot.cores) // self._spec.sweep["slots"])
+        threads = max(1, len(slot.cores) // self._sweep["slots"])
         with_gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
         return {
             **kept,
@@ -268,14 +261,19 @@ class SlotRunner:
                 continue
             self._running.remove(each)
             ended.append(self._end(each, code))
+        for end in ended:
+            if self._keeps_rungs and end.state == "paused":
+                keep_rung(self._checkpoints, end.trial, end.step)
         return ended
+
+    def end(self) -> None:
+        """Do nothing: the driver ends with the process."""
 
     def _is_due(self, each: _Running) -> bool:
         """Return whether a script has reached its rung, with a metric; on the last rung a script ends by itself."""
-        assert self._spec.sweep is not None
         assert each.script is not None
         until, script = each.segment.until_step, each.script
-        is_last = until >= self._spec.sweep["search"]["rungs"][-1]
+        is_last = until >= self._sweep["search"]["rungs"][-1]
         return not is_last and script.has_begun and script.value is not None and script.step >= until
 
     def _end(self, each: _Running, code: int) -> SegmentEnd:
@@ -328,7 +326,7 @@ class SlotRunner:
 
     def _metric(self) -> str:
         monitor = (self._spec.training or {}).get("monitor") or {}
-        return str((self._spec.sweep or {}).get("metric") or monitor.get("metric") or "loss")
+        return str(self._sweep.get("metric") or monitor.get("metric") or "loss")
 
 
 def _ask_to_leave(each: _Running) -> None:
