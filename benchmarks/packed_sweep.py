@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints.sweep.journal import NAME
+from cloudtrain.entrypoints.sweep.packed import NAME
 
 TASK = """
 import time, torch

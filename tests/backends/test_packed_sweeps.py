@@ -13,7 +13,7 @@ import wholejobs
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.sweep.journal import NAME
+from cloudtrain.entrypoints.sweep.packed import NAME
 from doubles.aws.handle import ROLE, Aws
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from cloudtrain.entrypoints import events, processes
 from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.sweep.journal import NAME, Journal
+from cloudtrain.entrypoints.sweep.packed import NAME, Journal
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import trial_spec
 
