@@ -46,11 +46,6 @@ _POLL_S = 0.2
 _MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start
 
 
-def log_path(folder: Path, shard: int, shards: int, ranks: int) -> Path:
-    """Return the path of a shard's update log in an output folder; a changed number of ranks begins other logs."""
-    return folder / "updates" / f"ranks-{ranks}-shard-{shard}-of-{shards}.log"
-
-
 @contextlib.contextmanager
 def running(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
     """Start the shards and the workers; yield a function that trains to the next boundary. All ranks call it.
@@ -79,16 +74,16 @@ class _Rank:
         secret = exchange.share(secrets.token_hex(32))
         if own is not None:
             if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
-                path = log_path(Path(folder), own, len(hosts), self._ranks)
+                # A changed number of ranks begins other logs.
+                path = Path(folder) / "updates" / f"ranks-{self._ranks}-shard-{own}-of-{len(hosts)}.log"
                 self._log = UpdateLog(path, len(hosts), progress.step * self._ranks)
             self._shard = self._loaded(own)
-            wanted = job.spec.training.server
-            tickets = None
-            if own == 0:
-                first = progress.step * self._ranks
-                tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
+            wanted, first = job.spec.training.server, progress.step * self._ranks
+            tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
             skips = job.spec.training.on_nan == "skip"
-            self._server = ShardServer(self._shard, secret, self._ranks, wanted.lease_s, tickets, skips=skips)
+            self._server = ShardServer(
+                self._shard, secret, self._ranks, wanted.lease_s, None if own else tickets, skips=skips
+            )
         addresses = exchange.gather([_own_address(), self._server.port] if self._server else None)
         self._order = WorkerOrder(
             name="",
@@ -266,20 +261,17 @@ class _Rank:
             for key, dtype in described[host]["tensors"].items():
                 values = None if mine is None else torch.cat([mine.optimizer.state[p][key] for p in mine.pieces])
                 whole = _sent(values, size, getattr(torch, dtype), host)
-                _spread(whole, parts, {part.name: self._state_of(named[part.name], key, whole.dtype) for part in parts})
+                for part in parts:
+                    state, parameter = job.optimizer.state[named[part.name]], named[part.name]
+                    if key not in state:
+                        state[key] = torch.zeros_like(parameter, dtype=whole.dtype)
+                _spread(whole, parts, {part.name: job.optimizer.state[named[part.name]][key] for part in parts})
             for key, value in described[host]["numbers"].items():
                 for part in parts:
                     job.optimizer.state[named[part.name]][key] = torch.tensor(value, dtype=torch.float32)
         if shard is not None and shard.buffers is not None:
             unpack(job.strategy.module, shard.buffers)
         job.strategy.sync_buffers()
-
-    def _state_of(self, parameter: torch.Tensor, key: str, dtype: torch.dtype) -> torch.Tensor:
-        state = self._job.optimizer.state[parameter]
-        if key not in state:
-            state[key] = torch.zeros_like(parameter, dtype=dtype)
-        found: torch.Tensor = state[key]
-        return found
 
 
 def _state_keys(shard: WeightShard) -> dict[str, dict[str, Any]]:
@@ -302,13 +294,9 @@ def _spread(vector: torch.Tensor, parts: list[WeightSlice], targets: Mapping[str
     for part in parts:
         target = targets[part.name].detach()
         flat = target.reshape(-1)  # a copy, if the tensor is channels_last
-        flat[part.start : part.stop].copy_(vector[_here(part)])
+        flat[part.start : part.stop].copy_(vector[part.at : part.at + part.stop - part.start])
         if flat.data_ptr() != target.data_ptr():
             target.copy_(flat.view(target.shape))
-
-
-def _here(piece: WeightSlice) -> slice:
-    return slice(piece.at, piece.at + piece.stop - piece.start)
 
 
 def _cut(value: torch.Tensor, piece: WeightSlice) -> torch.Tensor:

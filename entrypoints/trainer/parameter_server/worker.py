@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -85,13 +86,11 @@ class Gradients:
 
         step, number = divmod(ticket, self.ranks)
         owned = range(number * self._each, (number + 1) * self._each)
-        job, strategy = dataclasses.replace(self.job, owned=owned), self.job.strategy
-        job = dataclasses.replace(
-            job,
-            strategy=dataclasses.replace(
-                strategy, micro_batch=lambda virtual, last: strategy.micro_batch(virtual - owned.start, last)
-            ),
+        micro_batch = self.job.strategy.micro_batch
+        strategy = dataclasses.replace(
+            self.job.strategy, micro_batch=lambda virtual, last: micro_batch(virtual - owned.start, last)
         )
+        job = dataclasses.replace(self.job, owned=owned, strategy=strategy)
         position = self._samples + (step - self._step) * self._global_batch
         training = job.spec.training
         keys = (
@@ -109,7 +108,7 @@ class Gradients:
                 values.zero_()
             else:
                 values.copy_(parameter.grad.detach().reshape(-1))
-        return loss, bool(torch.isfinite(self.weights).all()) and loss == loss and abs(loss) != float("inf")
+        return loss, bool(torch.isfinite(self.weights).all()) and math.isfinite(loss)
 
     def buffers(self) -> torch.Tensor:
         """Return the model's persistent buffers as bytes."""
@@ -174,10 +173,8 @@ def _work(compute: Gradients, shards: list[Wire], ranks: int) -> None:
                 shard.read(wire.memory(buffers))
         compute.load(buffers)
         loss, is_finite = compute.compute(ticket)
-        kind, own = (
-            (MessageKind.PUSH if is_finite else MessageKind.LEFT_OUT),
-            b"" if ticket % ranks else _bytes(compute.buffers()),
-        )
+        kind = MessageKind.PUSH if is_finite else MessageKind.LEFT_OUT
+        own = b"" if ticket % ranks else _bytes(compute.buffers())
         read = _bytes(torch.tensor(versions))
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
             parts = (read, *((room,) if is_finite else ()), *((own,) if number == 0 else ()))
