@@ -62,12 +62,13 @@ def unpack(module: nn.Module, packed: torch.Tensor) -> None:
         at += tensor.nbytes
 
 
-def _stage_group(stages: int) -> dist.ProcessGroup | None:
-    """Return the process group of this rank's stage. All ranks call it."""
-    each, own = dist.get_world_size() // stages, None
-    for first in range(0, dist.get_world_size(), each):
-        group = dist.new_group(list(range(first, first + each)))
-        own = group if first <= dist.get_rank() < first + each else own
+def neighbours(width: int) -> dist.ProcessGroup | None:
+    """Return the process group of this rank and its neighbours, `width` ranks at most. All ranks call it."""
+    own, ranks = None, dist.get_world_size()
+    for first in range(0, ranks, width):
+        members = list(range(first, min(first + width, ranks)))
+        group = dist.new_group(members)
+        own = group if dist.get_rank() in members else own
     return own
 
 
@@ -81,7 +82,7 @@ class Buffers:
         self._places = _aligned(module)
         each = dist.get_world_size() // stages
         self._source = dist.get_rank() // each * each
-        self._group = _stage_group(stages) if stages > 1 else None
+        self._group = neighbours(each) if stages > 1 else None
         self._is_source, self._ranks = dist.get_rank() == self._source, split.ranks
         self._accumulation = split.accumulation
         self._first = first

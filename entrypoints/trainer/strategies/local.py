@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...rank import exchange
 from ..settings import LocalSettings
-from .buffers import Buffers
+from .buffers import Buffers, neighbours
 from .ddp import ddp
 from .facts import together
 from .strategy import Setup, State, Strategy, buckets, share_weights
@@ -50,7 +50,9 @@ def local(setup: Setup) -> Strategy:
         share_weights(module.parameters(), setup.device)
     buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent)
     buffers.sync()
-    rounds = Rounds(wanted, module, buffers, None if silent else _neighbours(wanted), is_silent=silent)
+    has_groups = wanted.group_period is not None and not silent  # this instance's ranks average more often
+    group = neighbours(int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if has_groups else None
+    rounds = Rounds(wanted, module, buffers, group, is_silent=silent)
 
     def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
         if not rounds.is_lone():
@@ -90,18 +92,6 @@ def _unsynced(model: nn.Module, own: AbstractContextManager[Any]) -> Iterator[No
     model.broadcast_buffers = False
     with own, model.no_sync():
         yield
-
-
-def _neighbours(wanted: LocalSettings) -> dist.ProcessGroup | None:
-    """Return the group of this instance's ranks, if they average more often. Collective."""
-    if wanted.group_period is None:
-        return None
-    own, ranks, width = None, dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    for first in range(0, ranks, width):
-        members = list(range(first, min(first + width, ranks)))
-        group = dist.new_group(members)
-        own = group if dist.get_rank() in members else own
-    return own
 
 
 def outer_copies(wanted: LocalSettings, parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
