@@ -306,7 +306,7 @@ def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data
         blocks=task.blocks,
         tensor_plan=task.tensor_plan,
         probe=lambda model, _: task.loss(model, batch),
-        connect=_Unconnected.create,
+        connect=_Unconnected,
     )
 
 
@@ -346,8 +346,8 @@ def _counts(parallel: ParallelSettings, accumulation: int) -> list[int]:
 class _Unconnected(Links):
     """A stage without neighbours: activations have the right shape and no data."""
 
-    def __init__(self, *how: Any) -> None:
-        super().__init__(*how)
+    def __init__(self, stages: int, device: torch.device) -> None:
+        super().__init__(stages, device)
         self._traced: deque[Output] = deque()
         self._outputs: deque[torch.Tensor] = deque()
 

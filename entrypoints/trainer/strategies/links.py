@@ -43,27 +43,26 @@ class Activation:
 
 
 class Links:
-    """The connections of a stage with its neighbours in a ring of `ranks`, by stage.
+    """The connections of a stage with its neighbours in a ring of ranks, by stage.
 
     `forward` and `backward` are process groups of the ranks, one for each direction. `around` are two more, for the
     messages between the last and the first stage: NCCL would order the messages of a pair of ranks in one group. `ends`
     has the first and the last stage only.
     """
 
-    def __init__(
-        self,
-        ranks: list[int],
-        forward: dist.ProcessGroup,
-        backward: dist.ProcessGroup,
-        around: tuple[dist.ProcessGroup, dist.ProcessGroup],
-        ends: dist.ProcessGroup | None,
-        device: torch.device,
-    ) -> None:
-        self.forward, self.ends = forward, ends
+    def __init__(self, stages: int, device: torch.device) -> None:
+        """Connect this rank. All ranks call it."""
+        each = dist.get_world_size() // stages
+        rings = [list(range(first, dist.get_world_size(), each)) for first in range(each)]
+        made = [([dist.new_group(ring) for _ in range(4)], dist.new_group([ring[0], ring[-1]])) for ring in rings]
+        ranks = rings[dist.get_rank() % each]
+        (forward, backward, *around), ends = made[dist.get_rank() % each]
+        self.forward = forward
         self.number = ranks.index(dist.get_rank())
         is_first, is_last = self.number == 0, self.number == len(ranks) - 1
         self._from_previous, self._to_previous = around if is_first else (forward, backward)
         self._to_next, self._from_next = around if is_last else (forward, backward)
+        self.ends: dist.ProcessGroup | None = ends if is_first or is_last else None
         self._device = device
         self._previous, self._next = ranks[self.number - 1], ranks[(self.number + 1) % len(ranks)]
         self._head_bytes = len(_head(torch.empty(0), device))
@@ -72,20 +71,6 @@ class Links:
         self._sends: list[tuple[dist.Work, torch.Tensor]] = []
         self._waited_s = 0.0
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @classmethod
-    def create(cls, stages: int, device: torch.device) -> Links:
-        """Return the connections of this rank. All ranks call it."""
-        each, found = dist.get_world_size() // stages, None
-        for first in range(each):
-            line = list(range(first, dist.get_world_size(), each))
-            forward, backward, *around = (dist.new_group(line) for _ in range(4))
-            ends = dist.new_group([line[0], line[-1]])
-            if dist.get_rank() in line:
-                is_end = dist.get_rank() in (line[0], line[-1])
-                found = cls(line, forward, backward, (around[0], around[1]), ends if is_end else None, device)
-        assert found is not None
-        return found
 
     def expect(self, traced: Output) -> None:
         """Begin to receive an activation of the previous stage; another shape than the traced is possible."""

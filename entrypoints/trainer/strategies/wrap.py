@@ -71,7 +71,7 @@ def wrap(
         _split_layers(settings, module, device, units, tensor_plan, mesh)
         return make(replace(setup, blocks=lambda _: units))
     assert probe is not None
-    links = (connect or Links.create)(settings.parallel.pipeline, device)
+    links = (connect or Links)(settings.parallel.pipeline, device)
     stage = _cut_out(settings, module, units, probe, device, split.accumulation, links)
     if settings.parallel.tensor > 1:
         _split_layers(settings, module, device, units, tensor_plan, mesh)
