@@ -30,20 +30,16 @@ def places(module: nn.Module) -> list[Place]:
     return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
 
 
-def saved(module: nn.Module) -> list[Place]:
-    """Return the places of the buffers in the state dict."""
+def _aligned(module: nn.Module) -> list[Place]:
+    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
     names = set(module.state_dict(keep_vars=True))
-    return [
+    saved = [
         (owner, name)
         for prefix, owner in module.named_modules()
         for name, _ in owner.named_buffers(recurse=False)
         if f"{prefix}.{name}".lstrip(".") in names
     ]
-
-
-def _aligned(module: nn.Module) -> list[Place]:
-    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
-    return sorted(saved(module), key=lambda place: -getattr(*place).element_size())
+    return sorted(saved, key=lambda place: -getattr(*place).element_size())
 
 
 def pack(module: nn.Module) -> torch.Tensor:

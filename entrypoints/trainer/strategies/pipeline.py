@@ -135,19 +135,9 @@ class PipelineStage:
     _stale: list[int] = field(default_factory=list)
 
     @property
-    def number(self) -> int:
-        """The number of this stage."""
-        return self.links.number
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.number == self.settings.pipeline - 1
-
-    @property
     def blocks(self) -> list[nn.Module]:
         """The blocks of this stage that have parameters."""
-        pieces = range(self.number, len(self.starts), self.settings.pipeline)
+        pieces = range(self.links.number, len(self.starts), self.settings.pipeline)
         own = [block for piece in pieces for block in self.found.blocks[slice(*self._span(piece))]]
         return [block for block in own if any(True for _ in block.parameters())]
 
@@ -190,7 +180,7 @@ class PipelineStage:
                 )
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         ends = [own[name] for name in self.shared if name in own]
-        elsewhere = frozenset(self.shared) if self.is_last else frozenset()
+        elsewhere = frozenset(self.shared) if self.links.number == self.settings.pipeline - 1 else frozenset()
 
         @torch.no_grad()
         def finish() -> None:
@@ -228,7 +218,7 @@ class PipelineStage:
         The gradients of this stage's parameters are summed over `feed.owned`.
         """
         parallel, count = self.settings, len(feed.owned)
-        order = PassOrder(parallel.schedule, parallel.pipeline, parallel.chunks, self.number, count)
+        order = PassOrder(parallel.schedule, parallel.pipeline, parallel.chunks, self.links.number, count)
         most = order.passes * (1 + feed.steps_left if self._weights is not None else 1)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number in range(order.passes):
@@ -270,7 +260,7 @@ class PipelineStage:
     def times(self) -> StageTimes:
         """Return the times since the last call. Collective."""
         waited = torch.zeros(self.settings.pipeline, dtype=torch.float64)
-        waited[self.number] = self.links.waited_s()
+        waited[self.links.number] = self.links.waited_s()
         dist.all_reduce(waited, group=self.links.forward)
         stale = self._stale or [0]
         found = StageTimes(tuple(waited.tolist()), self.expected, sum(stale) / len(stale), max(stale))
@@ -278,7 +268,7 @@ class PipelineStage:
         return found
 
     def _piece_of(self, chunk: int) -> int:
-        return chunk * self.settings.pipeline + self.number
+        return chunk * self.settings.pipeline + self.links.number
 
     def _span(self, piece: int) -> tuple[int, int]:
         """Return the first block of a piece, and the first block after the piece."""
