@@ -318,7 +318,9 @@ class _Driver:
         found = best(self._search, self._state.results)
         is_finished = found is not None and found[1] == len(self._search.rungs) - 1
         if found is not None and is_finished:
-            _export(trial_folder(self._checkpoints, found[0]) / "output")
+            output = trial_folder(self._checkpoints, found[0]) / "output"
+            if (target := os.environ.get("CLOUDTRAIN_OUTPUT_DIR")) and output.is_dir():
+                shutil.copytree(output, target, dirs_exist_ok=True)
         if not self._saved:
             self._delete()
         for node in self._nodes:
@@ -350,10 +352,3 @@ class _Driver:
             if not folder.name.isdecimal() or int(folder.name) not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(self._checkpoints / "rungs", ignore_errors=True)
-
-
-def _export(output: Path) -> None:
-    """Copy a trial's output, its weights, to the job's output folder."""
-    target = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
-    if target and output.is_dir():
-        shutil.copytree(output, target, dirs_exist_ok=True)
