@@ -18,7 +18,6 @@ import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,14 +43,7 @@ from .worker import Gradients
 
 _NAME = re.compile(r"ranks-(\d+)-shard-(\d+)-of-(\d+)\.log")
 _Key = tuple[int, Versions]  # a ticket may have been computed twice, if its first worker died between two shards
-
-
-@dataclass
-class _Computed:
-    """A ticket's gradient over all shards, and the buffers after its computation."""
-
-    gradient: torch.Tensor
-    buffers: torch.Tensor
+_Computed = tuple[torch.Tensor, torch.Tensor]  # a ticket's gradient over all shards, and the buffers afterwards
 
 
 class _History:
@@ -135,9 +127,9 @@ def _advance(
                 if not all(other.has(version) for other, version in zip(histories, entry.versions, strict=True)):
                     break
                 computed[key] = _compute(entry, histories, compute)
-            found = computed[key]
-            buffers = found.buffers if number == 0 and entry.ticket % compute.ranks == 0 else None
-            history.shard.push(entry.ticket, entry.versions, found.gradient[own].clone(), buffers)
+            gradient, after = computed[key]
+            buffers = after if number == 0 and entry.ticket % compute.ranks == 0 else None
+            history.shard.push(entry.ticket, entry.versions, gradient[own].clone(), buffers)
             uses[key] -= 1
             if not uses[key]:
                 del computed[key]
@@ -152,7 +144,7 @@ def _compute(entry: UpdateEntry, histories: list[_History], compute: Gradients) 
     torch.cat([own for own, _ in read], out=compute.weights)
     compute.load(pack(compute.job.strategy.module) if read[0][1] is None else read[0][1])
     compute.compute(entry.ticket)
-    return _Computed(compute.weights.clone(), compute.buffers())
+    return compute.weights.clone(), compute.buffers()
 
 
 def _factor(settings: TrainingSettings, steps: int) -> Callable[[int], float]:

@@ -149,13 +149,7 @@ def updates_in(entries: Sequence[UpdateEntry], softsync: int) -> int:
     return updates
 
 
-@dataclass(frozen=True)
-class _Pushed:
-    """A gradient on its way into the weights; None: left out."""
-
-    versions: Versions
-    gradient: torch.Tensor | None
-    buffers: torch.Tensor | None
+_Pushed = tuple[Versions, torch.Tensor | None, torch.Tensor | None]  # versions, gradient (None: left out), buffers
 
 
 class WeightShard:
@@ -247,13 +241,13 @@ class WeightShard:
                 return False
             self._has.add(ticket)
             if not self._is_ordered:
-                self._apply(ticket, _Pushed(versions, gradient, buffers))
+                self._apply(ticket, versions, gradient, buffers)
                 return True
             own = None if gradient is None else gradient.clone()
-            self._pending[ticket] = _Pushed(versions, own, None if buffers is None else buffers.clone())
+            self._pending[ticket] = versions, own, None if buffers is None else buffers.clone()
             while self.applied in self._pending:
                 done = self.applied
-                self._apply(done, self._pending.pop(done))
+                self._apply(done, *self._pending.pop(done))
                 self._keep(done + self._ranks)
             return True
 
@@ -262,17 +256,19 @@ class WeightShard:
         self._kept[ticket] = (self.version, self.weights.clone(), buffers)
 
     @torch.no_grad()
-    def _apply(self, ticket: int, pushed: _Pushed) -> None:
-        gradient, tau = pushed.gradient, self.version - pushed.versions[self.number]
-        self._log_entry(ticket, (LEFT_OUT,) if gradient is None else pushed.versions)
+    def _apply(
+        self, ticket: int, versions: Versions, gradient: torch.Tensor | None, buffers: torch.Tensor | None
+    ) -> None:
+        tau = self.version - versions[self.number]
+        self._log_entry(ticket, (LEFT_OUT,) if gradient is None else versions)
         self.applied += 1
         if gradient is not None:
             self.staleness[tau] += 1
             weight = min(1.0, self._ranks / (1 + tau)) if self._is_capped else 1.0
             self._sum.add_(gradient, alpha=weight) if self._count else torch.mul(gradient, weight, out=self._sum)
             self._count += 1
-            if pushed.buffers is not None and self._next_buffers is not None:
-                self._next_buffers = pushed.buffers.clone()
+            if buffers is not None and self._next_buffers is not None:
+                self._next_buffers = buffers.clone()
             if self._count == self._softsync:
                 self._update()
         if self.applied % self._ranks == 0:
