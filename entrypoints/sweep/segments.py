@@ -61,14 +61,14 @@ class SegmentEnd:
     is_fault: bool = False  # killed, or silent, without an error of the training
 
 
-def slots_of(sweep: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Slot]:
+def slots_of(sweep: Mapping[str, Any]) -> list[Slot]:
     """Return the slots of this node; each has an equal share of the GPUs and cores."""
     count = max(1, sweep["nproc_per_node"] // sweep["slots"])
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // count)
     cpus = [frozenset(cores[(n * share) % len(cores) :][:share]) for n in range(count)]
-    listed = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(sweep["nproc_per_node"]))))
-    has_gpus = "CUDA_VISIBLE_DEVICES" in environ or Path("/dev/nvidia0").exists()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(sweep["nproc_per_node"]))))
+    has_gpus = "CUDA_VISIBLE_DEVICES" in os.environ or Path("/dev/nvidia0").exists()
     gpus = [each for each in listed.split(",") if each] if has_gpus else []
     width = sweep["slots"]
     return [Slot(",".join(gpus[n * width : (n + 1) * width]) if gpus else None, cpus[n]) for n in range(count)]
@@ -261,7 +261,9 @@ class SlotRunner:
         timeout_s = self._spec.hang_timeout_s or float("inf")
         running = _Running(segment, slot, work, timeout_s)
         script = running.script = None if spec.run.is_own else ScriptTrial(spec.run, work, folder, self._metric())
-        environment = {**self._environment(work, folder, self._slots[slot]), **_variables(segment)}
+        values = segment.values.items()
+        own = {key.removeprefix(_VARIABLE): str(value) for key, value in values if key.startswith(_VARIABLE)}
+        environment = {**self._environment(work, folder, self._slots[slot]), **own}
         with (work / "log" / "segment.log").open("wb") as log:
             running.child = subprocess.Popen(
                 self._command(work, [spec.run.kind, *([] if script is None else script.words())]),
@@ -445,12 +447,6 @@ def _linked(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # a file system without links
         shutil.copy2(source, target)
-
-
-def _variables(segment: Segment) -> dict[str, str]:
-    """Return the environment variables among the segment's values."""
-    values = segment.values.items()
-    return {key.removeprefix(_VARIABLE): str(value) for key, value in values if key.startswith(_VARIABLE)}
 
 
 def _cause(each: _Running, code: int) -> tuple[str, bool]:
