@@ -102,7 +102,7 @@ def train(params: dict[str, Any], counter: StorageCounter | None = None, **train
     split = data.split_batch(size, MICRO, ranks)
     module = task.model(params)
     probe = lambda module, _: task.loss(module, batch)  # noqa: E731
-    spread = wrap(settings, module, torch.device("cpu"), split, probe=probe, connect=LinksOfGpus.create)
+    spread = wrap(settings, module, torch.device("cpu"), split, probe=probe, connect=LinksOfGpus)
     if counter is not None:  # a trace has activations of the whole model, without data
         gc.collect()
         counter.peak_bytes = counter.live_bytes
