@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.checkup import checks
+from cloudtrain.launcher.commands import doctor as checks
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 

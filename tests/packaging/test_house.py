@@ -44,7 +44,6 @@ LAUNCHER = """
 cli
 api
 commands
-checkup
 completion
 ui
 live
