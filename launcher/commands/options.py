@@ -32,14 +32,18 @@ class WholeNumber(click.IntRange):
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Return an option's amount in micro-dollars."""
-    from ..text.units import parse_money
+def reads(what: str) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
+    """Return the callback of an option that the function `what` of `text.units` reads, such as `parse_money`."""
 
-    try:
-        return None if value is None else parse_money(value)
-    except ValueError as error:
-        raise click.BadParameter(f"expected {error}", ctx, param) from None
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+        from ..text import units
+
+        try:
+            return None if value is None else int(getattr(units, what)(value))
+        except ValueError as error:
+            raise click.BadParameter(f"expected {error}", ctx, param) from None
+
+    return read
 
 
 def duration_s(option: str, text: str) -> int:
@@ -71,7 +75,7 @@ price_option = click.option(
     "--price-per-hour",
     "price_micro",
     metavar="USD",
-    callback=_money,
+    callback=reads("parse_money"),
     help="What one instance costs an hour, in place of the price list.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -274,7 +278,7 @@ _CONFIG_OPTIONS = (
         "--budget",
         "budget_micro",
         metavar="USD",
-        callback=_money,
+        callback=reads("parse_money"),
         help="Most the job may cost, all attempts together: budget.limit.",
     ),
 )

@@ -11,19 +11,9 @@ from typing import Any
 import click
 
 from ..errors import CloudtrainError, UsageError
-from ..rehearsal.stage import RehearsalOptions
-from ..rehearsal.verdict import MOST_TOLERANCE, Verdict
+from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
 from ..text.terminal import print_json, print_text, say
-from .options import Overrides, WholeNumber, config_options, examples, json_option
-
-
-def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    from ..text.units import parse_duration
-
-    try:
-        return float(parse_duration(value))
-    except ValueError as error:
-        raise click.BadParameter(f"expected {error}", ctx, param) from None
+from .options import Overrides, WholeNumber, config_options, examples, json_option, reads
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
@@ -75,7 +65,7 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
     "timeout_s",
     metavar="DURATION",
     default="5m",
-    callback=_duration,
+    callback=reads("parse_duration"),
     show_default=True,
     help="For each start.",
 )
@@ -111,16 +101,12 @@ def command(
     for name in names:
         one = overrides if name is None else replace(overrides, backend=name)
         try:
-            verdict = _rehearse(one, wish, nodes, nproc)
+            verdicts.append(_rehearse(one, wish, nodes, nproc, as_json=as_json))
         except CloudtrainError as error:
             if len(names) == 1:
                 raise
             say(f"{name}: {error}")
             verdicts.append({"backend": name, "ok": False, "error": {"message": str(error)}})
-            continue
-        verdicts.append(verdict.dump())
-        if not as_json:
-            print_text(verdict.lines())
     is_right = all(entry["ok"] for entry in verdicts)
     if len(names) > 1 and not as_json:
         print_text(["", *(f"{entry['backend']}: {entry.get('verdict') or 'not rehearsed'}" for entry in verdicts)])
@@ -129,8 +115,13 @@ def command(
     return 0 if is_right else 1
 
 
-def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
-    """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job."""
+def _rehearse(
+    overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None, *, as_json: bool
+) -> dict[str, Any]:
+    """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job.
+
+    Return the verdict for JSON, and print the verdict for people without `as_json`.
+    """
     from ..advice import proofs
     from ..advice.preparing import prepare
     from ..rehearsal import rehearsing, scale
@@ -161,4 +152,6 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
         from ..store.database import Database
 
         proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words, shipped)
-    return verdict
+    if not as_json:
+        print_text(verdict.lines())
+    return verdict.dump()

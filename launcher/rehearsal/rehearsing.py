@@ -25,9 +25,9 @@ from ..errors import ConfigError, UsageError
 from ..planning.prepare import Prepared
 from ..text.extras import install
 from . import judging, sandbox, scale, starts
+from .judging import Verdict
 from .stage import Rehearsal, RehearsalOptions, Rehearsed, Stage, Stored
 from .starts import Account
-from .verdict import Verdict
 
 QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed

@@ -12,6 +12,8 @@ from cloudtrain.entrypoints.contract import JobSpec
 
 from ..backend import Bundle, Request
 
+MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would be no proof
+
 
 @dataclass(frozen=True)
 class RehearsalOptions:

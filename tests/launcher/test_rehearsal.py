@@ -19,8 +19,8 @@ from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, scale, starts
+from cloudtrain.launcher.rehearsal.judging import Verdict
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, RehearsalOptions
-from cloudtrain.launcher.rehearsal.verdict import Verdict
 from cloudtrain.launcher.store.database import Database
 
 TASK = "name: tried\nbackend: local\ntask: task.py\ntraining: {global_batch_size: 64, max_steps: 100}\n"
