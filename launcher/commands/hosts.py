@@ -12,10 +12,9 @@ import click
 from .. import backend as backends
 from ..backend_table import traits
 from ..errors import ConfigError
-from ..text.money import clock
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines
-from ..text.units import format_duration
+from ..text.units import clock, format_duration
 from .options import DEFAULT_FILE, json_option
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")

@@ -12,9 +12,9 @@ from ..jobs import listing
 from ..jobs.view import JobView
 from ..store.registry import Registry
 from ..sweeps import summary
-from ..text.money import as_usd
 from ..text.tables import hidden, table, width
 from ..text.terminal import json_line, print_lines, say, when, write
+from ..text.units import as_usd
 from .options import WholeNumber, duration_s, examples, json_option
 
 Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells

@@ -18,10 +18,9 @@ from ..store.progress import data_share, lineage, unkept
 from ..store.progress import shown as progress_words
 from ..store.registry import submitter_lives
 from ..text import charts
-from ..text.money import clock
 from ..text.tables import INDENT, LABEL, labelled, table, wrapped
 from ..text.terminal import when
-from ..text.units import percent, quantity, step_time
+from ..text.units import clock, percent, quantity, step_time
 from ..text.units import size as bytes_of
 from ..text.visible import shown
 from .view import JobView, failure_lines, outcome, saved_step, took_s, with_reason

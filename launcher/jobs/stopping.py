@@ -14,7 +14,7 @@ from ..job import Job, State
 from ..money import shared_ledger_sync
 from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
-from ..text.money import moment
+from ..text.units import moment
 from . import listing
 from .refresh import look_again, refresh
 

@@ -20,9 +20,8 @@ from ..money.forecast import Forecast, forecast, limit_micro
 from ..store import gpu_figures
 from ..store.progress import data_share
 from ..store.registry import Registry, submitter_lives
-from ..text.money import as_usd, clock, of_limit
 from ..text.tables import labelled
-from ..text.units import quantity
+from ..text.units import as_usd, clock, of_limit, quantity
 from ..text.visible import shown
 from . import causes
 

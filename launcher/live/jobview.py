@@ -18,9 +18,8 @@ from ..jobs.view import JobView, failure_lines, outcome, with_reason
 from ..store import exchange_figures
 from ..text import charts
 from ..text.charts import Signs
-from ..text.money import clock
 from ..text.terminal import RANK_COLOURS
-from ..text.units import percent, quantity, size, step_time
+from ..text.units import clock, percent, quantity, size, step_time
 from ..text.visible import cleaned
 from .model import Curves, TailShot, Track, WatchedJob
 from .rows import (

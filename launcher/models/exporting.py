@@ -31,8 +31,8 @@ from ..store import series
 from ..store.progress import lineage
 from ..store.registry import Registry
 from ..text.extras import install
-from ..text.money import as_usd
 from ..text.terminal import say
+from ..text.units import as_usd
 
 _FORMS = ("safetensors", "pt2", "onnx", HUGGINGFACE)
 _NO_METRICS = ("accuracy_low", "accuracy_high")

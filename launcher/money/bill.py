@@ -9,7 +9,7 @@ from typing import Any
 
 from ..job import Attempt, Job
 from ..metering import meter
-from ..text.money import as_usd
+from ..text.units import as_usd
 from . import unit_cost
 from .forecast import limit_micro
 

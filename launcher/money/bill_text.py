@@ -7,8 +7,8 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
 
-from ..text.money import moment, of_limit
 from ..text.tables import labelled
+from ..text.units import moment, of_limit
 from . import unit_cost
 from .bill import Bill, BillLine
 from .period import Group, Spent, total

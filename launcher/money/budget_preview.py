@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.format import down, usd
 from ..errors import CloudtrainError, ConfigError, Fault
 from ..store.budgets import OVERALL, Standing, refusal
 from ..store.home import where
-from ..text.money import as_usd
+from ..text.units import as_usd
 from .conditional import located
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import click
 from cloudtrain.entrypoints.format import amount, down, up
 
 from ..store.budgets import OVERALL, Held, Standing
-from ..text.money import as_usd
 from ..text.tables import table
 from ..text.terminal import when
+from ..text.units import as_usd
 
 WIDTH = 80
 MOST_BAR, LEAST_BAR = 24, 8

@@ -17,7 +17,7 @@ from ..job import Attempt
 from ..metering import meter
 from ..store.database import Database
 from ..store.registry import attempt_of
-from ..text.money import as_usd
+from ..text.units import as_usd
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """

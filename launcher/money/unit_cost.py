@@ -14,7 +14,7 @@ from cloudtrain.entrypoints.format import dollars
 from ..job import Attempt
 from ..metering import meter
 from ..store import loss_bins
-from ..text.money import as_usd
+from ..text.units import as_usd
 
 _WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
 _UNITS = {"epoch": 1.0, "samples": 1e6, "tokens": 1e6}

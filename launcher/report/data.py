@@ -13,7 +13,7 @@ from ..job import Attempt
 from ..jobs.view import JobView
 from ..metering import meter
 from ..store.series import Point, Series
-from ..text.money import as_usd
+from ..text.units import as_usd
 
 # Figures of the trainer's step events; a script's own figures follow.
 _COLUMNS = (

@@ -16,7 +16,7 @@ from ..metering import meter
 from ..store import exchange_figures, gpu_figures
 from ..store.progress import lineage
 from ..store.series import Series
-from ..text.money import moment
+from ..text.units import moment
 
 Row = tuple[str, str]
 _FALLS = re.compile(r"loss|perplexity|error|bits_per|mae|mse", re.IGNORECASE)

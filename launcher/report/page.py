@@ -26,8 +26,8 @@ from ..jobs.view import view_of
 from ..planning.bundle import GENERATOR, is_report
 from ..store import series as serieses
 from ..store.registry import Registry
-from ..text.money import moment
 from ..text.terminal import confirm, is_terminal, say
+from ..text.units import moment
 from . import comparing, facts
 from .comparing import Comparison
 from .data import chart_data

@@ -23,8 +23,7 @@ from ..store.registry import Registry
 from ..store.sweeps import SegmentRecord, SweepRecord
 from ..sweeps import costs, overview, searching
 from ..sweeps.costs import SweepCost
-from ..text.money import moment
-from ..text.units import percent
+from ..text.units import moment, percent
 from . import comparing, page
 from .facts import figure
 

@@ -15,8 +15,7 @@ from ..planning import search_spec
 from ..planning.search_spec import unit_of
 from ..store import sweeps
 from ..store.sweeps import SegmentRecord
-from ..text.money import as_usd
-from ..text.units import percent
+from ..text.units import as_usd, percent
 
 if TYPE_CHECKING:
     from ..job import Attempt

@@ -20,7 +20,7 @@ from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.money import clock, moment, of_limit
+from cloudtrain.launcher.text.units import clock, moment, of_limit
 from doubles.plans import plan_of
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
