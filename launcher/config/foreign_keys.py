@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from ..backend_table import names as backend_names
 from ..backend_table import traits
@@ -71,72 +72,55 @@ training.num_workers: dataloader_num_workers data_workers loader_workers
 training.precision: dtype mixed_precision amp
 """
 
-# Foreign names without a single equivalent in cloudtrain, then the advice.
-_SAID: tuple[tuple[str, str], ...] = (
-    (
-        "gpus num_gpus gpus_per_node gpu accelerator accelerator_type accelerator_count gpu_type slots_per_trial",
-        "say type and count per instance, `resources.accelerators: A100:8`, or name a `resources.instance_type`",
-    ),
-    (
-        "entrypoint entry_point script_path main program",
-        "write `script: train.py` or `module: pkg.train`, or `task: task.py` for the shared trainer",
-    ),
-    (
-        "run command commands cmd",
-        "torchrun is started: write `script: train.py` (or `module`, `task`), and `args`; commands before it: `setup`",
-    ),
-    (
-        "conda conda_env environment_yml",
-        "write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`",
-    ),
-    (
-        "workdir work_dir working_dir working_directory cwd",
-        "write `code.dir` for the folder to ship, in which the ranks start; `ssh.workdir` is for files on the hosts",
-    ),
-    (
-        "artifacts output_dir outputs_dir",
-        "write `keep: [out/]` for files in the working directory; `outputs` copies CLOUDTRAIN_OUTPUT_DIR elsewhere",
-    ),
-    ("batch_size", "write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)"),
-    (
-        "gradient_accumulation_steps accumulation_steps grad_accum accumulate_grad_batches",
-        "it follows from `training.global_batch_size` / (`training.micro_batch_size` x ranks)",
-    ),
-    ("fp16", "write `training.precision: fp16`"),
-    ("bf16", "write `training.precision: bf16`"),
-    ("num_processes world_size nprocs", "the total follows from `resources.instances` x `distributed.nproc_per_node`"),
-    (
-        "timeout deadline",
-        "write `limits.max_duration` (the job), `limits.max_wait` (machines) or `distributed.timeout_s` (a hung call)",
-    ),
-    ("max_price max_hourly_cost price_cap", "the whole job is capped, not the hour: `budget.limit: 150 USD`"),
-    (
-        "autostop idle_minutes idle_timeout",
-        "nothing idles: machines live as long as the job. `limits.max_duration` caps it",
-    ),
-    (
-        "cloud provider platform target scheduler_name infra",
-        "write `backend: sagemaker` (or local, ssh, azureml, vertex)",
-    ),
-    ("region zone location", "it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`"),
-    ("cpus memory mem vcpus cpu", "they come with the machine: name a `resources.instance_type`"),
-    ("fsdp ddp deepspeed fsdp_config distributed_type", "write `training.strategy: fsdp` (or ddp)"),
-    ("profiles extends defaults include", "one file says it all; `--set key=value` changes a value for one call"),
-)
+# Foreign names without a single equivalent in cloudtrain: the advice.
+_SAID = """
+gpus num_gpus gpus_per_node gpu accelerator accelerator_type accelerator_count gpu_type slots_per_trial:
+        say type and count per instance, `resources.accelerators: A100:8`, or name a `resources.instance_type`
+entrypoint entry_point script_path main program:
+        write `script: train.py` or `module: pkg.train`, or `task: task.py` for the shared trainer
+run command commands cmd:
+        torchrun is started: write `script: train.py` (or `module`, `task`), and `args`; commands before it: `setup`
+conda conda_env environment_yml:
+        write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`
+workdir work_dir working_dir working_directory cwd:
+        write `code.dir` for the folder to ship, in which the ranks start; `ssh.workdir` is for files on the hosts
+artifacts output_dir outputs_dir:
+        write `keep: [out/]` for files in the working directory; `outputs` copies CLOUDTRAIN_OUTPUT_DIR elsewhere
+batch_size: write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)
+gradient_accumulation_steps accumulation_steps grad_accum accumulate_grad_batches:
+        it follows from `training.global_batch_size` / (`training.micro_batch_size` x ranks)
+fp16: write `training.precision: fp16`
+bf16: write `training.precision: bf16`
+num_processes world_size nprocs: the total follows from `resources.instances` x `distributed.nproc_per_node`
+timeout deadline:
+        write `limits.max_duration` (the job), `limits.max_wait` (machines) or `distributed.timeout_s` (a hung call)
+max_price max_hourly_cost price_cap: the whole job is capped, not the hour: `budget.limit: 150 USD`
+autostop idle_minutes idle_timeout: nothing idles: machines live as long as the job. `limits.max_duration` caps it
+cloud provider platform target scheduler_name infra: write `backend: sagemaker` (or local, ssh, azureml, vertex)
+region zone location: it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`
+cpus memory mem vcpus cpu: they come with the machine: name a `resources.instance_type`
+fsdp ddp deepspeed fsdp_config distributed_type: write `training.strategy: fsdp` (or ddp)
+profiles extends defaults include: one file says it all; `--set key=value` changes a value for one call
+"""
+
+
+def _entries(table: str) -> dict[str, str]:
+    """Return the text behind each colon by the text before it. An indented line continues the line above."""
+    lines = re.sub(r"\n +", " ", table.strip()).splitlines()
+    return {before: behind.strip() for before, _, behind in (line.partition(":") for line in lines)}
 
 
 @functools.cache
 def _ours() -> dict[str, str]:
-    """Return a mapping from each foreign name to the key of cloudtrain. An indented line continues the line above."""
-    entries = [entry.partition(":") for entry in _CALLED.strip().replace("\n ", " ").splitlines()]
-    names = {name: ours for ours, _, theirs in entries for name in theirs.split()}
+    """Return a mapping from each foreign name to the key of cloudtrain."""
+    names = {name: ours for ours, theirs in _entries(_CALLED).items() for name in theirs.split()}
     for backend in backend_names():
         for key, theirs in traits(backend).foreign_keys.items():
             names |= dict.fromkeys(theirs.split(), f"{backend}.{key}")
     return names
 
 
-_ADVICE = {name: advice for names, advice in _SAID for name in names.split()}
+_ADVICE = {name: advice for names, advice in _entries(_SAID).items() for name in names.split()}
 
 # Foreign names of `task`, `script` and `module`: a config with such a key does name a program to run.
 RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train.py`" in advice)
