@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cloudtrain.entrypoints.sweep.search import PAUSING
-from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
+from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
 from ..errors import Fault
 from . import fields, schema
@@ -24,31 +24,36 @@ _NAME_FORMS = {  # section: the pattern of a name, the noun, and the hint
     "args": (r"[^\s=]+", "option", "an option's name has no blank and no `=`"),
 }
 _BATCH = "training.global_batch_size"
-_FIXED = (
-    "training.optimizer.name",
-    "training.strategy",
-    "training.parallel",
-    _BATCH,
-)  # a copy of a trial needs the same state
+# A copy of a trial needs the same state.
+_FIXED = ("training.optimizer.name", "training.strategy", "training.parallel", _BATCH)
 
 
 def faults_of(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for every broken rule of the section; a value of the wrong type is the schema's fault."""
     node = find(root, ("sweep",))
     written = node.data() if node is not None else None
-    if node is None or not isinstance(written, dict) or not isinstance(written.get("space"), dict):
+    if not isinstance(written, dict) or not isinstance(written.get("space"), dict):
         return
-    place = find(root, ("sweep", "space")) or node
     for key in written["space"]:
         if problem := _problem(root, str(key)):
-            yield Fault(problem[0], "sweep.space", place.place, problem[1])
+            yield _fault(root, "sweep.space", *problem)
     try:
-        space = dimensions(written["space"])
-        yield from _size(root, written, space)
+        space, trials = dimensions(written["space"]), written.get("trials")
+        count = len(grid(space)) if written.get("algorithm") == "grid" else 0
+        if isinstance(trials, int) and trials < count:
+            hint = f"`trials: {count}`, or leave it out"
+            yield _fault(root, "sweep.trials", f"the grid has {count} trials", hint)
     except SpaceError as error:
-        yield Fault(f"`{error.key}`: {error.message}", "sweep.space", place.place, error.hint)
+        yield _fault(root, "sweep.space", f"`{error.key}`: {error.message}", error.hint)
     yield from _rungs(root, written)
     yield from _place(root, written)
+
+
+def _fault(root: YamlNode, key: str, message: str, hint: str) -> Fault:
+    """Return a fault at the key, or at the nearest section above that the file has."""
+    steps = tuple(key.split("."))
+    nodes = (find(root, steps[:count]) for count in range(len(steps), 0, -1))
+    return Fault(message, key, next(filter(None, nodes), root).place, hint)
 
 
 def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
@@ -76,87 +81,69 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
     return None
 
 
-def _size(root: YamlNode, written: dict[str, Any], space: tuple[Dimension, ...]) -> Iterator[Fault]:
-    if written.get("algorithm") != "grid":
-        return
-    count, trials = len(grid(space)), written.get("trials")
-    if isinstance(trials, int) and trials < count:
-        place = find(root, ("sweep", "trials")) or root
-        yield Fault(f"the grid has {count} trials", "sweep.trials", place.place, f"`trials: {count}`, or leave it out")
-
-
 def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if written.get("algorithm", "asha") not in PAUSING:
         return
-    place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
     key, hint, is_task = "sweep.algorithm", "`algorithm: random` trains each trial to the end", _is_task(root)
     last = _steps(root, written)
     if not last:
         steps = "`training.max_steps` or `training.epochs`" if is_task else "`sweep.steps`"
-        yield Fault(f"{_PAUSE} need {steps}, which rungs divide", key, place, hint)
+        yield _fault(root, key, f"{_PAUSE} need {steps}, which rungs divide", hint)
         return
     if is_task and written.get("place") == "jobs" and not whole_at(root, "training", "max_steps"):
         message = "rungs are counted in epochs, which needs `place: packed`"
-        yield Fault(message, key, place, f"set `training.max_steps`, or {hint}")
+        yield _fault(root, key, message, f"set `training.max_steps`, or {hint}")
     if not is_task and written.get("place") == "jobs":
         message = f"{_PAUSE} pause the trials of a script in a packed sweep only"
-        yield Fault(message, key, place, f"leave `place` out, or {hint}")
+        yield _fault(root, key, message, f"leave `place` out, or {hint}")
     if not is_task and written.get("algorithm") == "pbt":
-        yield Fault("pbt copies checkpoints of a `task`, and a script's are unknown", key, place, "`algorithm: asha`")
+        yield _fault(root, key, "pbt copies checkpoints of a `task`, and a script's are unknown", "`algorithm: asha`")
     first = written.get("first_rung")
     if isinstance(first, int) and first > last:
-        at = find(root, ("sweep", "first_rung")) or root
         message = f"the first rung is beyond the end of the training, {last}"
-        yield Fault(message, "sweep.first_rung", at.place, "use a smaller number")
+        yield _fault(root, "sweep.first_rung", message, "use a smaller number")
     if _BATCH in written["space"] and written.get("place") == "jobs":
         message = f"if `{_BATCH}` varies, rungs are counted in samples, which needs `place: packed`"
-        yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)
+        yield _fault(root, "sweep.space", message, hint)
 
 
 def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
-    steps_node = find(root, ("sweep", "steps"))
-    if steps_node is not None and _is_task(root):
+    if "steps" in written and _is_task(root):
         message = "`steps` are those of a script, and a task has `training.max_steps`"
-        yield Fault(message, "sweep.steps", steps_node.place, "use `training.max_steps`")
+        yield _fault(root, "sweep.steps", message, "use `training.max_steps`")
     place, is_pbt = written.get("place"), written.get("algorithm") == "pbt"
     has_steps = bool(_steps(root, written))
-    at = (find(root, ("sweep", "place")) or find(root, ("sweep",)) or root).place
     if place == "packed" and not has_steps:
         steps = "`training.max_steps` or `training.epochs`" if _is_task(root) else "`sweep.steps`"
-        yield Fault(f"a packed sweep needs {steps}", "sweep.place", at, f"set {steps}, or use `place: jobs`")
+        yield _fault(root, "sweep.place", f"a packed sweep needs {steps}", f"set {steps}, or use `place: jobs`")
     if place == "jobs" and is_pbt:
         message = "pbt copies checkpoints between trials, which needs `place: packed`"
-        yield Fault(message, "sweep.place", at, "leave `place` out")
+        yield _fault(root, "sweep.place", message, "leave `place` out")
     is_packed = place == "packed" or (place is None and has_steps)
-    slots = find(root, ("sweep", "slots"))
-    if slots is not None and not is_packed:
+    if "slots" in written and not is_packed:
         hint = "set `resources` and `distributed.nproc_per_node`: each trial is a job of its own"
-        yield Fault("`slots` are parts of the machines of a packed sweep", "sweep.slots", slots.place, hint)
-    if is_packed and (fewest := find(root, ("resources", "min_instances"))) is not None:
+        yield _fault(root, "sweep.slots", "`slots` are parts of the machines of a packed sweep", hint)
+    if is_packed and find(root, ("resources", "min_instances")) is not None:
         hint = "leave `min_instances` out, or use `place: jobs`"
-        yield Fault("a packed sweep keeps its number of machines", "resources.min_instances", fewest.place, hint)
+        yield _fault(root, "resources.min_instances", "a packed sweep keeps its number of machines", hint)
     if is_pbt:
         yield from _copies(root, written)
     patience = find(root, ("training", "monitor", "patience"))
     if patience is not None and patience.data() is not None and written.get("algorithm", "asha") in PAUSING:
         message = "a search with pauses ends bad trials by itself, and `patience` would end them between two rungs"
-        yield Fault(message, "training.monitor.patience", patience.place, "leave `patience` out")
+        yield _fault(root, "training.monitor.patience", message, "leave `patience` out")
 
 
 def _copies(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     """Yield the faults of pbt, whose trials continue from copies of other trials."""
-    place = (find(root, ("sweep", "space")) or root).place
     if isinstance(count := written.get("trials"), int) and count < _FEWEST:
-        at = (find(root, ("sweep", "trials")) or root).place
         message = f"pbt replaces a quarter of the trials, and {count} have no quarter"
-        yield Fault(message, "sweep.trials", at, f"at least {_FEWEST} trials")
+        yield _fault(root, "sweep.trials", message, f"at least {_FEWEST} trials")
     for key in written["space"]:
         if str(key).startswith(_FIXED):
             message = f"`{key}` cannot vary with pbt: a trial continues from another trial's weights and optimizer"
-            yield Fault(message, "sweep.space", place, "leave the key out, or use `algorithm: asha`")
-    schedule = find(root, ("training", "schedule"))
-    name = find(root, ("training", "schedule", "name"))
-    chosen = name if name is not None else schedule
+            yield _fault(root, "sweep.space", message, "leave the key out, or use `algorithm: asha`")
+    chosen = find(root, ("training", "schedule", "name")) or find(root, ("training", "schedule"))
     if chosen is not None and chosen.data() != "constant":
         message = "pbt needs a constant schedule: a trial changes its learning rate by itself"
         yield Fault(message, "training.schedule", chosen.place, "`schedule: {name: constant}`")
