@@ -19,9 +19,9 @@ import click
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.cli import ALIASES, COMMANDS, cli
-from cloudtrain.launcher.commands.explain import default_words, every_key, facts_of
+from cloudtrain.launcher.commands.explain import default_words, facts_of
 from cloudtrain.launcher.completion.candidates import KEYS
-from cloudtrain.launcher.config.fields import as_yaml, field_at, section
+from cloudtrain.launcher.config.fields import as_yaml, every_key, field_at, section
 from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.planning import planner as plans
 

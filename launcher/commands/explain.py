@@ -14,7 +14,6 @@ from ..text.tables import width as terminal_width
 from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 _MOST = 100  # columns; longer lines are hard to read
@@ -118,29 +117,15 @@ def default_words(facts: dict[str, Any]) -> str:
 
 
 def _closest(path: str) -> str:
-    from ..config.fields import TYPO, keys_named
+    from ..config.fields import TYPO, every_key, keys_named
     from ..config.schema import model
 
     if typo := get_close_matches(path, model().model_fields, 1, TYPO):
         return f"did you mean `{typo[0]}`?"
-    names = every_key(model())
-    key = path.rpartition(".")[2]
-    exact = sorted((name for name in names if name.rpartition(".")[2] == key), key=lambda name: name.count("."))
+    elsewhere = keys_named(path.rpartition(".")[2])
+    exact = sorted(elsewhere, key=lambda name: name.count("."))
     if len(exact) == 1 or (exact and exact[0].count(".") < exact[1].count(".")):  # the right key in a wrong section
         return f"did you mean `{exact[0]}`?"
-    if close := get_close_matches(path, names, 1):
+    if close := get_close_matches(path, list(every_key(model())), 1):
         return f"did you mean `{close[0]}`?"
-    elsewhere = list(keys_named(path.rpartition(".")[2]))
     return f"did you mean `{elsewhere[0]}`?" if elsewhere else "`cloudtrain explain` lists the top level"
-
-
-def every_key(model: type[BaseModel], above: str = "") -> list[str]:
-    """Return the dotted path of every key below the model, sections included."""
-    from ..config.fields import section
-
-    keys = []
-    for key, field in model.model_fields.items():
-        keys.append(above + key)
-        if (inner := section(field)) is not None:
-            keys += every_key(inner, f"{above}{key}.")
-    return keys

@@ -75,13 +75,17 @@ def as_yaml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
-def keys_named(name: str, below: type[BaseModel] | None = None, above: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
-    for key, field in (below or model()).model_fields.items():
-        if key == name:
-            yield above + key
+def every_key(whole: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key below the model, sections included."""
+    for key, field in whole.model_fields.items():
+        yield above + key
         if inner := section(field):
-            yield from keys_named(name, inner, f"{above}{key}.")
+            yield from every_key(inner, f"{above}{key}.")
+
+
+def keys_named(name: str) -> list[str]:
+    """Return the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
+    return [key for key in every_key(model()) if key.rpartition(".")[2] == name]
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

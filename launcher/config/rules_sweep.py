@@ -75,8 +75,7 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
     if fields.field_at(tuple(key.split("."))) is None:
         names = [name for part in fields.sections(schema.model()) for name in part.model_fields]
         near = get_close_matches(key.split(".")[-1], names, 1)
-        where = next(iter(fields.keys_named(near[0])), "") if near else ""
-        hint = f"did you mean `{where}`?" if where else "cloudtrain explain lists keys"
+        hint = f"did you mean `{fields.keys_named(near[0])[0]}`?" if near else "cloudtrain explain lists keys"
         return f"`{key}` is no key of the config", hint
     return None
 

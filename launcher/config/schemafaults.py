@@ -196,7 +196,7 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return said
     if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, fields.TYPO)):
         return f"did you mean `{close[0]}`?"
-    elsewhere = list(fields.keys_named(plain))
+    elsewhere = fields.keys_named(plain)
     if elsewhere and len(elsewhere) <= 3:
         sections = [place.rpartition(".")[0] for place in elsewhere]
         if not all(sections):

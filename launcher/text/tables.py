@@ -22,15 +22,8 @@ def width(stream: TextIO | None = None) -> int | None:
     The variable COLUMNS, if set, wins over the terminal.
     """
     out = stream or sys.stdout
-    if not out.isatty():
-        return None
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isascii() and asked.isdecimal() and int(asked) > 0:
-        return max(TINY, int(asked))
-    try:
-        return max(TINY, os.get_terminal_size(out.fileno()).columns)
-    except (OSError, ValueError):
-        return None
+    columns = _measured(out, "COLUMNS", 0) if out.isatty() else None
+    return None if columns is None else max(TINY, columns)
 
 
 def size() -> tuple[int | None, int | None]:
@@ -38,15 +31,19 @@ def size() -> tuple[int | None, int | None]:
 
     The variable LINES, if set, wins over the terminal.
     """
-    if (columns := width()) is None:
-        return None, None
-    asked = os.environ.get("LINES", "")
+    columns = width()
+    return columns, None if columns is None else _measured(sys.stdout, "LINES", 1) or None
+
+
+def _measured(out: TextIO, variable: str, side: int) -> int | None:
+    """Return the number in the variable, else the terminal's columns (side 0) or rows; None if unknown."""
+    asked = os.environ.get(variable, "")
     if asked.isascii() and asked.isdecimal() and int(asked) > 0:
-        return columns, int(asked)
+        return int(asked)
     try:
-        return columns, os.get_terminal_size(sys.stdout.fileno()).lines or None
+        return os.get_terminal_size(out.fileno())[side]
     except (OSError, ValueError):
-        return columns, None
+        return None
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -161,13 +158,11 @@ def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
     form = "  ".join(f"{{:<{each}}}" for each in widths).format  # fast, because a table may have ten thousand rows
     if any(most > each for most, each in zip(_widths(head, rows), widths, strict=True)):
-        rows = [[_fitted(cell, each) for cell, each in zip(row, widths, strict=True)] for row in rows]
-        head = [_fitted(cell, each) for cell, each in zip(head, widths, strict=True)]
+        head, *rows = [
+            [cell if len(cell) <= each else f"{cell[: each - 1]}…" for cell, each in zip(row, widths, strict=True)]
+            for row in [head, *rows]
+        ]
     return [form(*row).rstrip() for row in [head, *rows]]
-
-
-def _fitted(cell: str, columns: int) -> str:
-    return cell if len(cell) <= columns else f"{cell[: columns - 1]}…"
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -177,9 +172,7 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([head, *([_safe(cell) for cell in row] for row in rows)])
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
     return out.getvalue().rstrip("\n")
-
-
-def _safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
