@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
+
 from ..errors import UsageError
+from ..report import comparing
+from ..report.comparing import Comparison
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.charts import chart, signs_of
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
-
-if TYPE_CHECKING:
-    from ..report.comparing import Comparison
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
+from .report import seen
+from .status import sweep_of
 
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
@@ -46,11 +49,6 @@ def command(
     Two to eight jobs: final and lowest loss, metrics, time, cost, throughput, and what it cost to come down to a loss
     that all of them reached. Of a single SWEEP, the best five trials.
     """
-    from ..report import comparing
-    from ..store.registry import Registry
-    from .report import seen
-    from .status import sweep_of
-
     registry = Registry()
     if (sweep := sweep_of(registry, jobs)) is not None:
         jobs = _trials(registry, sweep)
@@ -80,9 +78,6 @@ def command(
 
 def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
     """Return the jobs of the sweep's best trials. Raises UsageError for less than two results, and without jobs."""
-    from cloudtrain.entrypoints.format import counted
-
-    from ..store import sweeps
     from ..sweeps import overview
 
     jobs = {each.trial: each.job_id for each in sweeps.segments(registry.database, sweep.id)}
@@ -97,8 +92,6 @@ def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
 
 
 def _print(found: Comparison) -> None:
-    from ..report import comparing
-
     names = [job.id for job in found.jobs]
     losses = [[loss for _, loss in comparing.smoothed(data)] for data in found.datas]
     if curves := [[name, _curve(each)] for name, each in zip(names, losses, strict=True) if each]:

@@ -9,11 +9,13 @@ from difflib import get_close_matches
 import click
 
 from ..errors import CloudtrainError, UsageError
+from ..jobs.refresh import refresh
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
+from .status import sweep_of
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -31,8 +33,6 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 
     For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
     """
-    from .status import sweep_of
-
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
     if job is not None and any(option is not None for option in (month, since, by)):
@@ -54,7 +54,6 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
-    from ..jobs.refresh import refresh
     from ..jobs.view import outcome
     from ..money import bill, bill_text
 
@@ -95,7 +94,6 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: boo
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
-    from ..jobs.refresh import refresh
     from ..money import bill_text, period
 
     for job in registry.jobs(active=True):

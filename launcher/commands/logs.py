@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from ..backend_table import ALL
 from ..errors import UsageError
+from ..job import Attempt, Job
+from ..logs.view import View, parse_ranks
+from ..store.registry import Registry
 from ..text.terminal import say
 from .options import WholeNumber, completes, duration_s, examples, job_argument, json_option
-
-if TYPE_CHECKING:
-    from ..job import Attempt, Job
-    from ..logs.view import View
-    from ..store.registry import Registry
 
 
 def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -76,8 +73,6 @@ def command(
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; SWEEP.17 is a trial of a sweep."""
     from ..jobs.follow import follow, log_view, show
     from ..jobs.refresh import refresh
-    from ..logs.view import View, parse_ranks
-    from ..store.registry import Registry
 
     registry = Registry()
     if trial := registry.packed_trial(job):

@@ -14,6 +14,8 @@ import click
 from ..errors import BudgetError, UsageError
 from ..job import Job
 from ..jobs.approval import approved
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
 from .options import (
     WholeNumber,
@@ -29,8 +31,6 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..planning.prepare import Prepared
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 
 @click.command(
@@ -77,7 +77,6 @@ def command(
     from ..jobs import retry
     from ..jobs.refresh import refresh
     from ..planning.search_spec import is_packed
-    from ..store.registry import Registry
     from ..sweeps.growing import trials_after
     from .status import sweep_of
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ..errors import CloudtrainError, UnreachableError
+from ..job import Job
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.tables import size
 from ..text.terminal import print_json, print_lines, say
 from .options import completes, examples, json_option
-
-if TYPE_CHECKING:
-    from ..job import Job
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
@@ -28,8 +25,6 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     A backend that has not answered after a minute is not waited for: the job is shown as it was last seen.
     Without JOB it is the last one. `cloudtrain watch JOB` shows it again and again.
     """
-    from ..store.registry import Registry
-
     registry, faults = Registry(), dict[str, CloudtrainError]()
     if sweep := sweep_of(registry, jobs or ("last",)):
         show_sweep(registry, sweep, as_json=as_json)
@@ -57,7 +52,6 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
     `of_jobs`: only a sweep whose trials are jobs; for most commands, a packed sweep is a job like others.
     """
     from ..planning.search_spec import is_packed
-    from ..store import sweeps
 
     if len(names) != 1:
         return None
@@ -67,8 +61,6 @@ def sweep_of(registry: Registry, names: tuple[str, ...], *, of_jobs: bool = Fals
 
 def _named(registry: Registry, name: str) -> list[SweepRecord]:
     """Return the sweep by its name, by the beginning of its id, or for `last`; empty for the name of a single trial."""
-    from ..store import sweeps
-
     try:
         job = registry.find(name)
     except CloudtrainError:  # the beginning of the id of many trials
@@ -81,7 +73,6 @@ def _named(registry: Registry, name: str) -> list[SweepRecord]:
 
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:
     """Drive the sweep once, and print its screen or its JSON."""
-    from ..store import sweeps
     from ..sweeps import overview
 
     if sweep.state != "ended":

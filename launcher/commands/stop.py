@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import CloudtrainError, UnreachableError
+from ..job import Job
+from ..store.registry import Registry
 from ..text.terminal import confirm, say, when
 from .options import completes, json_option, yes_option
 
 if TYPE_CHECKING:
-    from ..job import Job
     from ..jobs.stopping import StopResult
-    from ..store.registry import Registry
 
 PATIENCE_S = 5.0  # before an explanation of the wait
 
@@ -32,7 +32,6 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     before it stops the newest job. An unknown JOB stops no job; after another error the other jobs are still stopped.
     """
     from ..jobs.refresh import refresh
-    from ..store.registry import Registry
     from .status import show, sweep_of
 
     registry, names = Registry(), jobs or ("last",)

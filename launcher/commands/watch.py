@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import UsageError
-from ..job import exit_code
+from ..job import Job, exit_code
+from ..store import sweeps
+from ..store.registry import Registry
+from ..store.sweeps import SweepRecord
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, duration_s, examples, json_option
 
 if TYPE_CHECKING:
-    from ..job import Job
     from ..jobs.poller import Seen
-    from ..store.registry import Registry
-    from ..store.sweeps import SweepRecord
 
 EVERY, LEAST_S = "60s", 1
 CHOOSE_S = 5.0  # for the list of jobs
@@ -75,7 +75,6 @@ def command(
         return _install(every or EVERY) if install else _uninstall()
     shows_live = not (once or plain or as_json) and _is_live()
     if len(jobs) == 1:
-        from ..store.registry import Registry
         from .status import sweep_of
 
         registry = Registry()
@@ -96,7 +95,6 @@ def _watch_sweep(
     registry: Registry, sweep: SweepRecord, every_s: float, *, once: bool, plain: bool, as_json: bool
 ) -> int:
     """Drive the sweep, and show it: on a terminal as a screen, else a line for each change, or an object a look."""
-    from ..store import sweeps
     from ..sweeps import driving
     from .status import drive, show_sweep
 
@@ -126,7 +124,6 @@ def _is_live() -> bool:
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from ..jobs import watch as watching
     from ..jobs.poller import Pacing, Poller, Seen
-    from ..store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
     selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
@@ -162,8 +159,6 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
 
 
 def _driven(registry: Registry) -> list[str]:
-    from ..store import sweeps
-
     if not sweeps.sweeps(registry.database, active=True):
         return []  # without the import of the driver
     from ..sweeps import driving
