@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from ..job import Job
 from ..text.terminal import print_json, print_lines, say
 from .options import completes, examples, json_option
 
@@ -61,9 +63,8 @@ def command(
     With --for, the folder is `model` in the output folder, beside a Dockerfile, the vendor's requests, and a README of
     the vendor's own commands that start an endpoint and remove the endpoint again. Nothing is sent.
     """
-    from .. import config as configs
     from ..jobs.refresh import refresh
-    from ..models import deployment, exporting
+    from ..models import exporting
     from ..store.registry import Registry
 
     exporting.require_choice(choice)
@@ -76,41 +77,42 @@ def command(
         key = key.expanduser()
         exporting.require_key(key)
     registry = Registry()
-    notes: tuple[str, ...] = ()
     _end_on_signals()
     if "/" in job:
         _require_job(choice, inputs, forms, vendor)
         place = (output or Path(f"{Path(job).name}-model")).absolute()
         exported = exporting.export_path(registry, Path(job), place, name=name, key=key, is_unchecked=unchecked)
-    else:
-        exporting.require_torch("an export")
-        one = refresh(registry, registry.find(job))
-        place = (output or Path(f"{one.id}-{vendor or 'model'}")).absolute()
-        say(f"exporting {one.id}")
-        export = partial(
-            exporting.export_job,
-            registry,
-            one,
-            choice=choice,
-            name=name,
-            forms=wanted,
-            inputs=given,
-            key=key,
-            is_unchecked=unchecked,
-            needed=wanted[1] if forms is not None and len(wanted) == 2 else None,
-        )
-        if vendor is None:
-            exported = export(place)
-        else:
-            config = configs.stored(one.config)
-            exported, notes = deployment.write(vendor, config, name or one.name, machine, place, export)
-    if as_json:
-        print_json(exported)
-        return 0
-    for line in [*_words(exported["check"]), *notes]:
-        say(line)
-    print_lines([exported["place"]])
-    return 0
+        return _print(exported, (), as_json=as_json)
+    exporting.require_torch("an export")
+    one = refresh(registry, registry.find(job))
+    place = (output or Path(f"{one.id}-{vendor or 'model'}")).absolute()
+    say(f"exporting {one.id}")
+    export = partial(
+        exporting.export_job,
+        registry,
+        one,
+        choice=choice,
+        name=name,
+        forms=wanted,
+        inputs=given,
+        key=key,
+        is_unchecked=unchecked,
+        needed=wanted[1] if forms is not None and len(wanted) == 2 else None,
+    )
+    exported, notes = _written(export, place, one, vendor, name or one.name, machine)
+    return _print(exported, notes, as_json=as_json)
+
+
+def _written(
+    export: Callable[[Path], dict[str, Any]], place: Path, job: Job, vendor: str | None, name: str, machine: str | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Write the model, and the vendor's files if a vendor is named; return the result of `export`, and notes."""
+    if vendor is None:
+        return export(place), ()
+    from .. import config
+    from ..models import deployment
+
+    return deployment.write(vendor, config.stored(job.config), name, machine, place, export)
 
 
 def _require_job(choice: str | None, inputs: tuple[str, ...], forms: str | None, vendor: str | None) -> None:
@@ -137,12 +139,20 @@ def _inputs(given: tuple[str, ...]) -> dict[str, str]:
     return {name: str(Path(path).absolute()) for name, _, path in (each.partition("=") for each in given)}
 
 
-def _words(check: dict[str, Any]) -> list[str]:
-    """Return the result of the check as lines."""
-    lines = [f"without {form}: {reason}" for form, reason in check["left_out"].items()]
+def _print(exported: dict[str, Any], notes: tuple[str, ...], *, as_json: bool) -> int:
+    """Print the result of the check and the notes for people, and the folder as data; return the exit code."""
+    if as_json:
+        print_json(exported)
+        return 0
+    check = exported["check"]
+    for form, reason in check["left_out"].items():
+        say(f"without {form}: {reason}")
     if check["passed"] is None:
-        return [*lines, f"not checked: {check['why']}"]
+        say(f"not checked: {check['why']}")
     for form, found in check["forms"].items():
         far = "" if found["same_bits"] else f", to {found['difference']:.1e} of the largest value"
-        lines.append(f"{form}: {'the same bits' if not far else 'the same results'} as the checkpoint's model{far}")
-    return lines
+        say(f"{form}: {'the same bits' if not far else 'the same results'} as the checkpoint's model{far}")
+    for note in notes:
+        say(note)
+    print_lines([exported["place"]])
+    return 0
