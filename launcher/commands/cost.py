@@ -10,10 +10,15 @@ import click
 
 from ..errors import CloudtrainError, UsageError
 from ..jobs.refresh import refresh
+from ..jobs.view import outcome
+from ..money import bill, bill_text, period
+from ..store.budgets import month_of
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
+from ..text.times import seconds
+from ..text.units import parse_duration
 from .options import completes, examples, json_option
 from .status import sweep_of
 
@@ -54,9 +59,6 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
-    from ..jobs.view import outcome
-    from ..money import bill, bill_text
-
     job = refresh(registry, registry.find(key))
     found = bill.bill(job, registry.attempts(job), time.time())
     if as_json:
@@ -94,8 +96,6 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: boo
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
-    from ..money import bill_text, period
-
     for job in registry.jobs(active=True):
         try:
             refresh(registry, job)
@@ -122,11 +122,6 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
     """Return the begin and the end of the span, in seconds since 1970. Raises UsageError for an invalid time."""
-    from ..money import period
-    from ..store.budgets import month_of
-    from ..text.times import seconds
-    from ..text.units import parse_duration
-
     now_s = time.time()
     try:
         if since is None:

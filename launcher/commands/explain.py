@@ -20,11 +20,7 @@ _MOST = 100  # columns; longer lines are hard to read
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
-@click.command(
-    "explain",
-    short_help="Explain a key of the config file.",
-    epilog=examples("cloudtrain explain training", "cloudtrain explain checkpoint.every"),
-)
+@click.command("explain", epilog=examples("cloudtrain explain training", "cloudtrain explain checkpoint.every"))
 @click.argument("path", default="", shell_complete=completes("keys"))
 @json_option
 def command(path: str, as_json: bool) -> None:

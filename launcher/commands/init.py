@@ -25,7 +25,7 @@ NEXT = {
 }
 
 
-@click.command("init", short_help="Write a small project that trains as it is.")
+@click.command("init")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--kind", type=click.Choice(KINDS), default="task", show_default=True,

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import up
+
 from ..errors import BudgetError, UsageError
 from ..job import Job
 from ..jobs.approval import approved
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
+from ..text.units import format_money
 from .options import (
     WholeNumber,
     examples,
@@ -191,8 +194,6 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
 
 def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int | None) -> list[str]:
     """Return the options that change the next attempt, quoted for a shell; without a `--set budget.limit=`."""
-    from ..text.units import format_money
-
     kept = [each for each in settings if not each.strip().startswith("budget.limit=")]  # the hint has --budget
     return [
         *([f"--instances {instances}"] if instances is not None else []),
@@ -203,10 +204,7 @@ def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int
 
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with an acceptable command as hint: the smallest sufficient budget and the given options."""
-    from cloudtrain.entrypoints.format import up
-
     from ..money.forecast import budget_micro
-    from ..text.units import format_money
 
     before = budget_micro(job)
     if error.enough_micro is None or before is None:

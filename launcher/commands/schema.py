@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-@click.command("schema", short_help="Print the config file's JSON schema.")
+@click.command("schema")
 def command() -> None:
     """Print the config file's JSON schema (draft 2020-12), for completion and checks in an editor.
 

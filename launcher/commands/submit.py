@@ -22,6 +22,7 @@ from ..text.terminal import print_json, say
 from .options import Overrides, config_options, examples, json_option, yes_option
 
 if TYPE_CHECKING:
+    from ..backend import Request
     from ..config.schema import JobConfig
     from ..job import Job
     from ..planning.prepare import Prepared
@@ -267,10 +268,7 @@ def _show(
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     if output is not None:
-        folder = output / backend if backend else output
-        _write(folder, dict(request.files))
-        if request.archive is not None:
-            _pack(config, overrides.file, folder / request.archive)
+        _write(output / backend, request, config, overrides.file)
     if not as_json:
         click.echo(request.text, nl=False)
         for name in request.decoded if output is None else ():
@@ -284,31 +282,26 @@ def _show(
     return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
 
 
-def _pack(config: JobConfig, config_file: Path, target: Path) -> None:
-    """Write the archive of the code; a vendor's CLI uploads the archive by itself."""
+def _write(folder: Path, request: Request, config: JobConfig, config_file: Path) -> None:
+    """Write the request's files, and the archive of the code if a vendor's CLI uploads the archive by itself."""
     from tempfile import TemporaryDirectory
 
     from ..planning import bundle as bundles
 
-    with TemporaryDirectory(prefix="cloudtrain-") as scratch:
-        code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
-        packed = bundles.pack(code, config.code.exclude, most, Path(scratch))
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(packed.path, target)
-        except OSError as error:
-            raise ConfigError(f"the files cannot be written: {error.strerror}", where=error.filename) from error
-    say(f"wrote {target}")
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
     try:
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if is_new:  # the folder may be inside the code folder, and must not be shipped
             (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-        for name, text in files.items():
+        for name, text in request.files.items():
             (folder / name).write_text(text, encoding="utf-8")
             say(f"wrote {folder / name}")
+        if request.archive is not None:
+            target = folder / request.archive
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="cloudtrain-") as scratch:
+                code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
+                shutil.copyfile(bundles.pack(code, config.code.exclude, most, Path(scratch)).path, target)
+            say(f"wrote {target}")
     except OSError as error:
         raise ConfigError(f"the files cannot be written: {error.strerror}", where=error.filename) from error

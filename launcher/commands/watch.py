@@ -18,6 +18,7 @@ from ..store import sweeps
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
 from ..text.terminal import print_json, print_lines, print_text, say
+from ..text.units import format_duration
 from .options import completes, duration_s, examples, json_option
 
 if TYPE_CHECKING:
@@ -128,8 +129,6 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
     registry, found = Registry(), queue.SimpleQueue[Seen]()
     selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
     if not once:
-        from ..text.units import format_duration
-
         watching.chosen(registry, names, time.time())  # an unknown name is an error before any other line
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
