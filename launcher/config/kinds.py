@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
 from cloudtrain.entrypoints.stores import LEDGER_PATTERN
@@ -34,6 +34,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, defer_build=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+def key(default: Any, text: str, *examples: Any, **bounds: Any) -> Any:
+    """Return the field of a key with a default: the help, values as examples, and bounds such as `ge=1`."""
+    return Field(default, description=text, examples=list(examples), **bounds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,9 +42,9 @@ from .kinds import (
     TagName,
     Text,
     Written,
+    key,
 )
-from .schema_after import Evaluate, InitFromOrText
-from .schema_training import Checkpoint, Sweep, Training
+from .schema_training import Checkpoint, Evaluate, InitFromOrText, Sweep, Training
 
 B = TypeVar("B", bound=Section)
 
@@ -66,118 +66,87 @@ NotifyEvent = Literal[
 class Code(Section):
     """The code that is shipped to the nodes."""
 
-    dir: RelativePath = Field(
-        ".",
-        description="Folder to ship, relative to the config file. .gitignore and .cloudtrainignore are honoured.",
-        examples=["src"],
+    dir: RelativePath = key(
+        ".", "Folder to ship, relative to the config file. .gitignore and .cloudtrainignore are honoured.", "src"
     )
-    exclude: Many[Text] = Field(
+    exclude: Many[Text] = key(
         (),
-        description="More to leave out, as .gitignore patterns; `!FILE` ships a file that looks like a secret.",
-        examples=[["*.ipynb", "data/"]],
+        "More to leave out, as .gitignore patterns; `!FILE` ships a file that looks like a secret.",
+        ["*.ipynb", "data/"],
     )
-    max_size_mb: int = Field(
-        500,
-        ge=1,
-        description="Largest upload, in MB; a larger upload is refused, with the names of big files.",
-        examples=[500],
+    max_size_mb: int = key(
+        500, "Largest upload, in MB; a larger upload is refused, with the names of big files.", 500, ge=1
     )
 
 
 class Resources(Section):
     """How many machines, and of what kind."""
 
-    instances: int = Field(1, ge=1, le=10_000, description="Machines (nodes) of the job.", examples=[2])
-    min_instances: int | None = Field(
-        None, ge=1, description="Fewest machines a restart may continue with. Default: `instances`.", examples=[1]
+    instances: int = key(1, "Machines (nodes) of the job.", 2, ge=1, le=10_000)
+    min_instances: int | None = key(None, "Fewest machines a restart may continue with. Default: `instances`.", 1, ge=1)
+    accelerators: Accelerators | None = key(
+        None, "Type and count per instance (default 1), for each backend's machine type; local takes its own.", "A100:8"
     )
-    accelerators: Accelerators | None = Field(
-        None,
-        description="Type and count per instance (default 1), for each backend's machine type; local takes its own.",
-        examples=["A100:8"],
+    instance_type: Text | None = key(
+        None, "The backend's own machine type, in place of `accelerators`.", "ml.p4d.24xlarge"
     )
-    instance_type: Text | None = Field(
-        None, description="The backend's own machine type, in place of `accelerators`.", examples=["ml.p4d.24xlarge"]
+    spot: bool = key(
+        False, "Take interruptible machines: cheaper, and resumed from the last checkpoint when taken away.", True
     )
-    spot: bool = Field(
-        False,
-        description="Take interruptible machines: cheaper, and resumed from the last checkpoint when taken away.",
-        examples=[True],
-    )
-    disk_gb: SizeGb | None = Field(
-        None, description="Disk of each instance, in GB. Default: the backend's.", examples=[200]
-    )
+    disk_gb: SizeGb | None = key(None, "Disk of each instance, in GB. Default: the backend's.", 200)
 
 
 class Progress(Section):
     """Regular expressions that find a script's steps in its output; the first group of each is a number."""
 
-    step: Pattern | None = Field(
-        None, description="Finds the step. Default: the forms that docs/scripts.md lists.", examples=["iter (\\d+)"]
-    )
-    loss: Pattern | None = Field(None, description="Finds the loss on a step's line.", examples=["loss ([\\d.]+)"])
-    total: Pattern | None = Field(
-        None, description="Finds the number of steps of the whole job, on any line.", examples=["max_iters: (\\d+)"]
-    )
-    metrics: dict[MetricName, Pattern] = Field(
-        {}, description="Name -> expression of a further number.", examples=[{"accuracy": "acc ([\\d.]+)"}]
+    step: Pattern | None = key(None, "Finds the step. Default: the forms that docs/scripts.md lists.", "iter (\\d+)")
+    loss: Pattern | None = key(None, "Finds the loss on a step's line.", "loss ([\\d.]+)")
+    total: Pattern | None = key(None, "Finds the number of steps of the whole job, on any line.", "max_iters: (\\d+)")
+    metrics: dict[MetricName, Pattern] = key(
+        {}, "Name -> expression of a further number.", {"accuracy": "acc ([\\d.]+)"}
     )
 
 
 class Distributed(Section):
     """How torchrun starts the ranks."""
 
-    nproc_per_node: ProcessCount = Field(
-        "auto", description="Ranks on one instance. auto: 1 for each GPU, else 1.", examples=[8]
+    nproc_per_node: ProcessCount = key("auto", "Ranks on one instance. auto: 1 for each GPU, else 1.", 8)
+    max_restarts: int = key(3, "Times the ranks are started again after a fault.", 3, ge=0, le=1000)
+    allow_alone: bool = key(
+        False, "Accept ranks that join no process group of all ranks; otherwise the job fails at the end.", True
     )
-    max_restarts: int = Field(
-        3, ge=0, le=1000, description="Times the ranks are started again after a fault.", examples=[3]
-    )
-    allow_alone: bool = Field(
-        False,
-        description="Accept ranks that join no process group of all ranks; otherwise the job fails at the end.",
-        examples=[True],
-    )
-    hang_timeout: Duration | None = Field(
+    hang_timeout: Duration | None = key(
         None,
-        description="Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes, for a "
+        "Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes, for a "
         "script an hour; a script may also be silent for 20 times its longest silence before.",
-        examples=["30m"],
+        "30m",
     )
-    timeout_s: int = Field(
-        600, ge=1, description="Seconds a collective call may take before the ranks count as hung.", examples=[600]
-    )
+    timeout_s: int = key(600, "Seconds a collective call may take before the ranks count as hung.", 600, ge=1)
 
 
 class Limits(Section):
     """Time limits, which the backend enforces by itself."""
 
-    max_duration: Duration = Field(
+    max_duration: Duration = key(
         86_400,
-        description="Longest time of the job after the submit, restarts included. `resume` and each retry start this "
+        "Longest time of the job after the submit, restarts included. `resume` and each retry start this "
         "time again; only `budget` limits all attempts together.",
-        examples=["12h"],
+        "12h",
     )
-    max_wait: Duration | None = Field(
-        None,
-        description="Longest it may wait for machines, in a queue too. Default: the backend's; in a queue no limit.",
-        examples=["2h"],
+    max_wait: Duration | None = key(
+        None, "Longest it may wait for machines, in a queue too. Default: the backend's; in a queue no limit.", "2h"
     )
 
 
 class Queue(Section):
     """Waiting in line for machines that are in use (docs/queue.md)."""
 
-    wait: bool = Field(
-        False, description="Wait for machines that are in use. The same as `submit --queue`.", examples=[True]
+    wait: bool = key(False, "Wait for machines that are in use. The same as `submit --queue`.", True)
+    priority: Literal["low", "normal", "high"] = key(
+        "normal", "Place in line: higher priorities first, then the order of the submits.", "low"
     )
-    priority: Literal["low", "normal", "high"] = Field(
-        "normal", description="Place in line: higher priorities first, then the order of the submits.", examples=["low"]
-    )
-    preempt: bool = Field(
-        False,
-        description="Let your own jobs of lower priority save and wait again, if this job then starts (local, ssh).",
-        examples=[True],
+    preempt: bool = key(
+        False, "Let your own jobs of lower priority save and wait again, if this job then starts (local, ssh).", True
     )
 
 
@@ -187,16 +156,14 @@ class Budget(Section):
     limit: Money = Field(
         description="Most the job may cost, all attempts together, in US dollars.", examples=["150 USD"]
     )
-    alert_at: Many[Percent] = Field(
-        (50, 80, 100), description="Shares of the limit that send a notice.", examples=[["50%", "80%"]]
-    )
-    on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = Field(
+    alert_at: Many[Percent] = key((50, 80, 100), "Shares of the limit that send a notice.", ["50%", "80%"])
+    on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = key(
         "checkpoint-and-stop",
-        description="What happens at the limit. checkpoint-and-stop: the job saves before its time limit, which the "
+        "What happens at the limit. checkpoint-and-stop: the job saves before its time limit, which the "
         "backend enforces, and leaves, to be resumed (a script gets SIGTERM: see `on_stop`); stop: the backend ends it "
         "there as it is, without that save; "
         "alert: notices alone, and nothing is ended but by `limits.max_duration`.",
-        examples=["checkpoint-and-stop"],
+        "checkpoint-and-stop",
     )
 
 
@@ -204,11 +171,11 @@ class Project(Section):
     """The payer of the jobs: `cloudtrain budget` limits the total cost of all jobs of a project."""
 
     name: ProjectName = Field(description="The project that the job counts against.", examples=["vision"])
-    ledger: LedgerUri | None = Field(
+    ledger: LedgerUri | None = key(
         None,
-        description="Where a team shares the project's budget: a file in a bucket, or on a shared disk. Default: what "
+        "Where a team shares the project's budget: a file in a bucket, or on a shared disk. Default: what "
         "`cloudtrain budget set --ledger` named on this machine, else this machine's own budgets alone.",
-        examples=["s3://team-bucket/cloudtrain/ledger.json"],
+        "s3://team-bucket/cloudtrain/ledger.json",
     )
 
 
@@ -224,51 +191,49 @@ def _project(value: Any) -> Any:
 class Notify(Section):
     """A receiver of alerts, with exactly one of webhook, slack, email and apprise."""
 
-    webhook: Channel | None = Field(
+    webhook: Channel | None = key(
         None,
-        description="Address that gets a JSON POST, a Teams channel a card; `env:NAME` reads it from a variable.",
-        examples=["env:HOOK_URL"],
+        "Address that gets a JSON POST, a Teams channel a card; `env:NAME` reads it from a variable.",
+        "env:HOOK_URL",
     )
-    slack: Channel | None = Field(
-        None, description="Slack's incoming webhook, the same way; Mattermost's too.", examples=["env:SLACK_URL"]
-    )
-    email: MailAddress | None = Field(None, description="Mail address.", examples=["team@example.org"])
-    apprise: AppriseUrl | None = Field(
+    slack: Channel | None = key(None, "Slack's incoming webhook, the same way; Mattermost's too.", "env:SLACK_URL")
+    email: MailAddress | None = key(None, "Mail address.", "team@example.org")
+    apprise: AppriseUrl | None = key(
         None,
-        description="An address of one of the many services that Apprise knows; needs the extra `apprise`.",
-        examples=["env:NTFY_URL", "ntfys://ntfy.sh/my-topic"],
+        "An address of one of the many services that Apprise knows; needs the extra `apprise`.",
+        "env:NTFY_URL",
+        "ntfys://ntfy.sh/my-topic",
     )
-    smtp: MailServer | None = Field(
+    smtp: MailServer | None = key(
         None,
-        description="With `email`: the server, as smtp://USER:PASSWORD@HOST:587 or smtps://. Default: env:"
-        "CLOUDTRAIN_SMTP.",
-        examples=["env:SMTP_URL"],
+        "With `email`: the server, as smtp://USER:PASSWORD@HOST:587 or smtps://. Default: env:CLOUDTRAIN_SMTP.",
+        "env:SMTP_URL",
     )
-    sender: MailAddress | None = Field(
-        None, description="With `email`: the mail's sender. Default: the server's user.", examples=["train@example.org"]
+    sender: MailAddress | None = key(
+        None, "With `email`: the mail's sender. Default: the server's user.", "train@example.org"
     )
-    on: Many[NotifyEvent] = Field(
+    on: Many[NotifyEvent] = key(
         ("succeeded", "failed", "stopped", "budget", "stalled"),
-        description="Which events. `budget`: its thresholds, a limit that comes before the last step (`projected`) and "
+        "Which events. `budget`: its thresholds, a limit that comes before the last step (`projected`) and "
         "the hour of leaving (`deadline`), which can also be chosen alone.",
-        examples=[["budget", "failed"]],
+        ["budget", "failed"],
     )
-    from_job: bool = Field(
+    from_job: bool = key(
         False,
-        description="Let the job send alerts of budget, deadline and end, without your machine. The "
+        "Let the job send alerts of budget, deadline and end, without your machine. The "
         "address, an `env:NAME`, travels as one of the job's `secrets`.",
-        examples=[True],
+        True,
     )
 
 
 class Retry(Section):
     """New attempts on new machines, each from the newest checkpoint."""
 
-    max_attempts: int = Field(1, ge=1, le=30, description="Attempts in all, the first one counted.", examples=[3])
-    on: Many[Literal["preempted", "node_failure", "error"]] = Field(
+    max_attempts: int = key(1, "Attempts in all, the first one counted.", 3, ge=1, le=30)
+    on: Many[Literal["preempted", "node_failure", "error"]] = key(
         ("preempted", "node_failure"),
-        description="What earns a new attempt; `error` is your code failing.",
-        examples=[["preempted", "node_failure"]],
+        "What earns a new attempt; `error` is your code failing.",
+        ["preempted", "node_failure"],
     )
 
 
@@ -279,139 +244,124 @@ class JobConfig(Section):
         description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
         examples=["digits"],
     )
-    backend: BackendChoice = Field(
+    backend: BackendChoice = key(
         DEFAULT,
-        description=f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "
+        f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "
         "shows what each costs, and `submit --backend NAME` or `--backend cheapest` chooses.",
-        examples=list(BUILT_IN),
+        *list(BUILT_IN),
     )
-    task: RelativePath | None = Field(
+    task: RelativePath | None = key(
         None,
-        description="Python file of factories (model, dataset, loss) for the shared trainer, below `code.dir`. "
+        "Python file of factories (model, dataset, loss) for the shared trainer, below `code.dir`. "
         "Exactly one of `task`, `script`, `module`.",
-        examples=["task.py"],
+        "task.py",
     )
-    script: RelativePath | None = Field(
-        None, description="Python script for torchrun, as it is, below `code.dir`.", examples=["train.py"]
-    )
-    module: Text | None = Field(None, description="Module for torchrun, as `python -m`.", examples=["pkg.train"])
-    args: Arguments = Field(
+    script: RelativePath | None = key(None, "Python script for torchrun, as it is, below `code.dir`.", "train.py")
+    module: Text | None = key(None, "Module for torchrun, as `python -m`.", "pkg.train")
+    args: Arguments = key(
         (),
-        description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
+        "Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
         "becomes `--epochs 10 --flag --x 1 2`; text is split as a shell splits it.",
-        examples=[["--epochs", "10"], {"epochs": 10}, "--epochs 10"],
+        ["--epochs", "10"],
+        {"epochs": 10},
+        "--epochs 10",
     )
-    resume_args: Arguments = Field(
+    resume_args: Arguments = key(
         (),
-        description="Further arguments of the script or module when it starts again and has a checkpoint; "
+        "Further arguments of the script or module when it starts again and has a checkpoint; "
         "`$CLOUDTRAIN_RESUME_PATH` is the newest one.",
-        examples=[["--init_from=resume"], {"resume_from_checkpoint": "$CLOUDTRAIN_RESUME_PATH"}],
+        ["--init_from=resume"],
+        {"resume_from_checkpoint": "$CLOUDTRAIN_RESUME_PATH"},
     )
-    keep: Many[KeptPath] = Field(
+    keep: Many[KeptPath] = key(
         (),
-        description="Files, folders or patterns of the working directory that the script writes: they are kept in the "
+        "Files, folders or patterns of the working directory that the script writes: they are kept in the "
         "checkpoint folder, are there again after a restart, and come home with `artifacts`. `!data/`: may be lost.",
-        examples=[["out/", "snapshot.pt", "*.ckpt", "!data/"]],
+        ["out/", "snapshot.pt", "*.ckpt", "!data/"],
     )
-    progress: Progress = Field(
+    progress: Progress = key(
         Progress.model_construct(),
-        description="How a script's output tells its steps, where the built-in forms do not find them.",
-        examples=[{"step": "iter (\\d+)", "loss": "loss ([\\d.]+)"}],
+        "How a script's output tells its steps, where the built-in forms do not find them.",
+        {"step": "iter (\\d+)", "loss": "loss ([\\d.]+)"},
     )
-    on_stop: Literal["signal", "save"] = Field(
+    on_stop: Literal["signal", "save"] = key(
         "signal",
-        description="At a stop or the deadline. signal: the script gets SIGTERM. save: a callback is added to Hugging "
+        "At a stop or the deadline. signal: the script gets SIGTERM. save: a callback is added to Hugging "
         "Face's Trainer and to Lightning's, which saves a checkpoint and leaves.",
-        examples=["save"],
+        "save",
     )
-    requirements: RelativePath | None = Field(
+    requirements: RelativePath | None = key(
         None,
-        description="Packages that the job needs, below `code.dir`: pip's requirements file, `pyproject.toml` or "
+        "Packages that the job needs, below `code.dir`: pip's requirements file, `pyproject.toml` or "
         "`pyproject.toml[extra]`, or a script with a PEP 723 header. Installed on each node before the ranks start; "
         "torch stays as the machine or image has it.",
-        examples=["requirements.txt", "pyproject.toml[train]", "train.py"],
+        "requirements.txt",
+        "pyproject.toml[train]",
+        "train.py",
     )
-    setup: Many[Text] = Field(
+    setup: Many[Text] = key(
         (),
-        description="Commands for bash that each node runs in the working directory before its ranks start.",
-        examples=[["apt-get install -y libsndfile1", "pip install -e ."]],
+        "Commands for bash that each node runs in the working directory before its ranks start.",
+        ["apt-get install -y libsndfile1", "pip install -e ."],
     )
-    params: dict[str, Any] = Field(
-        {}, description="Handed to the task's functions as they are.", examples=[{"hidden": 128}]
-    )
-    code: Code = Field(Code.model_construct(), description="What is shipped to the nodes.", examples=[{"dir": "src"}])
-    env: dict[EnvName, Written] = Field(
-        {}, description="Environment variables of every rank.", examples=[{"NCCL_DEBUG": "WARN"}]
-    )
-    secrets: Many[EnvName] = Field(
+    params: dict[str, Any] = key({}, "Handed to the task's functions as they are.", {"hidden": 128})
+    code: Code = key(Code.model_construct(), "What is shipped to the nodes.", {"dir": "src"})
+    env: dict[EnvName, Written] = key({}, "Environment variables of every rank.", {"NCCL_DEBUG": "WARN"})
+    secrets: Many[EnvName] = key(
         (),
-        description="Names only: values come from your environment, and are never rendered, logged or stored in clear.",
-        examples=[["WANDB_API_KEY"]],
+        "Names only: values come from your environment, and are never rendered, logged or stored in clear.",
+        ["WANDB_API_KEY"],
     )
-    image: Text | None = Field(
-        None, description="Container image on the clouds. Default: the backend's.", examples=["registry/team/train:3"]
+    image: Text | None = key(None, "Container image on the clouds. Default: the backend's.", "registry/team/train:3")
+    resources: Resources = key(Resources.model_construct(), "How many machines, and of what kind.", {"instances": 2})
+    distributed: Distributed = key(
+        Distributed.model_construct(), "How torchrun starts the ranks.", {"nproc_per_node": 8}
     )
-    resources: Resources = Field(
-        Resources.model_construct(), description="How many machines, and of what kind.", examples=[{"instances": 2}]
+    training: Training = key(
+        Training.model_construct(epochs=1), "The shared trainer; only for a `task`.", {"max_steps": 2000}
     )
-    distributed: Distributed = Field(
-        Distributed.model_construct(), description="How torchrun starts the ranks.", examples=[{"nproc_per_node": 8}]
+    checkpoint: Checkpoint = key(
+        Checkpoint.model_construct(every=600), "When and where state is saved.", {"every_steps": 200}
     )
-    training: Training = Field(
-        Training.model_construct(epochs=1),
-        description="The shared trainer; only for a `task`.",
-        examples=[{"max_steps": 2000}],
-    )
-    checkpoint: Checkpoint = Field(
-        Checkpoint.model_construct(every=600),
-        description="When and where state is saved.",
-        examples=[{"every_steps": 200}],
-    )
-    evaluate: Evaluate | None = Field(
+    evaluate: Evaluate | None = key(
         None,
-        description="Test a task after its last step, on a split that has chosen nothing. Default: no test.",
-        examples=[{"split": "test", "checkpoint": "best"}],
+        "Test a task after its last step, on a split that has chosen nothing. Default: no test.",
+        {"split": "test", "checkpoint": "best"},
     )
-    init_from: InitFromOrText | None = Field(
+    init_from: InitFromOrText | None = key(
         None,
-        description="Begin with another job's weights (docs/finetune.md): a job with an optional `@best`, `@last` or "
+        "Begin with another job's weights (docs/finetune.md): a job with an optional `@best`, `@last` or "
         "`@step-N`, or a path or uri. A script finds them at CLOUDTRAIN_INPUT_INIT_FROM.",
-        examples=["digits@best", {"path": "s3://bucket/export/", "skip": ["^head\\."]}],
+        "digits@best",
+        {"path": "s3://bucket/export/", "skip": ["^head\\."]},
     )
-    inputs: dict[InputName, Text] = Field(
-        {}, description="Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", examples=[{"train": "s3://b/d"}]
+    inputs: dict[InputName, Text] = key(
+        {}, "Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", {"train": "s3://b/d"}
     )
-    outputs: dict[InputName, Text] = Field(
+    outputs: dict[InputName, Text] = key(
         {},
-        description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>. On SageMaker one, for all.",
-        examples=[{"model": "s3://b/m"}],
+        "Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>. On SageMaker one, for all.",
+        {"model": "s3://b/m"},
     )
-    limits: Limits = Field(Limits.model_construct(), description="Time limits.", examples=[{"max_duration": "12h"}])
-    queue: Queue = Field(Queue.model_construct(), description="Waiting in line.", examples=[{"wait": True}])
-    budget: Budget | None = Field(
-        None, description="What the job may cost. Default: no limit but the time.", examples=[{"limit": "150 USD"}]
-    )
-    project: Annotated[Project, Shorthand("name", _project, {"type": "string"})] | None = Field(
+    limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})
+    queue: Queue = key(Queue.model_construct(), "Waiting in line.", {"wait": True})
+    budget: Budget | None = key(None, "What the job may cost. Default: no limit but the time.", {"limit": "150 USD"})
+    project: Annotated[Project, Shorthand("name", _project, {"type": "string"})] | None = key(
         None,
-        description="Project whose budget the job counts against. Default: none, only the overall budgets.",
-        examples=["vision", {"name": "vision", "ledger": "s3://team-bucket/cloudtrain/ledger.json"}],
+        "Project whose budget the job counts against. Default: none, only the overall budgets.",
+        "vision",
+        {"name": "vision", "ledger": "s3://team-bucket/cloudtrain/ledger.json"},
     )
-    notify: Many[Notify] = Field(
-        (),
-        description="Who receives alerts, and which alerts.",
-        examples=[[{"slack": "env:SLACK_URL", "on": ["failed"]}]],
+    notify: Many[Notify] = key(
+        (), "Who receives alerts, and which alerts.", [{"slack": "env:SLACK_URL", "on": ["failed"]}]
     )
-    retry: Retry = Field(
-        Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]
-    )
-    sweep: Sweep | None = Field(
+    retry: Retry = key(Retry.model_construct(), "New attempts on new machines.", {"max_attempts": 3})
+    sweep: Sweep | None = key(
         None,
-        description="A search over values of other keys: many trials within one budget (docs/sweeps.md).",
-        examples=[{"space": {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}, "trials": 27}],
+        "A search over values of other keys: many trials within one budget (docs/sweeps.md).",
+        {"space": {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}, "trials": 27},
     )
-    tags: dict[TagName, Written] = Field(
-        {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]
-    )
+    tags: dict[TagName, Written] = key({}, "Labels for the platform and its bills.", {"team": "vision"})
 
     @model_validator(mode="before")
     @classmethod

@@ -1,10 +1,14 @@
-"""The config's keys below `training` and `checkpoint`, which entrypoints/trainer/settings.py reads too, and `sweep`."""
+"""The config's keys below `training`, `checkpoint`, `sweep`, `init_from` and `evaluate`.
 
+On the nodes they are in entrypoints/trainer/settings.py and entrypoints/contract.py.
+"""
+
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from .kinds import Duration, Many, Section, Text
+from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
 
 Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer: add a strategy in both lists
 
@@ -12,334 +16,248 @@ Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer
 class Optimizer(Section):
     """The built-in optimizers; a task with its own `optimizer(model, params)` does without."""
 
-    name: Literal["sgd", "adamw", "radam", "lars", "lamb"] = Field(
-        "adamw", description="Which optimizer; lars and lamb are for very large batches.", examples=["adamw"]
+    name: Literal["sgd", "adamw", "radam", "lars", "lamb"] = key(
+        "adamw", "Which optimizer; lars and lamb are for very large batches.", "adamw"
     )
-    lr: float = Field(1e-3, gt=0, description="Highest learning rate.", examples=[3e-4])
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.", examples=[0.01])
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd, lars).", examples=[0.9])
-    betas: Many[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999),
-        min_length=2,
-        max_length=2,
-        description="The two decay rates (adamw, radam, lamb).",
-        examples=[[0.9, 0.95]],
+    lr: float = key(1e-3, "Highest learning rate.", 3e-4, gt=0)
+    weight_decay: float = key(0.0, "Weight decay.", 0.01, ge=0)
+    momentum: float = key(0.0, "Momentum (sgd, lars).", 0.9, ge=0, lt=1)
+    betas: Many[Annotated[float, Field(ge=0, lt=1)]] = key(
+        (0.9, 0.999), "The two decay rates (adamw, radam, lamb).", [0.9, 0.95], min_length=2, max_length=2
     )
-    eps: float = Field(1e-8, gt=0, description="Added to the denominator (adamw, radam, lamb).", examples=[1e-8])
-    trust_coefficient: float = Field(
-        1e-3, gt=0, description="How far a layer's weights may move for their norm (lars).", examples=[1e-3]
-    )
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+    eps: float = key(1e-8, "Added to the denominator (adamw, radam, lamb).", 1e-8, gt=0)
+    trust_coefficient: float = key(1e-3, "How far a layer's weights may move for their norm (lars).", 1e-3, gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = key(
         "none",
-        description="`lr` is meant for `base_batch_size`: scale it to `global_batch_size` in proportion (linear, for "
+        "`lr` is meant for `base_batch_size`: scale it to `global_batch_size` in proportion (linear, for "
         "sgd) or by the square root (for adamw, lamb). A warm-up then starts from the unscaled rate.",
-        examples=["linear"],
+        "linear",
     )
-    base_batch_size: int = Field(
-        256, ge=1, description="Samples a step that `lr` was found for; only with `lr_scaling`.", examples=[256]
-    )
+    base_batch_size: int = key(256, "Samples a step that `lr` was found for; only with `lr_scaling`.", 256, ge=1)
 
 
 class Schedule(Section):
     """How the learning rate moves: up in a line, then as named."""
 
-    name: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="Its shape after the warm-up.", examples=["cosine"]
-    )
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.", examples=[100])
-    min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="Last learning rate as a share of the highest.", examples=[0.1]
-    )
+    name: Literal["constant", "cosine", "linear"] = key("constant", "Its shape after the warm-up.", "cosine")
+    warmup_steps: int = key(0, "Steps of linear warm-up.", 100, ge=0)
+    min_lr_ratio: float = key(0.0, "Last learning rate as a share of the highest.", 0.1, ge=0, le=1)
 
 
 class Monitor(Section):
     """Which metric of the evaluation says what is best, and when to stop looking for better."""
 
-    metric: Text = Field("loss", description="Name of the metric, as `evaluate` returns it.", examples=["accuracy"])
-    mode: Literal["min", "max"] = Field("min", description="Whether less of it is better, or more.", examples=["max"])
-    patience: int | None = Field(
-        None, ge=1, description="Evaluations without a better one before training stops. Default: never.", examples=[5]
-    )
-    min_delta: float = Field(0.0, ge=0, description="Least change that counts as better.", examples=[0.001])
+    metric: Text = key("loss", "Name of the metric, as `evaluate` returns it.", "accuracy")
+    mode: Literal["min", "max"] = key("min", "Whether less of it is better, or more.", "max")
+    patience: int | None = key(None, "Evaluations without a better one before training stops. Default: never.", 5, ge=1)
+    min_delta: float = key(0.0, "Least change that counts as better.", 0.001, ge=0)
 
 
 class Parallel(Section):
     """How one copy of the model is spread over ranks; `training.strategy` spreads the copies and the data."""
 
-    tensor: int = Field(
-        1,
-        ge=1,
-        description="Neighbouring ranks that share the matrices of each layer, within an instance.",
-        examples=[2],
+    tensor: int = key(1, "Neighbouring ranks that share the matrices of each layer, within an instance.", 2, ge=1)
+    sequence: bool = key(
+        False, "With `tensor`: between the layers the ranks share the sequence too, which saves memory.", True
     )
-    sequence: bool = Field(
-        False,
-        description="With `tensor`: between the layers the ranks share the sequence too, which saves memory.",
-        examples=[True],
-    )
-    plan: dict[Text, Literal["column", "row", "head", "embedding", "sequence", "whole"]] | None = Field(
+    plan: dict[Text, Literal["column", "row", "head", "embedding", "sequence", "whole"]] | None = key(
         None,
-        description="The kind of each module that is split, by its name or a pattern. Default: the task's "
+        "The kind of each module that is split, by its name or a pattern. Default: the task's "
         "`tensor_plan(model)`, else the model's own plan, else well-known names of layers.",
-        examples=[{"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}],
+        {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"},
     )
-    pipeline: int = Field(
-        1, ge=1, description="Stages of the model, one after the other, on different ranks.", examples=[2]
-    )
-    schedule: Literal["1f1b", "gpipe", "interleaved", "async"] = Field(
+    pipeline: int = key(1, "Stages of the model, one after the other, on different ranks.", 2, ge=1)
+    schedule: Literal["1f1b", "gpipe", "interleaved", "async"] = key(
         "1f1b",
-        description="The order of passes: 1f1b keeps one micro-batch, and one more for each later stage, gpipe all of "
+        "The order of passes: 1f1b keeps one micro-batch, and one more for each later stage, gpipe all of "
         "a step; interleaved has several `chunks` a stage, and waits less; async never waits, and trains with older "
         "weights.",
-        examples=["gpipe"],
+        "gpipe",
     )
-    cut: Literal["even", "timed"] | Many[Annotated[int, Field(ge=1)]] = Field(
+    cut: Literal["even", "timed"] | Many[Annotated[int, Field(ge=1)]] = key(
         "even",
-        description="Where stages begin: equal numbers of blocks; equal times, measured at the start; or the first "
+        "Where stages begin: equal numbers of blocks; equal times, measured at the start; or the first "
         "block of each later stage.",
-        examples=["timed", [4, 8]],
+        "timed",
+        [4, 8],
     )
-    chunks: int = Field(
-        1, ge=1, description="Separate pieces of the model in each stage, for `schedule: interleaved`.", examples=[2]
-    )
-    weights: Literal["stash", "latest"] = Field(
+    chunks: int = key(1, "Separate pieces of the model in each stage, for `schedule: interleaved`.", 2, ge=1)
+    weights: Literal["stash", "latest"] = key(
         "stash",
-        description="The weights of a backward pass under `schedule: async`: those of its forward pass, of which "
+        "The weights of a backward pass under `schedule: async`: those of its forward pass, of which "
         "copies are kept, or the latest.",
-        examples=["latest"],
+        "latest",
     )
 
 
 class ParameterServer(Section):
     """The parameter servers of `strategy: async`, and how they apply gradients that are late."""
 
-    shards: int | None = Field(
+    shards: int | None = key(
+        None, "Parts of the weights, each served by another rank. Default: one an instance.", 2, ge=1
+    )
+    staleness: Literal["capped", "none"] = key(
+        "capped", "The weight of a gradient that is tau updates late, on N ranks: min(1, N / (1 + tau)), or 1.", "none"
+    )
+    softsync: int = key(1, "Gradients that are averaged in an update, at most the ranks.", 2, ge=1)
+    max_lead: int | None = key(
         None,
-        ge=1,
-        description="Parts of the weights, each served by another rank. Default: one an instance.",
-        examples=[2],
-    )
-    staleness: Literal["capped", "none"] = Field(
-        "capped",
-        description="The weight of a gradient that is tau updates late, on N ranks: min(1, N / (1 + tau)), or 1.",
-        examples=["none"],
-    )
-    softsync: int = Field(
-        1, ge=1, description="Gradients that are averaged in an update, at most the ranks.", examples=[2]
-    )
-    max_lead: int | None = Field(
-        None,
+        "Gradients that a rank may be ahead of the slowest (bounded staleness, SSP). Default: any number.",
+        3,
         ge=0,
-        description="Gradients that a rank may be ahead of the slowest (bounded staleness, SSP). Default: any number.",
-        examples=[3],
     )
-    order: Literal["arrival", "tickets"] = Field(
+    order: Literal["arrival", "tickets"] = key(
         "arrival",
-        description="Apply gradients as they arrive; or in a fixed order, which repeats a run to the bit but waits for "
+        "Apply gradients as they arrive; or in a fixed order, which repeats a run to the bit but waits for "
         "the slowest rank.",
-        examples=["tickets"],
+        "tickets",
     )
-    lease_s: float = Field(
-        60.0, ge=2, description="Seconds without a sign of life after which a worker is lost.", examples=[20]
-    )
+    lease_s: float = key(60.0, "Seconds without a sign of life after which a worker is lost.", 20, ge=2)
 
 
 class OuterTraining(Section):
     """The optimizer of the averages: SGD with Nesterov momentum along the ranks' mean movement (DiLoCo)."""
 
-    lr: float = Field(1.0, gt=0, description="Learning rate of an average; 1.0 takes the mean.", examples=[0.7])
-    momentum: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Momentum over averages. 0.6 suits some tens of averages; 0.9 needs 100 or more.",
-        examples=[0.6],
+    lr: float = key(1.0, "Learning rate of an average; 1.0 takes the mean.", 0.7, gt=0)
+    momentum: float = key(
+        0.0, "Momentum over averages. 0.6 suits some tens of averages; 0.9 needs 100 or more.", 0.6, ge=0, lt=1
     )
 
 
 class LocalTraining(Section):
     """When the ranks of `strategy: local` average their weights; between averages they send nothing."""
 
-    period: int = Field(16, ge=1, description="Steps between averages over all ranks, 2 or more.", examples=[32])
-    sync_steps: int = Field(
-        0, ge=0, description="First steps that are ddp's, a multiple of `period` (post-local SGD).", examples=[160]
-    )
-    optimizer_state: Literal["average", "keep"] | None = Field(
+    period: int = key(16, "Steps between averages over all ranks, 2 or more.", 32, ge=1)
+    sync_steps: int = key(0, "First steps that are ddp's, a multiple of `period` (post-local SGD).", 160, ge=0)
+    optimizer_state: Literal["average", "keep"] | None = key(
         None,
-        description="The optimizer's state at an average: averaged too, or kept by each rank. Default: average, or "
+        "The optimizer's state at an average: averaged too, or kept by each rank. Default: average, or "
         "keep with `outer.momentum`.",
-        examples=["keep"],
+        "keep",
     )
-    group_period: int | None = Field(
-        None, ge=1, description="Steps between averages within an instance; divides `period`.", examples=[4]
-    )
-    outer: OuterTraining = Field(
+    group_period: int | None = key(None, "Steps between averages within an instance; divides `period`.", 4, ge=1)
+    outer: OuterTraining = key(
         OuterTraining.model_construct(),
-        description="How an average moves the weights. Default: to the mean.",
-        examples=[{"lr": 0.7, "momentum": 0.6}],
+        "How an average moves the weights. Default: to the mean.",
+        {"lr": 0.7, "momentum": 0.6},
     )
 
 
 class Training(Section):
     """The shared trainer's settings; only for a `task`."""
 
-    strategy: Strategy = Field(
+    strategy: Strategy = key(
         "ddp",
-        description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), sharded "
+        "How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), sharded "
         "within a group of ranks and replicated over the groups (hsdp), replicated and averaged from time to time, "
         "for slow networks (local), or trained by workers that do not wait for each other (async).",
-        examples=["fsdp"],
+        "fsdp",
     )
-    local: LocalTraining | None = Field(
-        None, description="When the ranks average (`strategy: local`).", examples=[{"period": 32}]
+    local: LocalTraining | None = key(None, "When the ranks average (`strategy: local`).", {"period": 32})
+    parallel: Parallel = key(Parallel.model_construct(), "For models that do not fit on one GPU.", {"tensor": 2})
+    server: ParameterServer = key(
+        ParameterServer.model_construct(), "The servers of `strategy: async`.", {"softsync": 2}
     )
-    parallel: Parallel = Field(
-        Parallel.model_construct(),
-        description="For models that do not fit on one GPU.",
-        examples=[{"tensor": 2}],
-    )
-    server: ParameterServer = Field(
-        ParameterServer.model_construct(),
-        description="The servers of `strategy: async`.",
-        examples=[{"softsync": 2}],
-    )
-    shard: Literal["optimizer", "gradients", "parameters"] | None = Field(
+    shard: Literal["optimizer", "gradients", "parameters"] | None = key(
         None,
-        description="What the ranks share beside the data. optimizer: its state (ddp, ZeRO-1); gradients: these too "
+        "What the ranks share beside the data. optimizer: its state (ddp, ZeRO-1); gradients: these too "
         "(fsdp, hsdp, ZeRO-2); parameters: these too (fsdp, hsdp, ZeRO-3). Default: nothing (ddp), parameters (fsdp, "
         "hsdp).",
-        examples=["optimizer"],
+        "optimizer",
     )
-    shard_size: int | None = Field(
-        None, ge=1, description="Ranks that share one copy of the model (hsdp). Default: an instance's.", examples=[8]
+    shard_size: int | None = key(
+        None, "Ranks that share one copy of the model (hsdp). Default: an instance's.", 8, ge=1
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic of the forward and backward pass.", examples=["bf16"]
-    )
-    reproducible: Literal["standard", "strict"] = Field(
+    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "Arithmetic of the forward and backward pass.", "bf16")
+    reproducible: Literal["standard", "strict"] = key(
         "standard",
-        description="strict: the same bits on any number of ranks that divides global_batch_size / micro_batch_size, "
+        "strict: the same bits on any number of ranks that divides global_batch_size / micro_batch_size, "
         "a power of two; gradients are then summed in a fixed order, at a cost in time.",
-        examples=["strict"],
+        "strict",
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile.", examples=[True])
-    compression: Literal["none", "fp16", "bf16", "powersgd", "threshold", "topk"] = Field(
+    compile: bool = key(False, "Compile the model with torch.compile.", True)
+    compression: Literal["none", "fp16", "bf16", "powersgd", "threshold", "topk"] = key(
         "none",
-        description="How gradients travel between ranks (ddp): in half precision, at low rank, or as their largest "
+        "How gradients travel between ranks (ddp): in half precision, at low rank, or as their largest "
         "entries: by sign and mean (threshold) or by value (topk), with the rest added to later steps.",
-        examples=["bf16", "threshold"],
+        "bf16",
+        "threshold",
     )
-    powersgd_rank: int = Field(2, ge=1, description="Rank of powersgd's approximation.", examples=[4])
-    compression_density: float = Field(
+    powersgd_rank: int = key(2, "Rank of powersgd's approximation.", 4, ge=1)
+    compression_density: float = key(
         0.01,
+        "Share of the entries that a rank sends in a step, for `compression: threshold` (below 1) and `topk`.",
+        0.1,
         gt=0,
         le=1,
-        description="Share of the entries that a rank sends in a step, for `compression: threshold` (below 1) and "
-        "`topk`.",
-        examples=[0.1],
     )
-    compression_warmup_steps: int = Field(
+    compression_warmup_steps: int = key(
         0,
-        ge=0,
-        description="Steps in which the density falls from 25 % in stages of a quarter (6.25 %, 1.6 %, ...) to "
+        "Steps in which the density falls from 25 % in stages of a quarter (6.25 %, 1.6 %, ...) to "
         "`compression_density`.",
-        examples=[200],
+        200,
+        ge=0,
     )
-    activation_checkpointing: bool = Field(
-        False,
-        description="Compute each layer's activations again in the backward pass: less memory, more time.",
-        examples=[True],
+    activation_checkpointing: bool = key(
+        False, "Compute each layer's activations again in the backward pass: less memory, more time.", True
     )
-    activation_offload: bool = Field(
-        False,
-        description="Keep the activations for the backward pass in host memory: less GPU memory, more time.",
-        examples=[True],
+    activation_offload: bool = key(
+        False, "Keep the activations for the backward pass in host memory: less GPU memory, more time.", True
     )
-    cpu_offload: bool = Field(
-        False, description="Keep parameters and optimizer state in host memory (fsdp, hsdp).", examples=[True]
-    )
-    wrap_min_params: int | None = Field(
+    cpu_offload: bool = key(False, "Keep parameters and optimizer state in host memory (fsdp, hsdp).", True)
+    wrap_min_params: int | None = key(
         None,
+        "Shard each submodule of at least so many parameters (fsdp, hsdp). Default: the model's layers.",
+        10_000_000,
         ge=1,
-        description="Shard each submodule of at least so many parameters (fsdp, hsdp). Default: the model's layers.",
-        examples=[10_000_000],
     )
-    global_batch_size: int = Field(
-        32, ge=1, description="Samples an optimizer step, over all ranks and accumulation steps.", examples=[256]
+    global_batch_size: int = key(32, "Samples an optimizer step, over all ranks and accumulation steps.", 256, ge=1)
+    micro_batch_size: int | None = key(
+        None, "Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share.", 32, ge=1
     )
-    micro_batch_size: int | None = Field(
+    max_steps: int | None = key(None, "Optimizer steps to train; or `epochs`.", 2000, ge=1)
+    epochs: int | None = key(None, "Passes over the data; or `max_steps`. With neither, 1.", 10, ge=1)
+    pause_at: int | None = key(
+        None, "Stop after this step, save, and end as paused; schedules and sample order keep max_steps.", 400, ge=1
+    )
+    optimizer: Optimizer = key(Optimizer.model_construct(), "The optimizer.", {"name": "sgd", "lr": 0.1})
+    schedule: Schedule = key(
+        Schedule.model_construct(), "The learning rate's schedule.", {"name": "cosine", "warmup_steps": 100}
+    )
+    clip_norm: float | None = key(None, "Largest norm of all gradients together. Default: not clipped.", 1.0, gt=0)
+    ema_decay: float | None = key(
         None,
-        ge=1,
-        description="Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share.",
-        examples=[32],
-    )
-    max_steps: int | None = Field(None, ge=1, description="Optimizer steps to train; or `epochs`.", examples=[2000])
-    epochs: int | None = Field(
-        None, ge=1, description="Passes over the data; or `max_steps`. With neither, 1.", examples=[10]
-    )
-    pause_at: int | None = Field(
-        None,
-        ge=1,
-        description="Stop after this step, save, and end as paused; schedules and sample order keep max_steps.",
-        examples=[400],
-    )
-    optimizer: Optimizer = Field(
-        Optimizer.model_construct(), description="The optimizer.", examples=[{"name": "sgd", "lr": 0.1}]
-    )
-    schedule: Schedule = Field(
-        Schedule.model_construct(),
-        description="The learning rate's schedule.",
-        examples=[{"name": "cosine", "warmup_steps": 100}],
-    )
-    clip_norm: float | None = Field(
-        None, gt=0, description="Largest norm of all gradients together. Default: not clipped.", examples=[1.0]
-    )
-    ema_decay: float | None = Field(
-        None,
+        "Keep a moving average of the weights with this decay a step; it is evaluated and exported.",
+        0.999,
         gt=0,
         lt=1,
-        description="Keep a moving average of the weights with this decay a step; it is evaluated and exported.",
-        examples=[0.999],
     )
-    on_nan: Literal["stop", "skip"] = Field(
-        "stop", description="A loss or gradient that is not finite: stop, or leave that step out.", examples=["skip"]
+    on_nan: Literal["stop", "skip"] = key(
+        "stop", "A loss or gradient that is not finite: stop, or leave that step out.", "skip"
     )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, shuffling and dropout.", examples=[1])
-    log_every: int | None = Field(
-        None, ge=1, description="Steps between step events. Default: as many as take about two seconds.", examples=[10]
+    seed: int = key(0, "Seed of weights, shuffling and dropout.", 1, ge=0, le=2**32 - 1)
+    log_every: int | None = key(
+        None, "Steps between step events. Default: as many as take about two seconds.", 10, ge=1
     )
-    eval_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations. Default: one, after the last step.", examples=[500]
-    )
-    eval_batches: int | None = Field(
-        None, ge=1, description="Batches of an evaluation on each rank. Default: all.", examples=[50]
-    )
-    monitor: Monitor = Field(
+    eval_every: int | None = key(None, "Steps between evaluations. Default: one, after the last step.", 500, ge=1)
+    eval_batches: int | None = key(None, "Batches of an evaluation on each rank. Default: all.", 50, ge=1)
+    monitor: Monitor = key(
         Monitor.model_construct(),
-        description="Which evaluation is the best, and early stopping.",
-        examples=[{"metric": "accuracy", "mode": "max", "patience": 5}],
+        "Which evaluation is the best, and early stopping.",
+        {"metric": "accuracy", "mode": "max", "patience": 5},
     )
-    num_workers: int = Field(
-        0, ge=0, le=256, description="Data loader processes of each rank; 0 loads in the rank itself.", examples=[4]
-    )
-    tokens_per_sample: int | None = Field(
-        None, ge=1, description="Tokens of one sample, to report tokens a second.", examples=[2048]
-    )
-    peak_tflops: float | None = Field(
+    num_workers: int = key(0, "Data loader processes of each rank; 0 loads in the rank itself.", 4, ge=0, le=256)
+    tokens_per_sample: int | None = key(None, "Tokens of one sample, to report tokens a second.", 2048, ge=1)
+    peak_tflops: float | None = key(
         None,
+        "Peak of a rank's device at the precision of the job, for MFU. Default: known GPUs' data sheets.",
+        989,
         gt=0,
-        description="Peak of a rank's device at the precision of the job, for MFU. Default: known GPUs' data sheets.",
-        examples=[989],
     )
-    diagnose_steps: int | None = Field(
-        None,
-        ge=5,
-        description="Measure what bounds a step, over so many, in place of training; `cloudtrain diagnose` sets it.",
-        examples=[30],
+    diagnose_steps: int | None = key(
+        None, "Measure what bounds a step, over so many, in place of training; `cloudtrain diagnose` sets it.", 30, ge=5
     )
-    tensorboard: bool = Field(
-        False, description="Write TensorBoard event files to CLOUDTRAIN_OUTPUT_DIR/tensorboard.", examples=[True]
-    )
+    tensorboard: bool = key(False, "Write TensorBoard event files to CLOUDTRAIN_OUTPUT_DIR/tensorboard.", True)
 
     @model_validator(mode="before")
     @classmethod
@@ -352,46 +270,38 @@ class Training(Section):
 class Checkpoint(Section):
     """When state is saved, where, and what a start does with it."""
 
-    every_steps: int | None = Field(None, ge=1, description="Optimizer steps between checkpoints.", examples=[200])
-    every: Duration | None = Field(
+    every_steps: int | None = key(None, "Optimizer steps between checkpoints.", 200, ge=1)
+    every: Duration | None = key(
+        None, "Time between checkpoints; with `every_steps`, whichever comes first. With neither, 10m.", "10m"
+    )
+    keep: int = key(3, "Newest checkpoints kept.", 3, ge=1)
+    keep_best: bool = key(False, "Keep the best one by `training.monitor`, too; it is saved when found.", True)
+    blocking: bool = key(False, "Let training wait until each checkpoint is durable, as it need not.", True)
+    export: Literal["torch", "safetensors"] = key(
+        "torch", "Form of the final weights in CLOUDTRAIN_OUTPUT_DIR: model.pt or model.safetensors.", "safetensors"
+    )
+    mirror: Text | None = key(
         None,
-        description="Time between checkpoints; with `every_steps`, whichever comes first. With neither, 10m.",
-        examples=["10m"],
-    )
-    keep: int = Field(3, ge=1, description="Newest checkpoints kept.", examples=[3])
-    keep_best: bool = Field(
-        False, description="Keep the best one by `training.monitor`, too; it is saved when found.", examples=[True]
-    )
-    blocking: bool = Field(
-        False, description="Let training wait until each checkpoint is durable, as it need not.", examples=[True]
-    )
-    export: Literal["torch", "safetensors"] = Field(
-        "torch",
-        description="Form of the final weights in CLOUDTRAIN_OUTPUT_DIR: model.pt or model.safetensors.",
-        examples=["safetensors"],
-    )
-    mirror: Text | None = Field(
-        None,
-        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
+        "A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
         "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
         "own. A job without its own checkpoints resumes from there.",
-        examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
+        "/mnt/nas/mirror",
+        "s3://bucket/mirror",
+        "https://acc.blob.core.windows.net/ckpt/mirror",
     )
-    uri: Text | None = Field(
-        None,
-        description="Where they go. Default: a place of the backend's, by job name.",
-        examples=["s3://bucket/ckpt"],
-    )
-    resume: Text = Field(
+    uri: Text | None = key(None, "Where they go. Default: a place of the backend's, by job name.", "s3://bucket/ckpt")
+    resume: Text = key(
         "auto",
-        description="auto: resume from this job's newest; never: from the start; or a checkpoint's path.",
-        examples=["auto", "never", "s3://bucket/ckpt/step-200"],
+        "auto: resume from this job's newest; never: from the start; or a checkpoint's path.",
+        "auto",
+        "never",
+        "s3://bucket/ckpt/step-200",
     )
-    all_damaged: Literal["stop", "start-over"] = Field(
+    all_damaged: Literal["stop", "start-over"] = key(
         "stop",
-        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
+        "What a start does if there are checkpoints and all are damaged. stop: end with an error that "
         "names them, and let `resume` ask; start-over: train from step 0.",
-        examples=["start-over"],
+        "start-over",
     )
 
     @model_validator(mode="before")
@@ -411,56 +321,126 @@ class Sweep(Section):
         "`{int: [16, 256], log: true}`, or a list of choices. A range of a grid needs `points`.",
         examples=[{"training.optimizer.lr": {"log": [1e-5, 1e-1]}, "training.optimizer.name": ["adamw", "lamb"]}],
     )
-    algorithm: Literal["grid", "random", "halving", "asha", "pbt"] = Field(
+    algorithm: Literal["grid", "random", "halving", "asha", "pbt"] = key(
         "asha",
-        description="grid and random train each trial to the end. asha pauses trials at rungs, and lets the best "
+        "grid and random train each trial to the end. asha pauses trials at rungs, and lets the best "
         "1/factor of a rung go on; halving first waits for all trials of a rung, so its result does not depend on the "
         "order of ends. pbt: after each generation the lowest quarter continues from copies of the highest quarter, "
         "with changed values.",
-        examples=["halving"],
+        "halving",
     )
-    metric: Text | None = Field(
-        None, description="Metric of the evaluation. Default: training.monitor's.", examples=["accuracy"]
+    metric: Text | None = key(None, "Metric of the evaluation. Default: training.monitor's.", "accuracy")
+    mode: Literal["min", "max"] | None = key(
+        None, "Whether less of the metric is better, or more. Default: training.monitor's.", "max"
     )
-    mode: Literal["min", "max"] | None = Field(
+    trials: int | None = key(None, "Trials in all. Default: a grid's size, else 27.", 81, ge=1, le=10_000)
+    parallel: int | None = key(None, "Trials at once. Default: all slots of a packed sweep, else 4.", 8, ge=1, le=1000)
+    place: Literal["packed", "jobs"] | None = key(
         None,
-        description="Whether less of the metric is better, or more. Default: training.monitor's.",
-        examples=["max"],
-    )
-    trials: int | None = Field(
-        None, ge=1, le=10_000, description="Trials in all. Default: a grid's size, else 27.", examples=[81]
-    )
-    parallel: int | None = Field(
-        None, ge=1, le=1000, description="Trials at once. Default: all slots of a packed sweep, else 4.", examples=[8]
-    )
-    place: Literal["packed", "jobs"] | None = Field(
-        None,
-        description="packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
+        "packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
         "own. Default: packed for a task with `max_steps` or `epochs` and a script with `steps`, else jobs.",
-        examples=["jobs"],
+        "jobs",
     )
-    slots: int = Field(
-        1, ge=1, le=64, description="GPUs of a trial, of one instance; without GPUs: ranks (packed).", examples=[2]
-    )
-    keep: int = Field(
-        5, ge=1, description="Trials whose checkpoints stay after the end of a packed sweep.", examples=[1]
-    )
-    steps: int | None = Field(
+    slots: int = key(1, "GPUs of a trial, of one instance; without GPUs: ranks (packed).", 2, ge=1, le=64)
+    keep: int = key(5, "Trials whose checkpoints stay after the end of a packed sweep.", 1, ge=1)
+    steps: int | None = key(
         None,
+        "Steps of a whole training of a `script` or `module`, as the program prints steps. A task has "
+        "`training.max_steps`.",
+        3000,
         ge=1,
         le=1_000_000_000,
-        description="Steps of a whole training of a `script` or `module`, as the program prints steps. A task has "
-        "`training.max_steps`.",
-        examples=[3000],
     )
-    first_rung: int | None = Field(
+    first_rung: int | None = key(
         None,
-        ge=1,
-        description="Steps of the first segment, of a generation for pbt; epochs for a training in `epochs`. Default: "
+        "Steps of the first segment, of a generation for pbt; epochs for a training in `epochs`. Default: "
         "the whole training / 81 (pbt: / 20), and at least `eval_every`.",
-        examples=[200],
+        200,
+        ge=1,
     )
-    factor: int = Field(
-        3, ge=2, le=10, description="Each rung has so many times the steps of the rung before.", examples=[4]
+    factor: int = key(3, "Each rung has so many times the steps of the rung before.", 4, ge=2, le=10)
+    seed: int = key(0, "Seed of the trials' values.", 1, ge=0)
+
+
+class InitFrom(Section):
+    """The weights of the first step, from another job or a file. The job's own checkpoints always win."""
+
+    job: Text | None = key(None, "The parent: a job's id or name. Exactly one of `job` and `path`.", "digits")
+    checkpoint: CheckpointChoice | None = key(
+        None,
+        "Which checkpoint: best, last or step-N. Default: the best where one is kept, else the last.",
+        "best",
+        "step-200",
     )
-    seed: int = Field(0, ge=0, description="Seed of the trials' values.", examples=[1])
+    path: Text | None = key(
+        None,
+        "A checkpoint's folder, a folder with model.safetensors (or its index, or model.pt), or a file, "
+        "on the job's machine; on the clouds a uri of the platform's storage.",
+        "s3://bucket/export/",
+    )
+    load: Literal["weights", "weights+optimizer"] = key(
+        "weights",
+        "weights: those that were evaluated, so the average's where `ema_decay` was set, with a fresh "
+        "optimizer. weights+optimizer: the trained weights and the optimizer's state. Step, schedule and sample order "
+        "begin anew in both.",
+        "weights+optimizer",
+    )
+    rename: dict[NamePattern, str] = key(
+        {},
+        "Regular expression -> replacement, applied to the parent's names, in this order.",
+        {"^backbone\\.": "encoder."},
+    )
+    skip: Many[NamePattern] = key(
+        (),
+        "Regular expressions that find names: these weights are not loaded, and begin as `model` does.",
+        ["^head\\."],
+    )
+    strict: bool = key(
+        True,
+        "Every weight of the model is found, and every weight of the parent is used. With false, names of "
+        "one side are left out and named in the log; a different shape is always refused.",
+        False,
+    )
+
+
+def _init_from(value: Any) -> Any:
+    """Return text as a mapping: a path or uri if the text has a slash, else a job with an optional `@checkpoint`.
+
+    Raises ValueError for a text that is neither.
+    """
+    if isinstance(value, dict | BaseModel | None):
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a job such as `digits` or `digits@best`, or a mapping of `job` or `path`")
+    if "/" in value or value.endswith((".safetensors", ".pt")):
+        return {"path": value}
+    job, at, checkpoint = value.partition("@")
+    if at and not re.fullmatch(r"best|last|step-[0-9]{1,12}", checkpoint):
+        raise ValueError(f"best, last or a step such as step-200 after `@`, not `{checkpoint}`")
+    return {"job": job, **({"checkpoint": checkpoint} if at else {})}
+
+
+InitFromOrText = Annotated[InitFrom, Shorthand("text", _init_from, {"type": "string"})]
+
+
+class Evaluate(Section):
+    """The test of a task: figures on a split that has chosen nothing (docs/evaluate.md)."""
+
+    split: SplitName = key("test", "The split's name: `dataset(params, split)`.", "test")
+    checkpoint: Literal["best", "last"] | None = key(
+        None,
+        "Whose figures are the job's: default the best where one is kept, else the last. The other is reported beside.",
+        "best",
+    )
+    at_end: bool = key(True, "Test after the last step, on the job's own machines.", True)
+    batch_size: int | None = key(
+        None, "Samples of a forward pass, on any number of ranks. Default: micro_batch_size, else 32.", 64, ge=1
+    )
+    predictions: int = key(
+        0,
+        "Write the predictions of so many samples, the first by index, to predictions-SPLIT.jsonl.gz.",
+        1000,
+        ge=0,
+        le=100_000,
+    )
+    only: bool = key(False, "Test the weights of `init_from`, and train nothing; `cloudtrain evaluate` sets it.", True)
