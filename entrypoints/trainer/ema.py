@@ -27,12 +27,7 @@ class Ema:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        """Begin at the present weights. `module` is already sharded, and its parameters are the optimizer's.
-
-        Raises ValueError unless 0 < decay < 1.
-        """
-        if not 0.0 < decay < 1.0:
-            raise ValueError(f"ema decay is {decay}; it must lie between 0 and 1")
+        """Begin at the present weights. `module` is already sharded, and its parameters are the optimizer's."""
         self._module = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         self._decay = decay
         self._reshard()

@@ -52,7 +52,9 @@ OPTIMIZERS: dict[str, Callable[[OptimizerSettings, float, Parameters, bool], tor
     "sgd": lambda s, lr, params, _: torch.optim.SGD(params, lr, s.momentum, weight_decay=s.weight_decay),
     "adamw": lambda s, lr, params, fused: torch.optim.AdamW(params, **_adam(s, lr), fused=fused or None),
     "radam": lambda s, lr, params, _: torch.optim.RAdam(params, **_adam(s, lr), decoupled_weight_decay=True),
-    "lars": lambda s, lr, params, _: LARS(params, lr, s.momentum, s.weight_decay, s.trust_coefficient),
+    "lars": lambda s, lr, params, _: LARS(
+        params, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay, trust_coefficient=s.trust_coefficient
+    ),
     "lamb": lambda s, lr, params, _: LAMB(params, **_adam(s, lr)),
 }
 
@@ -64,14 +66,11 @@ SCALING_RULES: dict[str, Callable[[float], float]] = {"none": lambda k: 1.0, "li
 def scaled_lr(base_lr: float, global_batch_size: int, base_batch_size: int, rule: str) -> float:
     """Return the learning rate for the global batch, by the rule none, linear or sqrt.
 
-    Batch sizes count samples per optimizer step, over all ranks and accumulation steps. Raises TaskError at a
-    batch size that is not positive.
+    Batch sizes count samples per optimizer step, over all ranks and accumulation steps.
     Sources: linear, Goyal et al. 2017, section 2.1, for SGD; it holds to about 8k images a step, with warm-up. sqrt,
     Krizhevsky 2014, section 5, and Hoffer et al. 2017, section 4, keeps the variance of the steps; You et al. 2020 use
     it for LAMB.
     """
-    if global_batch_size <= 0 or base_batch_size <= 0:
-        raise TaskError(f"batch sizes must be positive, not {global_batch_size} (global) and {base_batch_size} (base)")
     return base_lr * SCALING_RULES[rule](global_batch_size / base_batch_size)
 
 
@@ -143,13 +142,12 @@ class _Layers:
 class _Layerwise(torch.optim.Optimizer):
     """An optimizer whose rate for each layer is multiplied by a trust ratio, from the norms of weights and update."""
 
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, settings)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return the closure's result. Collective if parameters are sharded."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]  # the loop has no closure
+        """Take one step. Collective if parameters are sharded."""
         all_layers = [self._prepare(group) for group in self.param_groups]
         chosen = [(layers, i) for layers in all_layers for i in layers.adapted]
         norms = whole_norms(
@@ -164,7 +162,6 @@ class _Layerwise(torch.optim.Optimizer):
             ratios = self._ratios(layers.group, weight_norms, update_norms)
             # Zero weights or zero gradients allow no comparison: use the plain rate.
             self._apply(layers, torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0))
-        return loss
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
         """Return the group's layers with the updates for the trust ratios."""
@@ -207,17 +204,6 @@ class LARS(_Layerwise):
     algorithm 1.
     """
 
-    def __init__(
-        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        super().__init__(params, defaults)
-
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
         decay, trust = float(group["weight_decay"]), float(group["trust_coefficient"])
         return trust * weight_norms / (update_norms + decay * weight_norms)
@@ -246,16 +232,6 @@ class LAMB(_Layerwise):
     One-dimensional parameters: ratio 1, no weight decay.
     Source: You et al. 2020 (arXiv:1904.00962), algorithm 2, with the identity for phi.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
         layers = super()._prepare(group)

@@ -162,13 +162,6 @@ def test_names_omit_wrappers() -> None:
     assert list(Ema(model, 0.9).tensors()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
-def test_decay_outside_0_and_1_is_refused(decay: float) -> None:
-    """A decay that gives no average, or an average that never moves, is an error."""
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Ema(nn.Linear(1, 1), decay)
-
-
 @pytest.mark.slow
 def test_average_over_shards_is_the_same(tmp_path: Path) -> None:
     """The averages over FSDP2's shards and over ddp are equal, swapped in and out despite forward passes in between."""
