@@ -1,7 +1,7 @@
 """Training settings that exclude or need each other: one table, read by the launcher and by the ranks, without torch.
 
 The launcher refuses them at their places in the file (launcher/config/rules.py). A rank refuses them again,
-with the same words (strategies/refusals.py), because a trial of a sweep joins values that were checked one at a time.
+with the same words (strategies/wrap.py), because a trial of a sweep joins values that were checked one at a time.
 Ranges and choices of single values are in the launcher's schema only.
 """
 

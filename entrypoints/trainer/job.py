@@ -28,10 +28,9 @@ from . import data, flops, optim, tensorboard
 from .ema import Ema
 from .metrics import ThroughputMeter, ddp_communication
 from .settings import ParallelSettings, Spec, TrainingSettings
-from .strategies import refusals
 from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
-from .strategies.wrap import Probe, wrap
+from .strategies.wrap import Probe, refusals, wrap
 from .task import Task
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
@@ -202,7 +201,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
     """
     wanted = spec.training
-    if faults := refusals.in_words(wanted, spec.checkpoint.every_steps):
+    if faults := refusals(wanted, spec.checkpoint.every_steps):
         raise TaskError("; ".join(faults))
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     train_data, fingerprint = _train_split(spec, task)

@@ -40,12 +40,11 @@ from .contradictions import SPARSE
 from .ema import Ema
 from .optimizers import OPTIMIZERS
 from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
-from .strategies.blocks import default_blocks
+from .strategies.blocks import default_blocks, saved_on_host
 from .strategies.cut import Output
 from .strategies.facts import facts_of, together
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
-from .strategies.offload import saved_on_host
 from .strategies.strategy import Feed, Strategy
 from .strategies.wrap import wrap
 from .strategies.zero import shard_optimizer

@@ -36,7 +36,7 @@ from .resume import resume
 from .saving import NonFiniteError
 from .settings import read_spec, shortened
 from .strategies import tensor
-from .strategies.offload import saved_on_host
+from .strategies.blocks import saved_on_host
 from .strategies.strategy import Feed
 from .task import load_task
 

@@ -17,9 +17,8 @@ from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.contradictions import ROWS, AtLeast, Row
 from cloudtrain.entrypoints.trainer.optimizers import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings, read_spec
-from cloudtrain.entrypoints.trainer.strategies import refusals
 from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
-from cloudtrain.entrypoints.trainer.strategies.wrap import STRATEGIES, wrap
+from cloudtrain.entrypoints.trainer.strategies.wrap import STRATEGIES, refusals, wrap
 from cloudtrain.launcher import config
 from cloudtrain.launcher.config.schema_training import Optimizer, Strategy
 from cloudtrain.launcher.errors import ConfigError
@@ -74,7 +73,7 @@ def on_a_rank(folder: Path, training: dict[str, Any], checkpoint: dict[str, Any]
     """Return what a rank refuses in a job's spec."""
     spec = {"run": {"kind": "task"}, "training": {"global_batch_size": 32, "max_steps": 5, **training}}
     (folder / "spec.json").write_text(json.dumps(spec))
-    return refusals.in_words(read_spec(folder / "spec.json").training, **(checkpoint or {}))
+    return refusals(read_spec(folder / "spec.json").training, **(checkpoint or {}))
 
 
 def in_the_schema(folder: Path, training: dict[str, Any], **sections: Any) -> dict[str, tuple[str, ...]]:

@@ -21,8 +21,13 @@ from torch.nn import functional as F
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies import codes
-from cloudtrain.entrypoints.trainer.strategies.sparse import SparseExchange, density_at
+from cloudtrain.entrypoints.trainer.strategies.sparse import (
+    SparseExchange,
+    decode,
+    density_at,
+    encode,
+    entries_above,
+)
 from cloudtrain.entrypoints.trainer.strategies.strategy import State
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
@@ -62,8 +67,8 @@ def test_code_is_read_back_exactly(positions: Any) -> None:
     """Positions and signs come back; a gap of up to 32766 entries takes a word, each further 32767 entries a word."""
     wanted = torch.tensor(list(positions), dtype=torch.int64)
     negative = wanted % 2 == 0
-    code = codes.encode(wanted, negative)
-    found, signs = codes.decode(code)
+    code = encode(wanted, negative)
+    found, signs = decode(code)
     assert (code.dtype, found.tolist(), signs.tolist()) == (torch.int16, wanted.tolist(), negative.tolist())
     escapes = sum((gap - 1) // 32_767 for gap in torch.diff(wanted, prepend=torch.tensor([-1])).tolist())
     assert len(code) == len(wanted) + escapes
@@ -74,9 +79,9 @@ def test_random_code_is_read_back_exactly(density: float) -> None:
     """Random entries come back at densities with no gap, and with many gaps, above 15 bits."""
     values = torch.randn(600_000, generator=torch.Generator().manual_seed(1))  # more than a chunk
     threshold = float(values.abs().quantile(1 - density)) if density < 0.01 else 2.0
-    positions = codes.find(values, threshold)
+    positions = entries_above(values, threshold)
     assert torch.equal(positions, (values.abs() >= threshold).nonzero().view(-1))
-    found, negative = codes.decode(codes.encode(positions, values[positions] < 0))
+    found, negative = decode(encode(positions, values[positions] < 0))
     assert torch.equal(found, positions)
     assert torch.equal(negative, values[positions] < 0)
 
@@ -87,7 +92,7 @@ def test_code_has_the_expected_size(density: float, gain: float) -> None:
     size = 1_000_000
     hits = torch.rand(size, generator=torch.Generator().manual_seed(2)) < density
     positions = hits.nonzero().view(-1)[: int(density * size)]
-    assert 4 * size / codes.encode(positions, positions % 2 == 0).nbytes == pytest.approx(gain, rel=0.05)
+    assert 4 * size / encode(positions, positions % 2 == 0).nbytes == pytest.approx(gain, rel=0.05)
 
 
 def test_density_falls_by_quarters() -> None:

@@ -30,8 +30,7 @@ from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import summation
-from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
-from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
+from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks, saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, clip, clip_whole, finite_gradients
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap

@@ -1,4 +1,7 @@
-"""The blocks of a model: the units that fsdp shards, that are recomputed to save memory, and that are compiled."""
+"""The blocks of a model: the units that fsdp shards, that are recomputed to save memory, and that are compiled.
+
+To save memory too, `activation_offload` keeps the tensors for the backward pass in host memory.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from ...errors import TaskError
+from ...rank.exchange import local_part
 from ..settings import TrainingSettings
 from . import buffers
 from .strategy import Blocks
@@ -96,14 +102,12 @@ def prepare(settings: TrainingSettings, module: nn.Module, blocks: list[nn.Modul
 def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass that keeps no activations; the recomputation begins with the same buffers."""
     owned = buffers.places(block)
-    contexts = functools.partial(_contexts, owned) if owned else None
+    contexts = functools.partial(_contexts, owned) if owned else noop_context_fn
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(forward, **kwargs) if kwargs else forward
         if not torch.is_grad_enabled():
             return bound(*args)
-        if contexts is None:
-            return checkpoint(bound, *args, use_reentrant=False)
         return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts)
 
     return call
@@ -125,3 +129,44 @@ def _set_back(owned: list[buffers.Place], before: list[torch.Tensor]) -> Iterato
     finally:
         for (owner, name), tensor in zip(owned, now, strict=True):
             setattr(owner, name, tensor)
+
+
+def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContextManager[Any]:
+    """Return a context for a forward pass, whose saved tensors go to host memory, and back in the backward pass.
+
+    Parameters, and on a GPU tensors that are in host memory already, are left alone. The device meta keeps nothing.
+    torch's own `save_on_cpu` also copies the parameters, which stay on the device in any case, and waits for each copy.
+    With activation_checkpointing the saved tensors are the inputs of the blocks.
+    """
+    parameters = {_address(parameter) for parameter in module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        owner = tensor if tensor._base is None else tensor._base
+        # fsdp's gathered parameters are Parameters, but not the module's once their block is done.
+        if isinstance(owner, nn.Parameter) or _address(tensor) in parameters or not tensor.numel():
+            return tensor
+        part = local_part(tensor)
+        on_gpu = part.device.type == "cuda"
+        host = torch.empty_like(part, device=host_device, pin_memory=on_gpu)
+        host.copy_(part, non_blocking=on_gpu)  # the backward pass is later in the same stream
+        return tensor.device, host, _spread(tensor)
+
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        device, host, spread = packed
+        part = torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+        return part if spread is None else DTensor.from_local(part, *spread[:2], run_check=False, **spread[2])
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(local_part(tensor).untyped_storage()._cdata)
+
+
+def _spread(tensor: torch.Tensor) -> Any:
+    """Return what makes a DTensor of this rank's part; None for a plain tensor."""
+    if not isinstance(tensor, DTensor):
+        return None
+    return tensor.device_mesh, tensor.placements, {"shape": tensor.shape, "stride": tensor.stride()}

@@ -18,6 +18,12 @@ used. Tried on CPUs with gloo only; on GPUs the tensors stay on the device, and 
 Sources: Strom 2015 (threshold), Seide et al. 2014 and Dryden et al. 2016 (residual, two means), Aji and Heafield 2017
 (sampled quantile), Lin et al. 2018, arXiv:1712.01887 (momentum, schedule of densities; its masking of momentum is left
 out, since at densities of 10 % the mask switches momentum off), Karimireddy et al. 2019 (why a residual is needed).
+
+The code of an entry is a word of 16 bits: the number of skipped positions, 0 to 32766, in the lower 15 bits, and the
+sign in the highest bit. The word 32767 is an escape: it skips 32767 positions and names no entry. At densities of 10 %,
+1 % and 0.1 % the code is 20, 200 and 2000 times smaller than fp32; the entropy allows 56, 352 and 2579 times. Golomb
+and Rice codes come near the entropy, but are read bit by bit: 3 us an entry in Python. `nonzero` and the escapes make a
+GPU wait for its host.
 """
 
 from __future__ import annotations
@@ -31,13 +37,15 @@ from torch import nn
 
 from .. import data
 from ..settings import TrainingSettings
-from . import codes
 from .strategy import Setup, State, Strategy, all_gather, finite_gradients, share_weights
 
 _DENSE_BELOW = 1000  # entries of a tensor: biases and norms are few, and sensitive
 _SAMPLE = 20_000  # entries, for 200 above the quantile of 1 %, which then is right to 7 %
 _ABOVE = 200  # sampled entries above the quantile at densities below 1 %
 _FIRST_DENSITY = 0.25  # of DGC's schedule, and the ratio of its stages
+_ESCAPE = 0x7FFF
+_SIGN = 1 << 15
+_CHUNK = 1 << 18  # entries in the processor's cache: 13 ms for 10 M entries, and 34 ms without chunks (one thread)
 
 
 def density_at(wanted: float, warmup_steps: int, step: int) -> float:
@@ -126,7 +134,7 @@ class SparseExchange:
             work.wait()
         large.zero_()
         for values, code in gathered or ():
-            positions, negative = codes.decode(code)
+            positions, negative = decode(code)
             if self._settings.compression == "threshold" and len(values):
                 values = torch.where(negative, values[1], values[0])
             large.scatter_add_(0, positions, values / self._ranks)  # 6 times as fast as index_add_
@@ -190,17 +198,17 @@ class SparseExchange:
         wanted, residual = self._settings, self._residual[self._dense :]
         density = density_at(wanted.compression_density, wanted.compression_warmup_steps, step)
         self._threshold = self._quantile(residual, density, step)
-        positions = codes.find(residual, self._threshold)
+        positions = entries_above(residual, self._threshold)
         values = residual.index_select(0, positions)
         self._sent += len(positions)
         if wanted.compression == "topk":
             residual.index_fill_(0, positions, 0.0)
-            return values, codes.encode(positions, torch.zeros_like(values, dtype=torch.bool))
+            return values, encode(positions, torch.zeros_like(values, dtype=torch.bool))
         negative = values < 0
         sides = [values[~negative], values[negative]]
         means = torch.stack([side.mean() if len(side) else side.sum() for side in sides])
         residual.index_copy_(0, positions, values - torch.where(negative, means[1], means[0]))
-        return means, codes.encode(positions, negative)
+        return means, encode(positions, negative)
 
     def _quantile(self, residual: torch.Tensor, density: float, step: int) -> float:
         """Return the magnitude which about `density` of the entries reach, estimated from a sample."""
@@ -238,3 +246,51 @@ class SparseExchange:
             code_at = 4 * count
             found.append((row[:code_at].view(torch.float32), row[code_at : code_at + 2 * words].view(torch.int16)))
         return found
+
+
+def entries_above(values: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return the positions, ascending, of the entries whose magnitude is at least the threshold.
+
+    `values` is a vector. Entries that are not finite may be missing.
+    """
+    size = min(len(values), _CHUNK) if values.device.type == "cpu" else len(values)
+    if not size:
+        return torch.empty(0, dtype=torch.int64, device=values.device)
+    magnitudes, hits = torch.empty_like(values[:size]), torch.empty_like(values[:size], dtype=torch.bool)
+    found = []
+    for number, part in enumerate(torch.split(values, size)):
+        count = len(part)
+        torch.abs(part, out=magnitudes[:count])
+        torch.ge(magnitudes[:count], threshold, out=hits[:count])
+        found.append(hits[:count].nonzero().view(-1).add_(number * size))
+    return torch.cat(found)
+
+
+def encode(positions: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+    """Return the code of ascending positions and of their signs, `negative` or not, as int16."""
+    gaps = torch.diff(positions, prepend=positions.new_full((1,), -1)) - 1
+    signs = negative.to(torch.int32) * _SIGN
+    longest = int(gaps.max()) if len(gaps) else 0
+    if longest < _ESCAPE:
+        return _words(gaps.to(torch.int32) + signs)
+    escapes = gaps // _ESCAPE
+    places = torch.arange(len(gaps), device=gaps.device) + escapes.cumsum(0)
+    words = torch.full((int(places[-1]) + 1,), _ESCAPE, dtype=torch.int32, device=gaps.device)
+    words[places] = (gaps % _ESCAPE).to(torch.int32) + signs
+    return _words(words)
+
+
+def decode(code: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positions, ascending, and whether each is negative."""
+    skipped = code & _ESCAPE
+    is_entry = skipped != _ESCAPE
+    steps = skipped.to(torch.int64) + is_entry
+    places = steps.cumsum(0) - 1
+    if bool(is_entry.all()):
+        return places, code < 0
+    return places[is_entry], code[is_entry] < 0
+
+
+def _words(values: torch.Tensor) -> torch.Tensor:
+    """Return values from 0 to 65535 as int16 with the same bits."""
+    return torch.where(values < _SIGN, values, values - 2 * _SIGN).to(torch.int16)
