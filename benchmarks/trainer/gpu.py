@@ -22,7 +22,7 @@ from pathlib import Path
 
 from report import BELOW, PASS, Report
 
-from cloudtrain.entrypoints.trainer.flops import peak_tflops
+from cloudtrain.entrypoints.trainer.metrics import peak_tflops
 from trainer import contest
 from trainer.contest import OURS, Model, Run
 

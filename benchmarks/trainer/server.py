@@ -21,9 +21,8 @@ from torch import nn
 
 from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer
+from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer, Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
-from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 

@@ -17,8 +17,8 @@ from report import Report
 from torch import nn
 
 from cloudtrain.entrypoints.contract import CheckpointSettings
+from cloudtrain.entrypoints.trainer.parameter_server.server import Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard, pieces_of
-from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.worker import Gradients
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, Spec, TrainingSettings
 from cloudtrain.entrypoints.trainer.task import Task, load_task

@@ -24,9 +24,9 @@ from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
 from ..stores.store import Store
-from . import data, flops, optim, tensorboard
+from . import data, optim, tensorboard
 from .ema import Ema
-from .metrics import ThroughputMeter, ddp_communication
+from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
 from .settings import ParallelSettings, Spec, TrainingSettings
 from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
@@ -332,7 +332,7 @@ def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, stra
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
-        peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
+        peak_tflops=wanted.peak_tflops or device_peak_tflops(place.device, wanted.precision),
         communication=ddp_communication(strategy.model, wanted.log_every or 10) if has_clocks else None,
         stage_times=strategy.stage_times,
         figures=strategy.figures,

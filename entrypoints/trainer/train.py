@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, flops, optim, report, saving, testing
+from . import data, metrics, optim, report, saving, testing
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .initial import initialize
@@ -316,7 +316,7 @@ def _counted(job: TrainingJob) -> AbstractContextManager[None]:
 
 @contextmanager
 def _counting(job: TrainingJob) -> Iterator[None]:
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         yield
     count = float(counter.total or 0)
     if job.place.pipeline == 1:

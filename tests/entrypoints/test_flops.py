@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from cloudtrain.entrypoints.trainer import flops
+from cloudtrain.entrypoints.trainer import metrics
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count despite modules that earlier tests in this process have compiled."""
-    monkeypatch.setattr(flops, "_is_compiled", lambda: False)
+    monkeypatch.setattr(metrics, "_is_compiled", lambda: False)
 
 
 class Attention(nn.Module):
@@ -45,7 +45,7 @@ def convolutional() -> nn.Module:
 def test_matrix_products_are_counted_by_hand() -> None:
     """Two operations a multiply-add: forward, and backward for weights and inputs, except the first input."""
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         model(torch.randn(8, 10)).sum().backward()
     first, second = 2 * 8 * 10 * 20, 2 * 8 * 20 * 5
     assert counter.total == (first + second) + (first + 2 * second)
@@ -54,7 +54,7 @@ def test_matrix_products_are_counted_by_hand() -> None:
 def test_attention_is_counted_on_the_cpu_too() -> None:
     """Forward: two products of T x T x D a head and sample; backward: five, as two are recomputed."""
     x = torch.randn(2, 3, 16, 8, requires_grad=True)
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         Attention()(x).sum().backward()
     assert counter.total == (2 + 5) * 2 * (2 * 3) * 16 * 16 * 8
 
@@ -72,7 +72,7 @@ def test_counting_changes_no_result(shape_and_model: tuple[tuple[int, ...], Call
     counted = copy.deepcopy(plain)
     x = torch.randn(shape)
     found = []
-    for model, context in ((plain, torch.enable_grad()), (counted, flops.FlopCounter())):
+    for model, context in ((plain, torch.enable_grad()), (counted, metrics.FlopCounter())):
         torch.manual_seed(1)
         with context:
             loss = model(x).square().mean()
@@ -80,7 +80,7 @@ def test_counting_changes_no_result(shape_and_model: tuple[tuple[int, ...], Call
         state = itertools.chain(model.state_dict().values(), (p.grad for p in model.parameters()))
         found.append([loss.detach(), torch.get_rng_state(), *state])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert isinstance(context, flops.FlopCounter)
+    assert isinstance(context, metrics.FlopCounter)
     assert context.total
 
 
@@ -90,7 +90,7 @@ def test_recomputation_is_not_counted() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     totals = []
     for forward in (block, lambda x: checkpoint(block, x, use_reentrant=False)):
-        with flops.FlopCounter() as counter:
+        with metrics.FlopCounter() as counter:
             forward(x).sum().backward()
         totals.append(counter.total)
     assert totals == [2 * 3 * 2 * 4 * 8 * 8] * 2
@@ -99,7 +99,7 @@ def test_recomputation_is_not_counted() -> None:
 # An error here would be silent: the module would run uncompiled.
 COMPILED = """
 import torch
-from cloudtrain.entrypoints.trainer import flops
+from cloudtrain.entrypoints.trainer import metrics
 calls = 0
 def backend(graph, _):
     def run(*args):
@@ -107,11 +107,11 @@ def backend(graph, _):
         calls += 1
         return graph(*args)
     return run
-with flops.FlopCounter() as before:
+with metrics.FlopCounter() as before:
     torch.ones(2, 2) @ torch.ones(2, 2)
 model = torch.compile(torch.nn.Linear(2, 2), backend=backend)
 for _ in range(3):
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         model(torch.ones(1, 2))
 assert (before.total, counter.total, calls) == (16, None, 3)
 """
@@ -126,7 +126,7 @@ def test_compiled_modules_stay_compiled() -> None:
 def test_count_is_near_six_operations_a_parameter_and_token() -> None:
     """Without attention, except for the first layer's input gradient. Source: Kaplan et al. 2020, section 2.1."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         model(torch.randn(10, 64)).sum().backward()
     assert counter.total == pytest.approx(6 * (8 * 64 * 64) * 10, rel=0.05)
 
@@ -136,16 +136,16 @@ def test_total_equals_torchs_own_counter() -> None:
     x = torch.randn(6, 3, 6, 6)
     model = convolutional()
     totals = []
-    for counter in (flops.FlopCounter(), FlopCounterMode(display=False)):
+    for counter in (metrics.FlopCounter(), FlopCounterMode(display=False)):
         with counter:
             model(x).square().mean().backward()
-        totals.append(counter.total if isinstance(counter, flops.FlopCounter) else counter.get_total_flops())
+        totals.append(counter.total if isinstance(counter, metrics.FlopCounter) else counter.get_total_flops())
     assert totals[0] == totals[1]
 
 
 def test_failing_formula_gives_no_total() -> None:
     """The model runs on, and the total is unknown, not wrong."""
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
         assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0))
     assert counter.total is None
@@ -153,7 +153,7 @@ def test_failing_formula_gives_no_total() -> None:
 
 def test_model_without_known_operations_has_no_total() -> None:
     """The total is None, not 0."""
-    with flops.FlopCounter() as counter:
+    with metrics.FlopCounter() as counter:
         torch.ones(3) * 2
     assert counter.total is None
 
@@ -182,21 +182,21 @@ def test_model_without_known_operations_has_no_total() -> None:
 )
 def test_peaks_go_by_the_device_name(name: str, precision: str, peak: float | None) -> None:
     """Different boards are distinguished, and a board outside the table is unknown."""
-    assert flops.peak_tflops(name, precision) == peak
+    assert metrics.peak_tflops(name, precision) == peak
 
 
 def test_fp32_may_mean_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """If matrix products may use TF32, the peak is TF32's; a GPU without TF32 keeps its own; a CPU has no peak."""
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
-    assert flops.device_peak_tflops(device, "fp32") == 67.0
+    assert metrics.device_peak_tflops(device, "fp32") == 67.0
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert flops.device_peak_tflops(device, "fp32") == 495.0
+    assert metrics.device_peak_tflops(device, "fp32") == 495.0
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    assert flops.device_peak_tflops(device, "fp32") == 8.1
-    assert flops.device_peak_tflops(torch.device("cpu"), "fp32") is None
+    assert metrics.device_peak_tflops(device, "fp32") == 8.1
+    assert metrics.device_peak_tflops(torch.device("cpu"), "fp32") is None
 
 
 def test_utilisation_is_over_all_ranks() -> None:
     """1e12 operations in half a second on four devices of 2 TFLOPS."""
-    assert flops.mfu(1e12, 0.5, 4, 2.0) == 0.25
+    assert metrics.mfu(1e12, 0.5, 4, 2.0) == 0.25

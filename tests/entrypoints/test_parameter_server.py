@@ -17,7 +17,7 @@ from torch import nn
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer
+from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer, Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     FLUSHED,
     LEFT_OUT,
@@ -30,7 +30,6 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     read_log,
     slices,
 )
-from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.training import _spread
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings

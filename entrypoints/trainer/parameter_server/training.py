@@ -30,7 +30,7 @@ from ...rank.agree import Agreed
 from .. import optim, report, saving
 from ..job import TrainingJob, TrainState
 from ..strategies.buffers import pack, unpack
-from .server import ServerNews, ShardServer
+from .server import ServerNews, ShardServer, Tickets
 from .shard import (
     UpdateLog,
     WeightShard,
@@ -39,7 +39,6 @@ from .shard import (
     shard_range,
     slices,
 )
-from .tickets import Tickets
 from .wire import VARIABLE, WorkerOrder
 
 _POLL_S = 0.2
