@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ..rank import exchange
 from . import folder as folders
 from . import layout, shards
-from .uploader import Uploader
+from .mirror import Uploader
 
 _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 

@@ -43,7 +43,7 @@ def fetch(
     """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
     An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
-    are copied, and entries newer than the fetched entry in the `note` (fetched_note.py; optional). Return {}. Raises
+    are copied, and entries newer than the fetched entry in the `note` (entries.py; optional). Return {}. Raises
     Refused.
     """
     source, folder, noted = (address, port, token), Path(into), Path(note) if note else None

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from ..checkpoints import folder as checkpoints
 from ..records import RecordError
 from . import entries as listing
-from . import fetched_note, partial_files
+from . import partial_files
 from . import wire as copywire
 from .entries import File, StoredEntry
 from .wire import Seal, Wire, WireError
@@ -233,7 +233,7 @@ def fetch(
 ) -> Fetched:
     """Copy the server's entry into the folder, unless the same entry is present. Raises CopyError and its subclasses.
 
-    A local entry of the same name is replaced only if the `note` (fetched_note.py) has the entry as fetched, and the
+    A local entry of the same name is replaced only if the `note` has the entry as fetched, and the
     entry has not changed since. A different local entry stays, and AlreadySaved is raised; with `sets_aside`, an entry
     that was present before the copy is set aside. MARGIN_BYTES stay free on the disk. The next copy of any name
     removes the partial files of an interrupted copy.
@@ -247,10 +247,10 @@ def fetch(
         entry = _entry(_next(wire, "entry")["entry"])
         if entry.name != name:
             raise WireError(f"the server offers {entry.name!r}, which was not requested")
-        here, noted = listing.look(into, name), fetched_note.read(note) if note else {}
-        if fetched_note.has(here, entry, noted):
+        here, noted = listing.look(into, name), listing.read_note(note) if note else {}
+        if listing.is_same(here, entry, noted):
             return Fetched(entry, 0)
-        is_copy = here is not None and fetched_note.is_own(here, noted)
+        is_copy = here is not None and listing.is_own(here, noted)
         over = here if is_copy or sets_aside else None
         if over is None and os.path.lexists(into / name):
             raise partial_files.NameTaken
@@ -260,7 +260,7 @@ def fetch(
             partial_files.sync(partial, paths, stop)
             if note is not None:
                 # The note is written first: an entry without a note counts as saved by this node.
-                fetched_note.put(note, entry, _fingerprint(partial, entry), over if is_copy else None)
+                listing.add_to_note(note, entry, _fingerprint(partial, entry), over if is_copy else None)
             partial_files.place(partial, into / name, over, is_kept=not is_copy)
         finally:
             partial_files.drop(partial)

@@ -3,6 +3,9 @@
 An entry is a file, or a folder with its whole content, and its name marks a complete entry (job_files.py). Links,
 devices and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read
 other files of the machine.
+
+A note records which entries of a node's checkpoint folder were fetched from a peer; only fetched entries are ever
+replaced. The note lies outside the folder, because the folder belongs to the job.
 """
 
 from __future__ import annotations
@@ -12,16 +15,22 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .. import job_files
+from .. import atomic_json, job_files
 from ..checkpoints import folder as checkpoints
 from ..records import Record
 
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MANIFEST_BYTES = 64 << 20  # of a manifest with 100,000 shards and more
+_writing = threading.Lock()  # both users of a note are threads of one agent
+
+# entry -> three fingerprints: at the source, of the local copy, and of the earlier local copy
+Note = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,46 @@ def open_file(root: int, name: str, path: str) -> int:
         os.close(file)
         raise FileNotFoundError(f"{name}/{path} is no longer a file")
     return file
+
+
+def read_note(path: Path) -> Note:
+    """Return the note; empty if the file is absent."""
+    notes = atomic_json.read_json(path)
+    return {name: each for name, each in notes.items() if isinstance(each, dict)} if isinstance(notes, dict) else {}
+
+
+def add_to_note(path: Path, there: StoredEntry, here: str, before: StoredEntry | None) -> None:
+    """Record a copy before the copy gets its name: the source, the local fingerprint `here`, the replaced entry.
+
+    `here` may differ from the source, since a disk may keep coarser times. Raises OSError.
+    """
+    with _writing:
+        fingerprints = {"there": there.fingerprint, "here": here, "before": before and before.fingerprint}
+        atomic_json.write_json(path, {**read_note(path), there.name: fingerprints})
+
+
+def keep_in_note(path: Path, names: Collection[str]) -> Note:
+    """Forget all entries but `names`; return the rest of the note. Raises OSError."""
+    with _writing:
+        note = read_note(path)
+        left = {name: each for name, each in note.items() if name in names}
+        if left != note:
+            atomic_json.write_json(path, left)
+        return left
+
+
+def is_same(here: StoredEntry | None, there: StoredEntry | None, note: Note) -> bool:
+    """Return whether the local entry is a copy of the source's entry, or identical."""
+    if here is None or there is None or (here.bytes, here.files) != (there.bytes, there.files):
+        return False
+    noted = note.get(there.name, {})
+    is_copy = (noted.get("there"), noted.get("here")) == (there.fingerprint, here.fingerprint)
+    return is_copy or here.fingerprint == there.fingerprint
+
+
+def is_own(here: StoredEntry, note: Note) -> bool:
+    """Return whether the entry was fetched and has not changed since, or is a folder without files."""
+    return not here.files or here.fingerprint in note.get(here.name, {}).values()
 
 
 def _walk(parent: int, name: str, prefix: str) -> Iterator[File]:

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import copies, fetched_note, partial_files
+from . import copies, partial_files
 from . import entries as listing
-from .entries import StoredEntry
-from .fetched_note import Note, has, is_own
+from .entries import Note, StoredEntry, is_own, is_same
 
 EVERY_S = 3.0
 QUIET_S = 6.0  # an entry without a manifest must be unchanged for so long before a copy
@@ -34,7 +33,7 @@ class Replicas:
     def __init__(self, folder: Path, source: Source, token: str, note: Path) -> None:
         """`source` returns address and port of the node that has the checkpoints, None while unknown.
 
-        `note` is the file that lists the fetched entries (fetched_note.py).
+        `note` is the file that lists the fetched entries (entries.py).
         """
         self._folder, self._source, self._token = folder, source, token
         self.note = note
@@ -81,8 +80,8 @@ class Replicas:
         here = {entry.name: entry for entry in listing.list_entries(self._folder)}
         self._recover("")
         self._looked_s = time.monotonic() - begin_s
-        note = self._retire(there, here, fetched_note.read(self.note))
-        lacking = [entry for entry in there if not has(here.get(entry.name), entry, note)]
+        note = self._retire(there, here, listing.read_note(self.note))
+        lacking = [entry for entry in there if not is_same(here.get(entry.name), entry, note)]
         seen = {entry.name: (entry.fingerprint, begin_s) for entry in there}
         same = {name: each for name, each in self._seen.items() if name in seen and each[0] == seen[name][0]}
         self._seen = {**seen, **same}
@@ -125,13 +124,13 @@ class Replicas:
         Return the rest of the note. Called before a copy, so that the disk holds at most as many entries as the source.
         """
         kept = {entry.name: entry for entry in there}
-        safe = [listing.order(each) for each in here.values() if has(each, kept.get(each.name), note)]
+        safe = [listing.order(each) for each in here.values() if is_same(each, kept.get(each.name), note)]
         gone = [each for each in here.values() if each.name not in kept and is_own(each, note)]
         for entry in gone:
             if any(listing.order(entry) < each for each in safe):
                 partial_files.remove(self._folder / entry.name)
                 del here[entry.name]
-        return fetched_note.keep(self.note, kept.keys() | here.keys())
+        return listing.keep_in_note(self.note, kept.keys() | here.keys())
 
     def _may_try(self, what: str) -> bool:
         return time.monotonic() >= self._faults.get(what, (0, 0.0))[1]

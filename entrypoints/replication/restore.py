@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from . import copies, fetched_note, wire
+from . import copies, wire
 from . import entries as listing
-from .entries import StoredEntry
-from .fetched_note import has, is_own
+from .entries import StoredEntry, is_own, is_same
 
 END_S = 1.0
 _TRIES, _RETRY_S = 20, 0.1  # for an entry that changes during the copy: the other node may merge the same entry now
@@ -40,7 +39,7 @@ class Gathering:
         """`sources` are the other nodes' servers (address, port); with `newest_alone` only the newest entry is copied.
 
         Entries whose names match a pattern of `merged` are equal on all nodes afterwards: of each file the newest.
-        `note` is the file that lists the fetched entries (fetched_note.py).
+        `note` is the file that lists the fetched entries (entries.py).
         """
         self._folder, self._sources, self._token, self._note = folder, sources, token, note
         self._newest_alone, self._merged = newest_alone, merged
@@ -142,12 +141,12 @@ class Gathering:
 
     def _needs(self, entry: StoredEntry) -> bool:
         """Return whether this node lacks the entry, and has no own entry of that name and no newer entry."""
-        note = fetched_note.read(self._note)
+        note = listing.read_note(self._note)
         best = listing.newest(self._folder, ours=True) if self._newest_alone else listing.look(self._folder, entry.name)
         if best is None:
             return True
         is_mine = best.name == entry.name and not is_own(best, note)
-        return not (is_mine or has(best, entry, note) or listing.order(best) >= listing.order(entry))
+        return not (is_mine or is_same(best, entry, note) or listing.order(best) >= listing.order(entry))
 
     def _fail(self, what: str, source: Source, error: Exception) -> None:
         if isinstance(error, copies.Halted):

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ..checkpoints import published
+from ..checkpoints.mirror import Uploader, open_mirror
 from ..checkpoints.saver import Saver
-from ..checkpoints.uploader import Uploader
 from ..errors import TaskError
 from ..rank import exchange
 from ..rank.agree import Agreement
@@ -226,7 +225,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
-    second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
+    second = open_mirror(spec.checkpoint.mirror, spec.job)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
     scaler = _scaler(wanted, place, strategy)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..checkpoints import folder as folders
-from ..checkpoints import loader, published
+from ..checkpoints import loader, mirror
 from ..errors import TaskError
 from ..events import emit
 from ..format import first_of
@@ -147,7 +147,7 @@ def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None
     lacks = False
     if job.place.is_head:
         with contextlib.suppress(OSError):
-            newest = published.latest(job.mirror)
+            newest = mirror.latest(job.mirror)
             lacks = newest != checkpoint.step
     if exchange.share(lacks):
         job.uploader.note_missing(checkpoint.path, list(checkpoint.files) if job.place.is_head else [])
@@ -230,7 +230,7 @@ def _from_mirror(job: TrainingJob) -> _Intact | None:
     fetched, fault = None, None
     if job.place.is_head and job.mirror is not None:
         try:
-            fetched = published.fetch(job.mirror, job.folder, replace=True)
+            fetched = mirror.fetch(job.mirror, job.folder, replace=True)
         except OSError as error:
             fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be read: {error}"
     job.saver.meet()
@@ -274,9 +274,9 @@ def _fetch_newer(job: TrainingJob) -> None:
         return
     own = folders.list_steps(job.folder)
     try:
-        newest = published.latest(job.mirror)
+        newest = mirror.latest(job.mirror)
         if newest is not None and (not own or newest > own[0][0]):
-            published.fetch(job.mirror, job.folder)
+            mirror.fetch(job.mirror, job.folder)
     except OSError as error:
         if not own:
             raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.checkpoints import published
+from cloudtrain.entrypoints.checkpoints.mirror import open_mirror
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores import azure
 from cloudtrain.entrypoints.stores.store import Store, open_store
@@ -51,7 +51,9 @@ def opened(uri: str = f"{PLACE}/x") -> Store:
 def test_all_address_forms_reach_the_same_place(uri: str, store: Azure, tmp_path: Path) -> None:
     """Every address form of Azure reaches the same place, with the job's own folder below."""
     (tmp_path / "file").touch()
-    opened(str(published.of_job(uri, "digits-1"))).put(tmp_path / "file", "empty")
+    place = open_mirror(uri, "digits-1")
+    assert place is not None
+    place.put(tmp_path / "file", "empty")
     assert store.blobs() == ["a/b c/digits-1/empty"]
     opened(f"{PLACE}/a/b c").get("digits-1/empty", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b""

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, loader, published, shards, weights
+from cloudtrain.entrypoints.checkpoints import layout, loader, mirror, shards, weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.checkpoints.mirror import Uploader
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
-from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.entrypoints.trainer import resume
@@ -326,9 +326,9 @@ def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pyt
 
 def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
     """Published checkpoints are whole, and a new machine resumes from the mirror; an empty mirror gives None."""
-    place = published.open_mirror(str(tmp_path / "second"))
+    place = mirror.open_mirror(str(tmp_path), "second")
     assert place is not None
-    assert published.fetch(place, tmp_path) is None
+    assert mirror.fetch(place, tmp_path) is None
     uploads = Uploader(place, 3)
     saver = Saver(tmp_path / "first", CPU, 3, uploads)
     saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
@@ -336,11 +336,11 @@ def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
     uploads.finish()
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(3, None)]
     (tmp_path / "new").mkdir()
-    fetched = published.fetch(place, tmp_path / "new")
+    fetched = mirror.fetch(place, tmp_path / "new")
     assert fetched == tmp_path / "new" / "step-00000003"
     assert loader.check(fetched) is None
     with pytest.raises(TaskError, match="knows no ftp:// store"):
-        published.open_mirror("ftp://host/x")
+        mirror.open_mirror("ftp://host", "x")
 
 
 def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
@@ -369,11 +369,11 @@ def test_mirror_keeps_the_published_step_despite_later_steps(tmp_path: Path) -> 
         saver.wait()
         uploads.finish()
     (tmp_path / "new").mkdir()
-    assert published.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
+    assert mirror.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
     shutil.rmtree(tmp_path / "second" / "step-00000070")
     (tmp_path / "newer").mkdir()
     with pytest.raises(FileNotFoundError, match="names step-00000070, which is not there"):
-        published.fetch(place, tmp_path / "newer")
+        mirror.fetch(place, tmp_path / "newer")
 
 
 def test_slow_mirror_delays_no_save(tmp_path: Path) -> None:

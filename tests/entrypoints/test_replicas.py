@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.replication import copies, entries, fetched_note, partial_files
+from cloudtrain.entrypoints.replication import copies, entries, partial_files
 from cloudtrain.entrypoints.replication import replicas as replicating
 from cloudtrain.entrypoints.replication.replicas import Replicas
 
@@ -96,7 +96,7 @@ def test_newest_comes_first(keep: Keep, there: Path, here: Path, wait_until: Wai
     plain = partial_files.place
 
     def place(partial: Path, final: Path, *args: Any, **options: Any) -> None:
-        if final.name in fetched_note.read(note_of(here)):
+        if final.name in entries.read_note(note_of(here)):
             came.append(final.name)
         plain(partial, final, *args, **options)
 
@@ -213,7 +213,7 @@ def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_
     keep()
     checkpoint(there, 2)
     wait_until(lambda: equal(there, here))
-    assert list(fetched_note.read(note_of(here))) == ["step-00000002"]
+    assert list(entries.read_note(note_of(here))) == ["step-00000002"]
 
 
 def test_half_written_file_does_not_replace_a_good_copy(

@@ -26,9 +26,9 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, published
+from cloudtrain.entrypoints.checkpoints import loader, mirror
+from cloudtrain.entrypoints.checkpoints.mirror import Uploader
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
-from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.stores import azure, azure_access, gcs, google_http, s3
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
@@ -655,9 +655,9 @@ def test_store_keeps_the_right_number_of_checkpoints(alone: None, place: str, tm
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(step, None) for step in (10, 20, 30, 40)]
     assert {name.partition("/")[0] for name in store.names("")} == {"latest.json", "step-00000030", "step-00000040"}
-    assert published.latest(open_store(f"{place}/ab")) == 1
-    assert published.latest(open_store(f"{place}/none")) is None
-    fetched = published.fetch(store, tmp_path)
+    assert mirror.latest(open_store(f"{place}/ab")) == 1
+    assert mirror.latest(open_store(f"{place}/none")) is None
+    fetched = mirror.fetch(store, tmp_path)
     assert fetched == tmp_path / "step-00000040"
     assert loader.check(fetched) is None
     assert folders.open_found(fetched).step == 40
@@ -670,7 +670,7 @@ def test_damage_in_the_store_is_found(alone: None, server: Server, tmp_path: Pat
     (shard,) = (name for name in store.names("step-") if "/shard-" in name)
     data = server.content(f"a/{shard}")
     server.plant(f"a/{shard}", data[:-1] + bytes([data[-1] ^ 1]))
-    fetched = published.fetch(store, tmp_path)
+    fetched = mirror.fetch(store, tmp_path)
     assert fetched is not None
     assert "differs from the manifest" in str(loader.check(fetched))
 
@@ -683,11 +683,11 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, server: Se
     server.fault("denied", "put", name="manifest.json")
     save(tmp_path / "first", uploads, 20)
     server.heal()
-    assert published.latest(store) == 10
+    assert mirror.latest(store) == 10
     save(tmp_path / "first", uploads, 30)
     news = [(sent.step, sent.fault is None) for sent in uploads.news()]
     assert news == [(10, True), (20, False), (20, False), (30, True)]
-    assert published.latest(store) == 30
+    assert mirror.latest(store) == 30
 
 
 @pytest.fixture(scope="module")

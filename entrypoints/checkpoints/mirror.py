@@ -1,4 +1,4 @@
-"""Copies finished checkpoints to a mirror, in the background of training and of the next save.
+"""The mirror of checkpoints: copies in the background of training and of the next save, and their way back.
 
 Every rank uploads the files that the rank wrote, so many machines send at once; after all have arrived, rank 0 uploads
 the manifest and publishes the step as the latest. A published checkpoint is therefore complete. Uploads do not overlap:
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +19,59 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..errors import TaskError
 from ..rank import exchange
-from ..stores.store import Store
+from ..stores.store import Store, StoreError, open_store
 from . import folder as folders
-from .published import LATEST
 
+LATEST = "latest.json"  # in the mirror: the newest published step
 _GROUP_TIMEOUT_S = 6 * 3600.0  # the slowest rank's upload
+
+
+def open_mirror(uri: str | None, job: str) -> Store | None:
+    """Return a job's own store below the mirror's address: the next submit of the same file is a new job.
+
+    None without an address. Raises TaskError for a faulty address.
+    """
+    try:
+        return None if uri is None else open_store(f"{uri.rstrip('/')}/{job}")
+    except StoreError as error:
+        raise TaskError(f"checkpoint.mirror {error}") from error
+
+
+def latest(source: Store) -> int | None:
+    """Return the step that the mirror has published, None without a published step. Raises OSError."""
+    try:
+        data, _ = source.read(LATEST)
+        return None if data is None else int(json.loads(data)["step"])
+    except FileNotFoundError:  # the folder is made by the first upload
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"the mirror's {LATEST} is damaged: {error!r}") from error
+
+
+def fetch(source: Store, folder: Path, *, replace: bool = False) -> Path | None:
+    """Copy the published checkpoint into the folder, unless present; return its path, None if none is published.
+
+    `replace`: a present checkpoint is damaged, and is set aside once the copy is complete. Raises OSError.
+    """
+    found = latest(source)
+    if found is None:
+        return None
+    name = folders.step_name(found)
+    target = folder / name
+    if not replace and (target / folders.MANIFEST).exists():
+        return target
+    partial = folder / f"{name}.tmp"
+    items = source.names(f"{name}/")
+    if f"{name}/{folders.MANIFEST}" not in items:
+        raise FileNotFoundError(f"{LATEST} names {name}, which is not there")
+    for item in items:
+        source.get(item, partial / item.partition("/")[2])
+    if os.path.lexists(target):
+        folders.set_aside(target, "damaged")
+    partial.rename(target)
+    return target
 
 
 @dataclass(frozen=True)
