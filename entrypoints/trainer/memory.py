@@ -152,19 +152,13 @@ def _without(wanted: TrainingSettings) -> Iterator[Changes]:
         yield {"activation_checkpointing": False}
 
 
-def _smaller(wanted: TrainingSettings, ranks: int, own: Estimate, usable_bytes: int) -> Changes:
-    """Return the size of micro-batches, halved until the activations leave room; nothing to change for one sample."""
-    data_ranks = ranks // wanted.parallel.ranks
-    size = micro = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, data_ranks).micro
-    activations = own.bytes - own.static_bytes
-    while micro > 1 and own.static_bytes + activations * micro / size > usable_bytes:
-        micro = 1 if micro % 2 else micro // 2
-    return {} if micro == size else {"micro_batch_size": micro}
-
-
 def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usable_bytes: int) -> Iterator[Changes]:
     """Yield settings that need less memory, the cheapest in time first."""
-    small, sharded = _smaller(wanted, ranks, own, usable_bytes), facts_of(wanted).sharded
+    data_ranks, sharded = ranks // wanted.parallel.ranks, facts_of(wanted).sharded
+    size = micro = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, data_ranks).micro
+    while micro > 1 and own.static_bytes + (own.bytes - own.static_bytes) * micro / size > usable_bytes:
+        micro = 1 if micro % 2 else micro // 2  # until the activations leave room
+    small: Changes = {} if micro == size else {"micro_batch_size": micro}
     shards: Changes = {"strategy": sharded} if sharded and ranks > wanted.parallel.ranks else {}
     again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
     whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
@@ -250,12 +244,11 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         if is_shared and is_averaged:
             strategy = shard_optimizer(wanted, strategy, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
-        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _sparse_copies(wanted) * is_sparse)]
+        # Compression threshold and topk keep the residual, the mean over the ranks, and SGD's momentum.
+        has_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
+        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + (2 + has_momentum) * is_sparse)]
         average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
-        with strategy.optimized():
-            # The optimizer's state of async is in the servers' main memory.
-            optimizer = torch.optim.SGD(trained, 0.0) if is_async else _optimizer(spec, task, strategy.module)
-            spare, is_assumed = _first_step(optimizer, [p for p in strategy.module.parameters() if p.requires_grad])
+        optimizer, spare, is_assumed = _first_step(spec, task, strategy, is_async)
         if is_shared:
             optimizer.zero_grad()
             _give_gradients(trained)
@@ -289,12 +282,6 @@ def _update(strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> None
     strategy.share_update()
 
 
-def _sparse_copies(wanted: TrainingSettings) -> int:
-    """Return how many vectors of the gradients' size compression threshold and topk keep."""
-    is_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
-    return 3 if is_momentum else 2  # the residual, the mean over the ranks, and SGD's momentum
-
-
 def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:
     """Return the module spread over the ranks as in the job, without connections to other stages."""
     return wrap(
@@ -323,23 +310,14 @@ def _peak_bytes(
     counter: StorageCounter, step: Callable[[int], None], parallel: ParallelSettings, accumulation: int
 ) -> int:
     """Return the most bytes that live at once in a step of so many micro-batches; `step` takes their number."""
-    counts, peaks = _counts(parallel, accumulation), list[int]()
+    peaks: list[int] = []
+    counts = [min(accumulation, 2 * parallel.pipeline)]
+    if parallel.schedule == "gpipe":  # holds every micro-batch of a step: two steps show the memory of a further one
+        counts = [3, 4] if accumulation > 4 else [accumulation]
     for count in counts:
         step(count)
         peaks.append(counter.peak_bytes)
     return peaks[-1] + (accumulation - counts[-1]) * (peaks[-1] - peaks[0])
-
-
-def _counts(parallel: ParallelSettings, accumulation: int) -> list[int]:
-    """Return the micro-batches of a step that holds as much memory as the job's.
-
-    Under gpipe every micro-batch of a step is held: two steps show the memory of a further one.
-    """
-    if parallel.pipeline == 1:
-        return [min(2, accumulation)]
-    if parallel.schedule == "gpipe" and accumulation > 4:
-        return [3, 4]
-    return [min(accumulation, 2 * parallel.pipeline if parallel.schedule != "gpipe" else 4)]
 
 
 class _Unconnected(Links):
@@ -391,27 +369,27 @@ def without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn
     return module
 
 
-def _optimizer(spec: Spec, task: Task, module: nn.Module) -> torch.optim.Optimizer:
-    if task.optimizer is not None:
-        optimizer: torch.optim.Optimizer = task.optimizer(module, spec.params)
-        return optimizer
-    return optim.build(spec.training.optimizer, module.parameters())
-
-
 def _give_gradients(trained: list[nn.Parameter]) -> None:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
 
 
-def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> tuple[list[torch.Tensor], bool]:
-    """Let the optimizer make its state. Return tensors in place of the state, and whether they were needed."""
-    _give_gradients(trained)
-    try:
-        optimizer.step()
-    except Exception:
-        optimizer.state.clear()
-        return [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
-    return [], False
+def _first_step(
+    spec: Spec, task: Task, strategy: Strategy, is_async: bool
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor], bool]:
+    """Return the optimizer with its state; tensors in place of the state, and whether they were needed."""
+    make = task.optimizer or (lambda module, _: optim.build(spec.training.optimizer, module.parameters()))
+    with strategy.optimized():
+        trained = [p for p in strategy.module.parameters() if p.requires_grad]
+        # The optimizer's state of async is in the servers' main memory.
+        optimizer = torch.optim.SGD(trained, 0.0) if is_async else make(strategy.module, spec.params)
+        _give_gradients(trained)
+        try:
+            optimizer.step()
+        except Exception:
+            optimizer.state.clear()
+            return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
+    return optimizer, [], False
 
 
 def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any, owned: range) -> None:
