@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from ..rank.exchange import local_part
+from .strategies.fsdp import reshard
 
 # Prefixes that wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
 _WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
@@ -30,7 +30,8 @@ class Ema:
         """Begin at the present weights. `module` is already sharded, and its parameters are the optimizer's."""
         self._module = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         self._decay = decay
-        self._reshard()
+        # After a forward pass without a backward FSDP2 keeps the root's parameters gathered, and would use them again.
+        reshard(self._module)
         # The parameters are kept, not their local tensors, which FSDP2 may replace.
         self._parameters = {_WRAPPERS.sub("", n): p for n, p in self._module.named_parameters() if p.requires_grad}
         self._averages = {name: _copy(parameter) for name, parameter in self._parameters.items()}
@@ -73,24 +74,18 @@ class Ema:
         Costs a temporary copy of this rank's shards. `tensors` returns the averages inside, too. No training inside.
         """
         with torch.no_grad():
-            self._reshard()
+            reshard(self._module)
             trained = [local_part(parameter).clone() for parameter in self._parameters.values()]
             self._fill([local_part(average) for average in self._averages.values()])
         try:
             yield
         finally:
             with torch.no_grad():
-                self._reshard()
+                reshard(self._module)
                 self._fill(trained)
 
     def _fill(self, values: list[torch.Tensor]) -> None:
         torch._foreach_copy_([local_part(parameter) for parameter in self._parameters.values()], values)
-
-    def _reshard(self) -> None:
-        # After a forward pass without a backward FSDP2 keeps the root's parameters gathered, and would use them again.
-        for module in self._module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
 
 
 def _copy(parameter: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from . import data, report
 from .job import TrainingJob, TrainState
+from .strategies.fsdp import reshard
 
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
@@ -74,9 +74,7 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-        for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
-            if isinstance(part, FSDPModule):
-                part.reshard()
+        reshard(module)  # after a forward pass alone FSDP2 leaves the root gathered
 
 
 @torch.no_grad()

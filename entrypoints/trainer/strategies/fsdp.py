@@ -72,15 +72,21 @@ def sharded(setup: Setup) -> Strategy:
     first = data_rank * (1 if strict else split.accumulation)
     buffers = Buffers(module, split, first, setup.silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
-    if setup.silent:
-        for part in (part for part in module.modules() if isinstance(part, FSDPModule)):
-            part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # as in _sum_over_tree
+    is_over_tree = strict and split.ranks > 1 and not setup.silent
+    comm = TreeReduceScatter(ladder(), mesh["shard"].size()) if is_over_tree else None
+    for part in _sharded_parts(module):
+        if setup.silent:
+            part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # it has the methods
             part.set_custom_reduce_scatter(_LocalScatter())  # type: ignore[arg-type]
-    elif strict and split.ranks > 1:
-        _sum_over_tree(module, mesh["shard"].size())
-    parameters = setup.trained  # the shards: see _reshard_after_evaluation
+        elif comm is not None:
+            part.set_custom_reduce_scatter(comm)  # type: ignore[arg-type]
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    parameters = setup.trained  # the shards: see _shard
     clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
-    around = _Strict(parameters, buffers).micro_batch if strict else partial(_standard, module, split, buffers)
+    around = partial(_standard, module, split, buffers)
+    if strict:
+        around = partial(_strict, parameters, PartialSums(_add), buffers)
     return replace(
         setup.of_one_rank(buffers),
         divisor=split.virtual if strict else split.accumulation,
@@ -141,24 +147,17 @@ def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module]
     # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
     if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
         root.set_reduce_scatter_unused_params(True)
-    module.register_forward_hook(_reshard_after_evaluation)
+    module.register_forward_hook(lambda module, *_: None if torch.is_grad_enabled() else reshard(module))
 
 
-def _reshard_after_evaluation(module: nn.Module, _args: Any, _output: Any) -> None:
+def reshard(module: nn.Module) -> None:
     """Reshard what stays gathered for a backward pass, which an evaluation lacks: the root; the blocks under ZeRO-2."""
-    if not torch.is_grad_enabled():
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+    for part in _sharded_parts(module):
+        part.reshard()
 
 
-def _sum_over_tree(module: nn.Module, width: int) -> None:
-    comm = TreeReduceScatter(ladder(), width)
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.set_custom_reduce_scatter(comm)  # type: ignore[arg-type]  # it has the methods; the class is private
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+def _sharded_parts(module: nn.Module) -> list[FSDPModule]:
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
 @contextlib.contextmanager
@@ -171,32 +170,27 @@ def _standard(module: nn.Module, split: data.Split, buffers: Buffers, virtual: i
         yield
 
 
-class _Strict:
-    """Micro-batches that are summed over the ranks at once; the sharded sums are added in the tree's order."""
-
-    def __init__(self, parameters: list[nn.Parameter], buffers: Buffers) -> None:
-        self._parameters = parameters
-        self._buffers = buffers
-        self._counter: PartialSums[dict[nn.Parameter, Any]] = PartialSums(_add)
-
-    @contextlib.contextmanager
-    def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:
-        """Wrap the forward and the backward pass of one micro-batch."""
-        with self._buffers.micro_batch(virtual, last):
-            yield
-            self._take(last)
-
-    @torch.no_grad()
-    def _take(self, last: bool) -> None:
-        gradients = {p: p.grad for p in self._parameters if p.grad is not None}
-        self._counter.push(gradients)
-        for parameter in self._parameters:
-            parameter.grad = gradients.get(parameter) if last else None
-        if last:
-            self._counter.end()
-            # Turns -0 into 0, as every sum over copies of the model does: otherwise hsdp and fsdp would differ in -0.
-            parts: list[Any] = list(gradients.values())
-            torch._foreach_add_([part.to_local() for part in parts], 0.0)
+@contextlib.contextmanager
+def _strict(
+    parameters: list[nn.Parameter],
+    sums: PartialSums[dict[nn.Parameter, Any]],
+    buffers: Buffers,
+    virtual: int,
+    last: bool,
+) -> Iterator[None]:
+    """Wrap a micro-batch that is summed over the ranks at once; the sharded sums are added in the tree's order."""
+    with buffers.micro_batch(virtual, last):
+        yield
+        with torch.no_grad():
+            gradients = {p: p.grad for p in parameters if p.grad is not None}
+            sums.push(gradients)
+            for parameter in parameters:
+                parameter.grad = gradients.get(parameter) if last else None
+            if last:
+                sums.end()
+                # Turns -0 into 0, as every sum over copies does: otherwise hsdp and fsdp would differ in -0.
+                parts: list[Any] = list(gradients.values())
+                torch._foreach_add_([part.to_local() for part in parts], 0.0)
 
 
 def _add(into: dict[nn.Parameter, Any], other: dict[nn.Parameter, Any]) -> None:
