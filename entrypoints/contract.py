@@ -87,10 +87,9 @@ class InitSettings(Message, names={"what": "load"}):
     job: str | None = None
     checkpoint: str | None = None  # of several: best, last or step-N; None: the best, else the last
     what: str = "weights"  # weights, or weights+optimizer
-    # This, `skip` and `strict` are those of checkpoints/matching.py
-    rename: Mapping[str, str] = field(default_factory=dict)
-    skip: tuple[str, ...] = ()
-    strict: bool = True
+    rename: Mapping[str, str] = field(default_factory=dict)  # patterns, which replace in the saved names, in order
+    skip: tuple[str, ...] = ()  # patterns, which find new names to leave out
+    strict: bool = True  # every weight of the model is saved, and every saved weight is in the model
 
 
 @dataclass(frozen=True)

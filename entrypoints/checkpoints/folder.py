@@ -103,7 +103,7 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     final = folder / step_name(step)
     partial = folder / f"{final.name}.tmp"
     text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
-    _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
+    write_bytes(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
     atomic_json.sync(partial)
     if final.exists():  # of an earlier run, or damaged: the new folder is better, but the old is not ours to delete
         set_aside(final, "old")
@@ -114,13 +114,16 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
 
 def write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     """Write the object durably; return size and crc32 for the manifest. Raises OSError."""
-    data = json.dumps(value, separators=(",", ":")).encode()
-    return _write(path, data)
+    return write_bytes(path, json.dumps(value, separators=(",", ":")).encode())
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     """Write the bytes durably; return size and crc32 for the manifest. Raises OSError."""
-    return _write(path, data)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
 
 
 def read(path: Path) -> bytes:
@@ -286,14 +289,6 @@ def why_not(folder: Path, step: int, error: Exception) -> str:
         why = os.strerror(error.errno)
         cause = why if why == error.strerror else f"{why}: {error.strerror}"
     return f"cannot save step {step} in {folder}: {cause}; {older}"
-
-
-def _write(path: Path, data: bytes) -> dict[str, Any]:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
 
 
 def _size(path: Path) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from ..contract import InitSettings
 from ..errors import TaskError
 
 _MOST_NAMED = 20  # names of one kind in the message
@@ -19,18 +20,7 @@ _MOST_COMPARED = 50  # saved names for a missing name
 _ALIKE = 0.5  # the least similarity of two names for a suggestion; `fc.weight` and `head.weight` have 0.8
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The user's patterns: `rename` replaces in the saved names, in order; `skip` finds new names to leave out.
-
-    `strict`: every weight of the model is saved, and every saved weight is in the model.
-    """
-
-    rename: Mapping[str, str]
-    skip: tuple[str, ...]
-    strict: bool = True
+Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,10 @@ def saved_names(names: Collection[str], *, averaged: bool) -> dict[str, str]:
 
 
 def pair(
-    saved: Mapping[str, Shape], model: Mapping[str, Shape], wishes: Wishes, tied: Mapping[str, Collection[str]] = {}
+    saved: Shapes,
+    model: Shapes,
+    wishes: InitSettings,
+    tied: Mapping[str, Collection[str]] = {},
 ) -> Paired:
     """Return the pairs. `tied`: the names of the same tensor, for names of tied weights.
 
@@ -83,7 +76,7 @@ def _fault(found: list[str]) -> TaskError:
     return TaskError(f"init_from: {_printable('; '.join(found))}")
 
 
-def _renamed(saved: Mapping[str, Shape], rename: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def _renamed(saved: Shapes, rename: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the faults of the patterns, and the saved name by new name."""
     faults: list[str] = []
     names = {name: name for name in saved}
@@ -115,12 +108,7 @@ def _compiled(key: str, patterns: Collection[str], faults: list[str]) -> list[re
 
 
 def _differences(
-    here: Mapping[str, Shape],
-    there: Mapping[str, Shape],
-    wrong: Mapping[str, Shape],
-    missing: list[str],
-    extra: list[str],
-    wishes: Wishes,
+    here: Shapes, there: Shapes, wrong: Shapes, missing: list[str], extra: list[str], wishes: InitSettings
 ) -> list[str]:
     """Return the differences in words, and the lines that mend them."""
     found = []
@@ -157,9 +145,7 @@ def _differences(
     return [mending, *found] if lines and len(mending) <= _MOST_MENDING else found
 
 
-def _partners(
-    here: Mapping[str, Shape], there: Mapping[str, Shape], missing: list[str], extra: list[str]
-) -> dict[str, str]:
+def _partners(here: Shapes, there: Shapes, missing: list[str], extra: list[str]) -> dict[str, str]:
     """Return a similar unused saved name of the same shape for each missing name, each used once.
 
     Compared are the names with the longest common end, so that thousands of names take no minutes.
@@ -188,7 +174,7 @@ def _ends(name: str) -> list[str]:
     return [".".join(parts[place:]) for place in range(len(parts))]
 
 
-def _rules(there: Mapping[str, Shape], near: Mapping[str, str]) -> dict[str, str]:
+def _rules(there: Shapes, near: Mapping[str, str]) -> dict[str, str]:
     """Return patterns that rename the partners and no other name: by prefix where a prefix is enough."""
     rules: dict[str, str] = {}
     done: dict[str, str] = {}

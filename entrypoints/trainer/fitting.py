@@ -41,9 +41,8 @@ def compare(spec_file: str, saved: Mapping[str, Sequence[int]]) -> dict[str, Any
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     here = {name: tuple(value.shape) for name, value in live.items()}
     there = {name: tuple(shape) for name, shape in saved.items()}
-    wishes = matching.Wishes(wanted.rename, tuple(wanted.skip), wanted.strict)
     try:
-        return {"fits": len(matching.pair(there, here, wishes, same_tensors(live)).sources)}
+        return {"fits": len(matching.pair(there, here, wanted, same_tensors(live)).sources)}
     except TaskError as error:
         return {"fault": str(error)}
 

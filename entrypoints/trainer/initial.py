@@ -59,7 +59,7 @@ def initialize(job: TrainingJob, progress: TrainState) -> None:
         raise TaskError(f"init_from has no place: {PLACE} is not set; submit the job by cloudtrain")
     with_optimizer = wanted.what == "weights+optimizer"
     parent = open_parent(job, Path(place), wanted, averaged=not with_optimizer)
-    notes = fill(job, parent, matching.Wishes(wanted.rename, tuple(wanted.skip), wanted.strict))
+    notes = fill(job, parent, wanted)
     if with_optimizer:
         _fill_optimizer(job, parent)
         notes.append("with the optimizer's state")
@@ -99,7 +99,7 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
     return Parent(reader, names, origin, found.trainer)
 
 
-def fill(job: TrainingJob, parent: Parent, wishes: matching.Wishes) -> list[str]:
+def fill(job: TrainingJob, parent: Parent, wishes: InitSettings) -> list[str]:
     """Copy the parent's weights into the model; return notes for the report. Collective. Raises TaskError."""
     module, reader = job.strategy.module, parent.reader
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -25,7 +25,6 @@ import torch.distributed as dist
 
 from .. import atomic_json
 from ..checkpoints import folder as folders
-from ..checkpoints import matching
 from ..contract import EvaluateSettings, InitSettings
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
@@ -38,7 +37,6 @@ from .task import Task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
-_PLAIN = matching.Wishes({}, ())
 _ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
 _FAULT, _GONE = "cloudtrain/test/fault", "cloudtrain/test/gone"  # in the ranks' store
 _LOOK_S, _LEAVE_S = 0.5, 20.0
@@ -204,7 +202,7 @@ def _saved(job: TrainingJob, folder: Path, name: str, step: int, kind: str) -> W
 
 @contextlib.contextmanager
 def _filled(job: TrainingJob, parent: initial.Parent) -> Iterator[None]:
-    initial.fill(job, parent, _PLAIN)
+    initial.fill(job, parent, InitSettings())
     yield
 
 

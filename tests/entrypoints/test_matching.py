@@ -7,10 +7,11 @@ import time
 import pytest
 import yaml
 
-from cloudtrain.entrypoints.checkpoints.matching import Paired, Shape, Wishes, pair
+from cloudtrain.entrypoints.checkpoints.matching import Paired, Shape, pair
+from cloudtrain.entrypoints.contract import InitSettings
 from cloudtrain.entrypoints.errors import TaskError
 
-PLAIN = Wishes({}, ())
+PLAIN = InitSettings()
 PARTS = ("encoder", "backbone", "head", "layer", "norm", "0", "1", "fc", "attn", "x+y")
 
 
@@ -36,13 +37,13 @@ def changed(drawn: random.Random, model: dict[str, Shape]) -> dict[str, Shape]:
     return found | {name: shape for name, shape in state_dict(drawn).items() if drawn.random() < 0.3}
 
 
-def suggested(message: str) -> Wishes:
+def suggested(message: str) -> InitSettings:
     """Return the patterns that the message offers, read as YAML."""
     offers = re.search(r"to go on, write (.*?[}\]]); (?:the parent|this model|the shape)", message)
     assert offers, message
     text = offers[1].replace(" and skip: ", "\nskip: ")
     found = yaml.safe_load(text)
-    return Wishes(found.get("rename", {}), tuple(found.get("skip", ())))
+    return InitSettings(rename=found.get("rename", {}), skip=tuple(found.get("skip", ())))
 
 
 def accounted(saved: dict[str, Shape], model: dict[str, Shape], found: Paired) -> None:
@@ -70,7 +71,7 @@ def test_no_weight_is_missed_silently(seed: int) -> None:
         accounted(saved, model, pair(saved, model, suggested(message)))
     except TaskError:  # skip leaves out every weight
         assert all(model.get(name) != shape for name, shape in saved.items())
-    lax = Wishes({}, (), strict=False)
+    lax = InitSettings(strict=False)
     try:
         accounted(saved, model, pair(saved, model, lax))
     except TaskError:
@@ -80,15 +81,15 @@ def test_no_weight_is_missed_silently(seed: int) -> None:
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        (Wishes({}, ("^haed",)), "skip '^haed' finds no name; the nearest is head.weight"),
-        (Wishes({"^bone": "x"}, ()), "rename '^bone' finds no name"),
-        (Wishes({"(": "x"}, ()), "rename '(' is no regular expression"),
-        (Wishes({"^body": r"\9"}, ()), "cannot be filled in"),
-        (Wishes({"^.*weight": "w"}, ()), "the same name w"),
-        (Wishes({}, (".",)), "leaves out every weight"),
+        (InitSettings(skip=("^haed",)), "skip '^haed' finds no name; the nearest is head.weight"),
+        (InitSettings(rename={"^bone": "x"}), "rename '^bone' finds no name"),
+        (InitSettings(rename={"(": "x"}), "rename '(' is no regular expression"),
+        (InitSettings(rename={"^body": r"\9"}), "cannot be filled in"),
+        (InitSettings(rename={"^.*weight": "w"}), "the same name w"),
+        (InitSettings(skip=(".",)), "leaves out every weight"),
     ],
 )
-def test_pattern_without_effect_is_refused(wishes: Wishes, words: str) -> None:
+def test_pattern_without_effect_is_refused(wishes: InitSettings, words: str) -> None:
     """A pattern that finds no name, or names two weights alike, is a fault even where all else fits."""
     shapes: dict[str, Shape] = {"body.weight": (2, 2), "head.weight": (3, 2)}
     with pytest.raises(TaskError, match=re.escape(words)):
@@ -101,7 +102,7 @@ def test_head_of_another_size_is_renamed_and_skipped() -> None:
     model: dict[str, Shape] = {"encoder.0.weight": (8, 4), "head.weight": (3, 8)}
     with pytest.raises(TaskError, match=r"head\.weight differs: 10x8 in the parent, 3x8 here, only in the first"):
         pair(saved, model, PLAIN)
-    found = pair(saved, model, Wishes({r"^backbone\.": "encoder."}, (r"^head\.",)))
+    found = pair(saved, model, InitSettings(rename={r"^backbone\.": "encoder."}, skip=(r"^head\.",)))
     assert dict(found.sources) == {"encoder.0.weight": "backbone.0.weight"}
     assert (found.kept, found.unused) == (("head.weight",), ("head.weight",))
 
