@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(1)
     settings = TrainingSettings(8, optimizer=OPTIMIZERS[sys.argv[1]])
     tickets = Tickets(RANKS)
-    shard = WeightShard(settings, 0, [nn.Parameter(torch.zeros(WEIGHTS))], RANKS, 0, lambda step: 1.0)
+    shard = WeightShard(settings, 0, [nn.Parameter(torch.zeros(WEIGHTS))], RANKS, 0, 1)
     server = ShardServer(shard, SECRET, RANKS, 60.0, tickets)
     server.open(UPDATES + 2)
     print(server.port, flush=True)

@@ -40,12 +40,7 @@ def saved_names(names: Collection[str], *, averaged: bool) -> dict[str, str]:
     return found
 
 
-def pair(
-    saved: Shapes,
-    model: Shapes,
-    wishes: InitSettings,
-    tied: Mapping[str, Collection[str]] = {},
-) -> Paired:
+def pair(saved: Shapes, model: Shapes, wishes: InitSettings, tied: Mapping[str, Collection[str]] = {}) -> Paired:
     """Return the pairs. `tied`: the names of the same tensor, for names of tied weights.
 
     Raises TaskError with all differences, the nearest names and lines that mend them, and for a pattern without effect.

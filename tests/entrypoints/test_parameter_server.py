@@ -43,7 +43,7 @@ def shard(ranks: int, log: UpdateLog | None = None, shards: int = 1, number: int
     module = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(module.weight)
     wanted = TrainingSettings(8, optimizer=OptimizerSettings("sgd", 1.0), server=ServerSettings(**server))
-    return WeightShard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, lambda step: 1.0, None, log)
+    return WeightShard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, 1, None, log)
 
 
 @dataclass

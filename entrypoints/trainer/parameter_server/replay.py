@@ -17,7 +17,6 @@ import re
 import sys
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,8 +24,7 @@ from torch import nn
 
 from ...checkpoints import weights
 from ...errors import TaskError
-from .. import optim
-from ..settings import Spec, TrainingSettings, read_spec
+from ..settings import Spec, read_spec
 from ..strategies.buffers import pack
 from ..task import load_task
 from .shard import (
@@ -89,7 +87,7 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
     histories = []
     for number, entries in enumerate(logs):
         pieces, buffers = pieces_of(module, number, len(logs))[1], pack(module) if number == 0 else None
-        shard = WeightShard(settings, number, pieces, ranks, 0, _factor(settings, steps), buffers)
+        shard = WeightShard(settings, number, pieces, ranks, 0, steps, buffers)
         histories.append(_History(shard, entries, Counter(versions[number] for _, versions in uses)))
     computed: dict[_Key, _Computed] = {}
     while any(history.left for history in histories):
@@ -145,11 +143,6 @@ def _compute(entry: UpdateEntry, histories: list[_History], compute: Gradients) 
     compute.load(pack(compute.job.strategy.module) if read[0][1] is None else read[0][1])
     compute.compute(entry.ticket)
     return compute.weights.clone(), compute.buffers()
-
-
-def _factor(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
-    start = optim.warmup_start(settings.optimizer, settings.schedule, settings.global_batch_size)
-    return lambda step: optim.lr_factor(settings.schedule, step, steps, start)
 
 
 def _logs(folder: Path) -> tuple[int, list[list[UpdateEntry]]]:

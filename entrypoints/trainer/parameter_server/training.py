@@ -216,12 +216,9 @@ class _Rank:
         module, training = job.strategy.module, job.spec.training
         named = dict(module.named_parameters())
         self._slices, pieces = pieces_of(module, number, len(self._hosts))
-
-        def factor(step: int) -> float:
-            return optim.lr_factor(training.schedule, step, self._progress.max_steps, job.warmup_start)
-
-        first, buffers = self._progress.step * self._ranks, pack(module) if number == 0 else None
-        shard = WeightShard(training, number, pieces, self._ranks, first, factor, buffers, self._log)
+        first, last = self._progress.step * self._ranks, self._progress.max_steps
+        buffers = pack(module) if number == 0 else None
+        shard = WeightShard(training, number, pieces, self._ranks, first, last, buffers, self._log)
         for piece, own in zip(self._slices, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
                 shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
