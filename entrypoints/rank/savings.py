@@ -31,11 +31,6 @@ class MeasuredStep:
     states: int = 2
     rank_s: tuple[float, ...] = ()
 
-    @property
-    def is_uneven(self) -> bool:
-        """Whether one rank is much slower than the others."""
-        return bool(self.rank_s) and max(self.rank_s) > _UNEVEN * statistics.median(self.rank_s)
-
     def ring_s(self, ranks: int) -> float:
         """Return the seconds of an all-reduce of all gradients."""
         return 2 * (ranks - 1) / ranks * self.gradient_bytes / self.bandwidth
@@ -64,7 +59,7 @@ def expected_steps(found: MeasuredStep, ranks: int) -> list[ExpectedStep]:
         ),
         ExpectedStep(f"strategy: local, period {PERIOD}", compute_s + ring_s * (1 + found.states) / PERIOD),
     ]
-    if found.is_uneven:
+    if found.rank_s and max(found.rank_s) > _UNEVEN * statistics.median(found.rank_s):
         mean_s = len(found.rank_s) / sum(1 / seconds for seconds in found.rank_s)
         steps.append(ExpectedStep("strategy: async", max(mean_s, found.gradient_bytes * 2 / found.bandwidth)))
     return sorted(steps, key=lambda step: step.step_s)

@@ -43,17 +43,13 @@ def chosen(frames: Sequence[Frame], fits: Callable[[list[str]], bool]) -> list[s
         return found if frames else []
     frames = [[line for line in frame if not _CARETS.match(line)] for frame in frames]
     last = len(frames) - 1
-    kept = {max((index for index, frame in enumerate(frames) if _is_users(frame)), default=last)}
+    files = [match[1] if (match := _FRAME.match(frame[0])) else "<" for frame in frames]
+    kept = {max((index for index, file in enumerate(files) if not file.startswith(("/", "<"))), default=last)}
     for index in range(last, -1, -1):
         if not fits(_joined(frames, {*kept, index})):
             break
         kept.add(index)
     return _joined(frames, kept)
-
-
-def _is_users(frame: Frame) -> bool:
-    found = _FRAME.match(frame[0])
-    return found is not None and not found[1].startswith(("/", "<"))
 
 
 def _joined(frames: Sequence[Frame], kept: Collection[int]) -> list[str]:

@@ -74,7 +74,9 @@ class Replicas:
     def _round(self, source: tuple[str, int]) -> bool:
         """Remove superseded entries, and fetch one missing entry; return whether to list the entries again at once."""
         begin_s = time.monotonic()
-        if self._knows_shared(source):
+        if source not in self._is_shared:
+            self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._stop)
+        if self._is_shared[source]:
             return False
         there = copies.entries(*source, self._token, stop=self._stop)
         here = {entry.name: entry for entry in listing.list_entries(self._folder)}
@@ -91,11 +93,6 @@ class Replicas:
             # A file that the job's own code is still writing must not replace the last good copy.
             if entry.is_ours or begin_s - self._seen[entry.name][1] >= QUIET_S
         )
-
-    def _knows_shared(self, source: tuple[str, int]) -> bool:
-        if source not in self._is_shared:
-            self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._stop)
-        return self._is_shared[source]
 
     def _fetch(self, source: tuple[str, int], entry: StoredEntry, here: StoredEntry | None, note: Note) -> bool:
         """Return whether a copy was tried: time has passed, so a newer entry may exist, or the server may be gone."""

@@ -131,7 +131,9 @@ def decide(
             key = standing.carried(left, allowance)
         if key is None:
             break
-        found.append(_segment(search, results, key))
+        (trial, rung), steps = key, (0, *search.rungs)
+        values, source = values_of(search, results, trial, rung), origin(search, results, trial, rung)
+        found.append(Segment(trial, rung, steps[rung], steps[rung + 1], values, source))
         left -= standing.cost(key, allowance)
         standing.start(key)
     return found
@@ -173,19 +175,6 @@ def origin(search: Search, results: Results, trial: int, rung: int) -> int | Non
 
 
 _grid = functools.lru_cache(maxsize=4)(grid)
-
-
-def _segment(search: Search, results: Results, key: tuple[int, int]) -> Segment:
-    trial, rung = key
-    from_step = search.rungs[rung - 1] if rung else 0
-    return Segment(
-        trial,
-        rung,
-        from_step,
-        search.rungs[rung],
-        values_of(search, results, trial, rung),
-        origin(search, results, trial, rung),
-    )
 
 
 def _ranked(search: Search, values: Mapping[int, float | None]) -> list[int]:

@@ -13,13 +13,11 @@ import gc
 import itertools
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from .. import atomic_json
@@ -30,6 +28,7 @@ from . import data
 from .job import RankContext, TrainingJob, TrainState, build
 from .optimizers import OPTIMIZERS
 from .settings import Spec, TrainingSettings
+from .strategies.cut import now_s
 from .strategies.facts import facts_of, together
 from .task import Task
 
@@ -131,8 +130,8 @@ def conclude(
     step = None
     if network > max(noise, NOTABLE) and gradient_bytes and _is_plain(spec.training):
         sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
-        optimizer = spec.training.optimizer
-        states = OPTIMIZERS[optimizer.name].states_with(optimizer.momentum)
+        facts, momentum = OPTIMIZERS[spec.training.optimizer.name], spec.training.optimizer.momentum
+        states = 0 if facts.is_state_momentum and not momentum else facts.states
         step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
         expected = savings.expected_steps(step, place.ranks)
         sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
@@ -200,10 +199,9 @@ def _measure(
     try:
         for number in range(WARM_UP + count):
             if number == WARM_UP:
-                _synchronize(place)
                 dist.barrier()
                 _waits(job)
-            begin_s = time.perf_counter()
+            begin_s = now_s(place.device)
             earlier = gradients(job, progress, batches)
             if earlier is not None and earlier.stop:
                 raise Interrupted
@@ -217,10 +215,9 @@ def _measure(
             progress.step += 1
             job.meter.tick()
             stop = agreement.finish().stop
-            _synchronize(place)
+            took.append(now_s(place.device) - begin_s)
             if stop is not None:
                 raise Interrupted
-            took.append(time.perf_counter() - begin_s)
     finally:
         if isinstance(batches, data.Batches):
             batches.close()
@@ -247,11 +244,6 @@ def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[An
     loaded = list(itertools.islice(batches, job.split.accumulation))
     batches.close()
     return itertools.cycle(loaded)
-
-
-def _synchronize(place: RankContext) -> None:
-    if place.device.type == "cuda":
-        torch.cuda.synchronize(place.device)
 
 
 def _ms(seconds: float) -> str:

@@ -20,10 +20,6 @@ class OptimizerFacts:
     is_adaptive: bool = False
     """A step does not grow with the gradient, so the rate follows the square root of the samples."""
 
-    def states_with(self, momentum: float) -> int:
-        """Return the tensors of state for each parameter, with this momentum."""
-        return 0 if self.is_state_momentum and not momentum else self.states
-
 
 _ADAM = ("betas", "eps")
 OPTIMIZERS = {

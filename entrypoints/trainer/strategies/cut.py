@@ -223,10 +223,10 @@ def block_times(
     clock: list[float] = []  # when the first block begins, and when each block ends
 
     def timed(block: nn.Module, forward: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        clock.append(_now_s(device))
+        clock.append(now_s(device))
         if block not in outputs:
             times[block], outputs[block] = _time(block, forward, args, kwargs, device, recomputes)
-        clock.append(_now_s(device))
+        clock.append(now_s(device))
         return outputs[block]
 
     around = []
@@ -235,9 +235,9 @@ def block_times(
             block.forward = functools.partial(timed, block, block.forward)
         with torch.random.fork_rng(), torch.no_grad():
             for _ in range(1 + _MEASUREMENTS):  # the first run measures the blocks, the others only the code around
-                clock[:] = [_now_s(device)]
+                clock[:] = [now_s(device)]
                 run(module, device)
-                around.append((clock[1] - clock[0], _now_s(device) - clock[-1]))
+                around.append((clock[1] - clock[0], now_s(device) - clock[-1]))
     finally:
         for block in blocks:
             del block.forward
@@ -263,12 +263,12 @@ def _time(
     shortest_s = math.inf
     for _ in range(1 + _MEASUREMENTS):  # the first warms caches
         first = args[0].detach().requires_grad_(args[0].is_floating_point())
-        begin_s = _now_s(device)
+        begin_s = now_s(device)
         with torch.enable_grad():
             output = forward(first.clone(), *args[1:], **kwargs)  # the block may change its input in place
-        middle_s = _now_s(device)
+        middle_s = now_s(device)
         output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
-        end_s = _now_s(device)
+        end_s = now_s(device)
         shortest_s = min(shortest_s, end_s - begin_s + recomputes * (middle_s - begin_s))
     for parameter in block.parameters():
         parameter.grad = None
@@ -287,7 +287,7 @@ def _restore(kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         buffer.copy_(values)
 
 
-def _now_s(device: torch.device) -> float:
+def now_s(device: torch.device) -> float:
     """Return the time after all work of the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
