@@ -40,7 +40,7 @@ class NodeFiles:
         self._replicas: Replicas | None = None
         if spec.copies:
             folder, token = self.checkpoints, spec.token
-            server = transport.on_free_port(spec, lambda port: copies.serve(folder, spec.address, port, token))
+            server = transport.on_free_port(spec, lambda port: copies.Server(folder, spec.address, port, token))
             self.port = server.address[1]
             self._replicas = Replicas(folder, leader, token, Path(spec.copies))
 

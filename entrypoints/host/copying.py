@@ -26,7 +26,7 @@ def offer(*, folder: str, address: str, ports: list[int] | None = None) -> dict[
     token = secrets.token_hex(32)
     for port in random.sample(range(low, high + 1), high + 1 - low):
         try:
-            server = copies.serve(Path(folder), address, port, token)
+            server = copies.Server(Path(folder), address, port, token)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue

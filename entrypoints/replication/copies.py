@@ -143,9 +143,14 @@ class Sums:
 class Server:
     """Offers a folder until `close` or the end of the process; does not delay the end of the process."""
 
-    def __init__(self, folder: Path, listening: socket.socket, token: str) -> None:
-        self.address: tuple[str, int] = listening.getsockname()[:2]
-        self._folder, self._listening, self._token = folder, listening, token
+    def __init__(self, folder: Path, address: str, port: int, token: str) -> None:
+        """Offer the folder's entries to clients with the token; `self.address` has the real port in place of 0."""
+        if not token:
+            raise ValueError("a server of copies needs a token")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._folder, self._token = folder, token
+        self._listening = socket.create_server((address, port), family=family)
+        self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         self._is_over = threading.Event()
         threading.Thread(target=self._accept, name="copies", daemon=True).start()
@@ -183,14 +188,6 @@ class Server:
                 _answer(wire, self._folder)
         finally:
             self._slots.release()
-
-
-def serve(folder: Path, address: str, port: int, token: str) -> Server:
-    """Offer the folder's entries to clients with the token; the server's `address` has the real port in place of 0."""
-    if not token:
-        raise ValueError("a server of copies needs a token")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return Server(folder, socket.create_server((address, port), family=family), token)
 
 
 def entries(address: str, port: int, token: str, *, stop: threading.Event | None = None) -> list[StoredEntry]:

@@ -93,7 +93,7 @@ def serve(there: Path) -> Iterator[Serve]:
     made: list[copies.Server] = []
 
     def serve(folder: Path = there) -> int:
-        made.append(copies.serve(folder, HOST, 0, TOKEN))
+        made.append(copies.Server(folder, HOST, 0, TOKEN))
         return made[-1].address[1]
 
     yield serve
@@ -390,7 +390,7 @@ def test_wrong_token_learns_nothing(serve: Serve, there: Path, here: Path) -> No
         copies.fetch(HOST, port, "", "step-00000001", here)
     assert contents(here) == {}
     with pytest.raises(ValueError, match="token"):
-        copies.serve(there, HOST, 0, "")
+        copies.Server(there, HOST, 0, "")
 
 
 def test_token_is_never_sent(serve: Serve, there: Path) -> None:
@@ -753,7 +753,7 @@ def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: 
 def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
     """A closed server releases its port and its connections."""
     checkpoint(there, 1, 12 * MIB)
-    server = copies.serve(there, HOST, 0, TOKEN)
+    server = copies.Server(there, HOST, 0, TOKEN)
     line = relay(server.address[1], MIB, "hold")
     thread, faults, _ = started(line.port, "step-00000001", here)
     wait_until(lambda: list(here.glob(".*.tmp/model*")))
@@ -820,7 +820,7 @@ def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait) -> None:
     """After kill -9 of the server during a copy, no entry exists, and the error is reported."""
     checkpoint(there, 1, 12 * MIB)
-    text = "s = copies.serve(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
+    text = "s = copies.Server(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
     process = run_python(text, there)
     line = relay(int(process.stdout.readline()), 2 * MIB, "hold")
     thread, faults, _ = started(line.port, "step-00000001", here)

@@ -26,7 +26,7 @@ Keep = Callable[..., Replicas]
 @pytest.fixture
 def server(there: Path) -> Iterator[copies.Server]:
     """Return node 0's server."""
-    server = copies.serve(there, HOST, 0, TOKEN)
+    server = copies.Server(there, HOST, 0, TOKEN)
     yield server
     server.close()
 
@@ -264,12 +264,12 @@ def test_source_that_comes_late_or_goes_is_found(
     assert told.count("\n") == 1
     assert f"{HOST}:{port}" in told
     assert "Connection refused" in told
-    with_it = copies.serve(there, HOST, port, TOKEN)
+    with_it = copies.Server(there, HOST, port, TOKEN)
     wait_until(lambda: equal(there, here))
     with_it.close()
     assert capsys.readouterr().out.count(": recovered") == 1
     checkpoint(there, 2)
-    elsewhere = copies.serve(there, HOST, 0, TOKEN)
+    elsewhere = copies.Server(there, HOST, 0, TOKEN)
     where[0] = elsewhere.address
     wait_until(lambda: equal(there, here))
     elsewhere.close()

@@ -30,7 +30,7 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
     def start() -> tuple[Path, Source]:
         folder = tmp_path / f"node-{len(made) + 1}"
         folder.mkdir()
-        made.append(copies.serve(folder, HOST, 0, TOKEN))
+        made.append(copies.Server(folder, HOST, 0, TOKEN))
         return folder, made[-1].address
 
     yield start
