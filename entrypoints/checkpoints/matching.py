@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 
 from ..contract import InitSettings
 from ..errors import TaskError
+from ..format import first_of
 
 _MOST_NAMED = 20  # names of one kind in the message
 _MOST_LETTERS = 200  # of a name in the message
@@ -115,9 +116,10 @@ def _differences(
             f"{_cut(name)} {_sides(here[name])}" + (f" (nearest: {_cut(near[name])})" if name in near else "")
             for name in missing
         ]
-        found.append(f"the parent has no {_listed(text)}")
+        found.append(f"the parent has no {first_of(text, _MOST_NAMED)}")
     if extra:
-        found.append(f"this model has no {_listed([f'{_cut(name)} {_sides(there[name])}' for name in extra])}")
+        text = [f"{_cut(name)} {_sides(there[name])}" for name in extra]
+        found.append(f"this model has no {first_of(text, _MOST_NAMED)}")
     for name, shape in list(wrong.items())[:_MOST_NAMED]:
         is_first = shape[1:] == here[name][1:] and len(shape) == len(here[name])
         why = ", only in the first dimension" if is_first else ""
@@ -235,11 +237,6 @@ def _printable(text: str) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= _MOST_LETTERS else f"{name[:_MOST_LETTERS]}..."
-
-
-def _listed(texts: list[str]) -> str:
-    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
-    return ", ".join(texts[:_MOST_NAMED]) + more
 
 
 def _sides(shape: Shape) -> str:

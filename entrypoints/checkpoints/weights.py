@@ -74,12 +74,10 @@ def _averaged(name: str, trained: Mapping[str, torch.Tensor], average: Mapping[s
     if name in average:
         return average[name]
     own = trained[name]
-    tied = (other for other in average if own.numel() > 1 and _is_same(own, trained[other]))
-    return next((average[other] for other in tied), own)
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    for other, value in average.items() if own.numel() > 1 else ():
+        if own.dtype == trained[other].dtype and torch.equal(own, trained[other]):  # of one shape too
+            return value
+    return own
 
 
 def read(path: Path, kind: str) -> dict[str, torch.Tensor]:

@@ -102,7 +102,9 @@ class Watch:
         for path in self._folder.glob("beat-*"):
             rank = int(path.name[5:])
             # A change of the time counts, not the time itself, which comes from a different clock.
-            if (touched_ns := _touched_ns(path)) is None or (pid := _pid_in(path)) is None:
+            try:
+                touched_ns, pid = path.stat().st_mtime_ns, int(path.read_text())
+            except (OSError, ValueError):  # gone, or the rank is writing its pid
                 continue
             seen = self._seen.get(rank)
             if seen is None or seen.pid != pid:
@@ -147,7 +149,10 @@ def print_stacks(folder: Path, silent_s: float = 0.0) -> None:
 
     The ranks' data loader workers print too. A process that would die of the signal gets no signal.
     """
-    beats = [touched_ns / 1e9 for path in folder.glob("beat-*") if (touched_ns := _touched_ns(path)) is not None]
+    beats = []
+    for path in folder.glob("beat-*"):
+        with contextlib.suppress(OSError):
+            beats.append(path.stat().st_mtime)
     if not beats or time.time() - min(beats) < silent_s:
         return
     end_s = time.monotonic() + MOST_S
@@ -159,18 +164,3 @@ def print_stacks(folder: Path, silent_s: float = 0.0) -> None:
             time.sleep(0.05)  # in turn, because a rank and its children share a log
     if able:
         time.sleep(PRINT_S)
-
-
-def _touched_ns(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def _pid_in(path: Path) -> int | None:
-    """Return the pid that the rank has written, None while the rank writes its pid."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -228,9 +228,9 @@ def differing(settings: Any) -> dict[str, Any]:
     return given
 
 
-def _at(given: Given, key: str) -> Any:
-    """Return the value at the dotted key below `training`; None if the key was not given."""
-    value: Any = given.get("training")
+def _at(given: Given, key: str, section: str = "training") -> Any:
+    """Return the value at the dotted key below the section; None if the key was not given."""
+    value: Any = given.get(section)
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
@@ -243,9 +243,9 @@ def _default(key: str) -> Any:
     return value
 
 
-def _number(given: Given, key: str) -> int:
+def _number(given: Given, key: str, section: str = "training") -> int:
     """Return the whole number at the key; 0 if the key was not given, or has another type."""
-    value = _at(given, key)
+    value = _at(given, key, section)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
@@ -277,7 +277,7 @@ def _averages(given: Given) -> Iterator[Contradiction]:
         fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
         message = f"`local.group_period` {group} does not divide `local.period` {period}"
         yield Contradiction(message, f"write one of {fits}", ("training.local.group_period", key))
-    every_steps = {"checkpoint.every_steps": _every_steps(given)}
+    every_steps = {"checkpoint.every_steps": _number(given, "every_steps", "checkpoint")}
     steps_of = {f"training.{name}": _number(given, name) for name in ("local.sync_steps", "eval_every", "pause_at")}
     for name, steps in (steps_of | every_steps).items():
         if period > 1 and steps % period:
@@ -313,7 +313,8 @@ def _pauses(given: Given) -> Iterator[Contradiction]:
         message = "rungs in epochs end between two saves of this strategy"
         of_strategy = ("training.pause_epochs", "training.strategy", "training.parallel.schedule")
         yield Contradiction(message, "give `max_steps` in place of `epochs`", of_strategy)
-    pause_at, ends = _number(given, "pause_at"), [_every_steps(given), _number(given, "eval_every")]
+    pause_at = _number(given, "pause_at")
+    ends = [_number(given, "every_steps", "checkpoint"), _number(given, "eval_every")]
     if pause_at and is_piped and not any(steps and pause_at % steps == 0 for steps in ends):
         message = (
             f"`pause_at` {pause_at} is no multiple of `checkpoint.every_steps` or `eval_every`, and with "
@@ -325,12 +326,6 @@ def _pauses(given: Given) -> Iterator[Contradiction]:
 
 def _period(given: Given) -> int:
     return _number(given, "local.period") or LocalSettings.period
-
-
-def _every_steps(given: Given) -> int:
-    checkpoint = given.get("checkpoint")
-    steps = checkpoint.get("every_steps") if isinstance(checkpoint, Mapping) else None
-    return steps if isinstance(steps, int) and not isinstance(steps, bool) else 0
 
 
 def _in_words(row: Row, own: Any, other: Any) -> str:

@@ -61,7 +61,15 @@ def initialize(job: TrainingJob, progress: TrainState) -> None:
     parent = open_parent(job, Path(place), wanted, averaged=not with_optimizer)
     notes = fill(job, parent, wanted)
     if with_optimizer:
-        _fill_optimizer(job, parent)
+        then = None if parent.trainer is None else parent.trainer.get("optimizer")
+        if then != job.identity["optimizer"]:
+            has = "plain weights without an optimizer" if then is None else f"the optimizer {then}"
+            raise TaskError(
+                f"init_from.load is weights+optimizer; the parent has {has}, this job {job.identity['optimizer']}: "
+                "write `load: weights`"
+            )
+        with torch.no_grad():
+            load_optimizer(job, parent.reader)
         notes.append("with the optimizer's state")
     if job.ema is not None:
         job.ema.reset()
@@ -177,16 +185,3 @@ def same_tensors(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:
             by_memory.setdefault(place, []).append(name)
     groups = [frozenset(names) for names in by_memory.values() if len(names) > 1]
     return {name: group for group in groups for name in group}
-
-
-def _fill_optimizer(job: TrainingJob, parent: Parent) -> None:
-    """Load the optimizer's state of the parent's checkpoint. Raises TaskError."""
-    then = None if parent.trainer is None else parent.trainer.get("optimizer")
-    if then != job.identity["optimizer"]:
-        has = "plain weights without an optimizer" if then is None else f"the optimizer {then}"
-        raise TaskError(
-            f"init_from.load is weights+optimizer; the parent has {has}, this job {job.identity['optimizer']}: "
-            "write `load: weights`"
-        )
-    with torch.no_grad():
-        load_optimizer(job, parent.reader)

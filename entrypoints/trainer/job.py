@@ -377,15 +377,7 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankConte
     the name and returns the training split again, counts as having no split. Raises TaskError.
     """
     asked = task.evaluate is not None or spec.training.eval_every is not None
-    dataset = _own_eval_split(spec, task, train_fingerprint, asked, place)
-    having = torch.tensor(int(dataset is not None))
-    dist.all_reduce(having)
-    if 0 < int(having) < place.ranks:
-        raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
-    return dataset
-
-
-def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: RankContext) -> Any | None:
+    dataset = None
     try:
         dataset = task.make_dataset(spec.params, "eval")
     except Exception as error:
@@ -394,11 +386,14 @@ def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool,
         # Evaluation is optional: a task without the split is valid, but a mistake is printed.
         if place.is_head:
             print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
-        return None
     if dataset is None and asked:
         raise TaskError(
             "evaluation is asked for, by `evaluate` or eval_every, but dataset(params, 'eval') returned None"
         )
     if dataset is not None and not asked and data.fingerprint(dataset, spec.training.seed) == train_fingerprint:
-        return None
+        dataset = None
+    having = torch.tensor(int(dataset is not None))
+    dist.all_reduce(having)
+    if 0 < int(having) < place.ranks:
+        raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
     return dataset

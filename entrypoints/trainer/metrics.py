@@ -157,6 +157,8 @@ class ThroughputMeter:
         communication_s = self._communication()
         if communication_s is not None:  # a sample of one step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)
+        if now_s - self._looked_s > 1.0:  # without a GPU the read of the kernel's file takes 150 us
+            self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
         figures = self.figures()
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
@@ -176,15 +178,9 @@ class ThroughputMeter:
             bubble=None if stages is None else statistics.mean(stages.waited_s) / (steps * self.step_s),
             bubble_expected=None if stages is None else stages.expected,
             staleness=None if stages is None or not stages.most_staleness else stages.mean_staleness,
-            memory_bytes=self._memory(now_s),
+            memory_bytes=self._peak_bytes,
             figures=figures,
         )
-
-    def _memory(self, now_s: float) -> int:
-        """Return the peak, read once a second: without a GPU the read of the kernel's file takes 150 us."""
-        if now_s - self._looked_s > 1.0:
-            self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
-        return self._peak_bytes
 
     def eta_s(self, steps_left: int) -> float:
         """Return the seconds for the remaining steps at the last window's pace, with pauses as frequent as so far."""

@@ -31,7 +31,6 @@ CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
     *("best", "best_of", "best_step", "stale", "parent"),
 )
-_KINDS = ("model", "ema")
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
 
@@ -161,8 +160,8 @@ def fail(job: TrainingJob, progress: TrainState, what: str, **fields: Any) -> No
     raise NonFiniteError(message)
 
 
-def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
-    """Return the whole state's live tensors by name: a save reads the tensors, a load fills them."""
+def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Return the live tensors that this rank's stage saves, by name: all but parameters that another stage saves."""
     model = job.strategy.module.state_dict()
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     for parameter, name in optimizer_names(job).items():
@@ -171,17 +170,10 @@ def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
                 found[f"optimizer.{name}.{key}"] = value
     if job.ema is not None:
         found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}
+    for own in job.strategy.saved_elsewhere:
+        others = (f"model.{own}", f"ema.{own}")
+        found = {n: v for n, v in found.items() if n not in others and not n.startswith(f"optimizer.{own}.")}
     return found | {f"strategy.{name}": value for name, value in job.strategy.shared_state().items()}
-
-
-def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
-    """Return the live tensors that this rank's stage saves: all but parameters that another stage saves."""
-    names = job.strategy.saved_elsewhere
-    return {
-        name: value
-        for name, value in tensors(job).items()
-        if not any(name == f"{kind}.{own}" or name.startswith(f"optimizer.{own}.") for own in names for kind in _KINDS)
-    }
 
 
 def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:

@@ -229,7 +229,11 @@ class PipelineStage:
                 self._forward(feed, *order.forward(self._begun))
                 self._begun += 1
             for coming in range(number + bool(number), min(number + 2, order.passes)):
-                self._expect_gradient(*order.backward(coming))
+                chunk, micro_batch = order.backward(coming)
+                if self._piece_of(chunk) < len(self.starts) - 1:
+                    output = self._passes[chunk, micro_batch].output
+                    assert output is not None
+                    self.links.expect_gradient(output)
             chunk, micro_batch = order.backward(number)
             made = self._passes.pop((chunk, micro_batch))
             if self._piece_of(chunk) == len(self.starts) - 1 and made.output is not None:
@@ -337,13 +341,6 @@ class PipelineStage:
         """Begin to receive the output of the piece of the model before the chunk."""
         if piece := self._piece_of(chunk):
             self.links.expect(self.found.outputs[self.starts[piece] - 1])
-
-    def _expect_gradient(self, chunk: int, micro_batch: int) -> None:
-        """Begin to receive the gradient of the chunk's output."""
-        if self._piece_of(chunk) < len(self.starts) - 1:
-            output = self._passes[chunk, micro_batch].output
-            assert output is not None
-            self.links.expect_gradient(output)
 
     def _begin(self, chunk: int) -> None:
         """Begin a pass of a chunk, with the output of the previous piece of the model."""

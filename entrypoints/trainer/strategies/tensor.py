@@ -252,7 +252,7 @@ def _share_inputs(module: nn.Module, plan: Plan, mesh: DeviceMesh, layout: Place
             shared: dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]] = {}  # at most the newest input
             for column in columns:
                 column.register_forward_pre_hook(functools.partial(_distributed, shared, mesh, layout), prepend=True)
-            parent.register_forward_hook(functools.partial(_forget, shared), always_call=True)
+            parent.register_forward_hook(lambda *_, shared=shared: shared.clear(), always_call=True)
 
 
 def _distributed(
@@ -274,10 +274,6 @@ def _distributed(
             spread = spread.redistribute(placements=[Replicate()])
         shared[key] = given, spread
     return shared[key][1], *args[1:]
-
-
-def _forget(shared: dict[Any, Any], *_: Any) -> None:
-    shared.clear()
 
 
 def _with_plain_parameters(unit: nn.Module, places: list[tuple[nn.Module, str]], partial: set[nn.Module]) -> None:
