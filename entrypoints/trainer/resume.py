@@ -214,7 +214,12 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     checkpoint = opened(job, path)
     if lacking := [name for name in ("job", "optimizer", "world_size") if name not in checkpoint.trainer]:
         return f"{folders.TRAINER} has no {lacking[0]}"
-    _require_own(job, checkpoint)
+    other = checkpoint.trainer["job"]
+    if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
+        raise TaskError(
+            f"the checkpoints in {path.parent} are of the job {other}, this one is {job.spec.job}; set "
+            f"checkpoint.resume to {path} to resume from there, or give this job a separate folder"
+        )
     try:
         reader = loader.open_reader(checkpoint, whole=facts_of(job.spec.training).is_whole)
     except folders.CheckpointError as error:
@@ -256,16 +261,6 @@ def opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
         agreed = [checkpoint.step, checkpoint.trainer, checkpoint.files]
     step, trainer, files = exchange.share(agreed)
     return folders.FoundCheckpoint(path, step, trainer, files)
-
-
-def _require_own(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None:
-    """Raise TaskError, on all ranks, if the checkpoint is from a different job and the user gave no consent."""
-    other = checkpoint.trainer["job"]
-    if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
-        raise TaskError(
-            f"the checkpoints in {checkpoint.path.parent} are of the job {other}, this one is {job.spec.job}; set "
-            f"checkpoint.resume to {checkpoint.path} to resume from there, or give this job a separate folder"
-        )
 
 
 def _fetch_newer(job: TrainingJob) -> None:

@@ -103,7 +103,7 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any, finish: Callable[
     watcher = threading.Thread(target=_watch, args=(job, finish, ended), name="test", daemon=True)
     watcher.start()
     try:
-        _test(job, progress, split, candidates, progress.parent, prefers)
+        _test(job, progress, split, candidates, prefers)
     except (TaskError, folders.CheckpointError) as error:  # on all ranks alike, or on rank 0 after the last exchange
         _say_failed(job, str(error))
     except Exception as error:
@@ -181,7 +181,7 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
         candidates.append(Weights(name, step, "trained", lambda: _filled(job, raw)))
     further = _further(folder, step) if job.place.is_head else []
     candidates += [_saved(job, folder, which, number, kind) for which, number in exchange.share(further)]
-    if not _test(job, progress, split, candidates, parent.origin, name):
+    if not _test(job, progress, split, candidates, name):
         return EXIT_SAVED
     report.write_outcome(job, progress, "done")
     return EXIT_DONE
@@ -210,14 +210,7 @@ def _batch_size(wanted: EvaluateSettings, spec: Spec) -> int:
     return wanted.batch_size or spec.training.micro_batch_size or DEFAULT_BATCH
 
 
-def _test(
-    job: TrainingJob,
-    progress: TrainState,
-    split: Any,
-    candidates: list[Weights],
-    origin: dict[str, Any] | None,
-    prefers: str,
-) -> bool:
+def _test(job: TrainingJob, progress: TrainState, split: Any, candidates: list[Weights], prefers: str) -> bool:
     """Test all weights in their order, and report those of the checkpoint `prefers`; return False after a stop."""
     wanted = job.spec.evaluate
     assert wanted is not None
@@ -234,7 +227,7 @@ def _test(
     tested.sort(key=lambda each: each["checkpoint"] != prefers)  # stable: the average, which was evaluated, comes first
     chosen, compared = tested[0], [{k: v for k, v in each.items() if k not in _LONG} for each in tested]
     rows = chosen.pop("predictions", [])
-    about = {"job": job.spec.job, "split": wanted.split, "batch_size": size, "parent": origin}
+    about = {"job": job.spec.job, "split": wanted.split, "batch_size": size, "parent": progress.parent}
     eval_split = job.eval_data
     is_eval = eval_split is not None and data.fingerprint(eval_split, job.spec.training.seed) == data.fingerprint(
         split, job.spec.training.seed

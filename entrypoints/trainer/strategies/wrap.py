@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import TaskError
@@ -70,19 +69,18 @@ def wrap(
         strategy = make(setup)
         is_shared = settings.shard == "optimizer" and split.ranks > 1
         return shard_optimizer(settings, strategy, device, silent) if is_shared else strategy
-    mesh = data_mesh(settings, device, split.ranks)
-    setup = replace(setup, mesh=mesh)
+    setup = replace(setup, mesh=data_mesh(settings, device, split.ranks))
     share_weights(module.parameters(), device)
     is_cut = settings.parallel.pipeline > 1
     units = default_blocks(module, whole=is_cut) if blocks is None else list(blocks(module))
     if not is_cut:
-        _split_layers(settings, module, device, units, tensor_plan, mesh)
+        _split_layers(setup, units, tensor_plan)
         return make(replace(setup, blocks=lambda _: units))
     assert probe is not None
     links = (connect or Links)(settings.parallel.pipeline, device)
-    stage = _cut_out(settings, module, units, probe, device, split.accumulation, links)
+    stage = _cut_out(setup, units, probe, links)
     if settings.parallel.tensor > 1:
-        _split_layers(settings, module, device, units, tensor_plan, mesh)
+        _split_layers(setup, units, tensor_plan)
     stage.attach()
     return stage.spread(make(replace(setup, blocks=lambda _: stage.blocks)))
 
@@ -136,16 +134,9 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
         yield "compile needs the package triton on GPUs, which is not installed; install it, or set compile: false"
 
 
-def _cut_out(
-    settings: TrainingSettings,
-    module: nn.Module,
-    blocks: list[nn.Module],
-    probe: Probe,
-    device: torch.device,
-    micro_batches: int,
-    links: Links,
-) -> PipelineStage:
+def _cut_out(setup: Setup, blocks: list[nn.Module], probe: Probe, links: Links) -> PipelineStage:
     """Return this rank's stage of the model, without the parameters of the other stages; print all stages."""
+    settings, module, device, micro_batches = setup.settings, setup.module, setup.device, setup.split.accumulation
     parallel, is_head = settings.parallel, dist.get_rank() == 0
     names = {part: name for name, part in module.named_modules()}
     with autocaster(settings.precision, torch.device("cpu"))():
@@ -198,20 +189,14 @@ def _in_words(
     return words
 
 
-def _split_layers(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    blocks: list[nn.Module],
-    tensor_plan: tensor.TensorPlan | None,
-    mesh: DeviceMesh,
-) -> None:
+def _split_layers(setup: Setup, blocks: list[nn.Module], tensor_plan: tensor.TensorPlan | None) -> None:
     """Split the module's layers over neighbouring ranks; print the plan."""
-    parallel = settings.parallel
+    settings, module, parallel = setup.settings, setup.module, setup.settings.parallel
+    assert setup.mesh is not None
     plan = tensor.find_plan(parallel, module, blocks, tensor_plan)
     if dist.get_rank() == 0:
         print(f"tensor {parallel.tensor}: {tensor.in_words(module, plan)}", flush=True)
     own = {name for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))}
     units = blocks if settings.activation_checkpointing or not facts_of(settings).is_whole else []
     here = {name: kind for name, kind in plan.items() if name in own}  # a stage of a pipeline has some modules only
-    tensor.split(module.to(device), here, mesh["tensor"], units, sequence=parallel.sequence)
+    tensor.split(module.to(setup.device), here, setup.mesh["tensor"], units, sequence=parallel.sequence)
