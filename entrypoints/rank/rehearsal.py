@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 VARIABLE = "CLOUDTRAIN_REHEARSAL"
@@ -30,7 +29,7 @@ class RehearsalSteps:
     is_apart: bool = False
 
 
-def of_environment(environ: Mapping[str, str] = os.environ) -> RehearsalSteps | None:
+def of_environment() -> RehearsalSteps | None:
     """Return the rehearsal, None for a real run."""
-    text = environ.get(VARIABLE)
+    text = os.environ.get(VARIABLE)
     return None if not text else RehearsalSteps(**json.loads(text))

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .optimizers import BY_LAYER, OPTIMIZERS, heeded_by
-from .settings import LocalSettings, TrainingSettings
+from .settings import BY_LAYER, OPTIMIZERS, LocalSettings, TrainingSettings, heeded_by
 from .strategies.facts import FACTS
 from .strategies.schedules import SCHEDULES
 

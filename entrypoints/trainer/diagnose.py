@@ -26,8 +26,7 @@ from ..rank import exchange, savings
 from ..rank.agree import Agreed, Agreement
 from . import data
 from .job import RankContext, TrainingJob, TrainState, build
-from .optimizers import OPTIMIZERS
-from .settings import Spec, TrainingSettings
+from .settings import OPTIMIZERS, Spec, TrainingSettings
 from .strategies.cut import now_s
 from .strategies.facts import facts_of, together
 from .task import Task

@@ -15,8 +15,7 @@ from torch import nn
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.contradictions import ROWS, AtLeast, Row
-from cloudtrain.entrypoints.trainer.optimizers import OPTIMIZERS
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.settings import OPTIMIZERS, TrainingSettings, read_spec
 from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 from cloudtrain.entrypoints.trainer.strategies.wrap import STRATEGIES, refusals, wrap
 from cloudtrain.launcher import config

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from .. import optim
-from ..optimizers import OPTIMIZERS
-from ..settings import TrainingSettings
+from ..settings import OPTIMIZERS, TrainingSettings
 
 # In place of versions: a ticket without an update; an incomplete average is applied; the first ticket of the log.
 LEFT_OUT, FLUSHED, STARTED = -1, -2, -3
