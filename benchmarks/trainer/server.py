@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
 from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer, Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
-from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage, WorkerOrder
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 
 ROUNDS, WEIGHTS, UPDATES, RANKS, TARGET = 5, 10_000_000, 20, 4, 20.0
@@ -66,7 +66,7 @@ def _rate(optimizer: str) -> float:
 
 
 def _connected(port: int, kind: MessageKind) -> AbstractContextManager[Wire]:
-    return wire.connected(("127.0.0.1", port), SECRET, kind, "bench")
+    return wire.connected(WorkerOrder("bench", [("127.0.0.1", port)], SECRET, RANKS, 0, 0, 0), kind, 0)
 
 
 def _update(work: Wire, ticket: int) -> None:

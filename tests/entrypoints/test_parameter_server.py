@@ -31,7 +31,7 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     slices,
 )
 from cloudtrain.entrypoints.trainer.parameter_server.training import _spread
-from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage, WorkerOrder
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
 from doubles import warmpython
 
@@ -325,7 +325,7 @@ def connected(
     server: ShardServer, name: str, kind: MessageKind, secret: str = SECRET
 ) -> contextlib.AbstractContextManager[Wire]:
     """Return a worker's connection."""
-    return wire.connected(("127.0.0.1", server.port), secret, kind, name)
+    return wire.connected(WorkerOrder(name, [("127.0.0.1", server.port)], secret, 2, 0, 0, 0), kind, 0)
 
 
 @contextlib.contextmanager

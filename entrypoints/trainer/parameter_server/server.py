@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...replication.wire import Wire
+from ...replication.wire import Seal, Wire
 from ..saving import MAX_SKIPPED
 from . import wire
 from .shard import WeightShard
@@ -252,7 +252,8 @@ class ShardServer:
         """Check the secret, and serve the connection until its end."""
         worker = ""
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError), connection:
-            end = wire.accept(connection, self._secret, self._lease_s)
+            end = Wire(connection, self._lease_s)
+            end.meet(Seal(self._secret, wire.PURPOSE, is_server=True))
             first = wire.receive(end)
             name = bytearray(min(first.size, 256))
             end.read(memoryview(name))

@@ -22,7 +22,7 @@ import torch
 from ...replication.wire import Seal, Wire
 
 VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
-_PURPOSE = "parameters"
+PURPOSE = "parameters"
 
 
 class MessageKind(IntEnum):
@@ -76,21 +76,14 @@ def memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(shared).cast("B")
 
 
-def accept(connection: socket.socket, secret: str, stall_s: float) -> Wire:
-    """Return a shard's end of a connection. Raises OSError if the worker has not the secret."""
-    wire = Wire(connection, stall_s)
-    wire.meet(Seal(secret, _PURPOSE, is_server=True))
-    return wire
-
-
 @contextlib.contextmanager
-def connected(address: tuple[str, int], secret: str, kind: MessageKind, name: str) -> Iterator[Wire]:
-    """Open a worker's end of a connection. Raises OSError."""
-    with socket.create_connection(address, timeout=60) as connection:
+def connected(order: WorkerOrder, kind: MessageKind, number: int) -> Iterator[Wire]:
+    """Open a worker's end of a connection to a shard. Raises OSError."""
+    with socket.create_connection(order.shards[number], timeout=60) as connection:
         wire = Wire(connection, 60)
-        wire.meet(Seal(secret, _PURPOSE, is_server=False))
+        wire.meet(Seal(order.secret, PURPOSE, is_server=False))
         wait(wire, connection)
-        send(wire, WireMessage(kind), name.encode())
+        send(wire, WireMessage(kind), order.name.encode())
         yield wire
 
 

@@ -16,8 +16,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -33,7 +31,7 @@ from ..strategies.facts import together
 from ..task import Task, load_task
 from . import wire
 from .shard import shard_range
-from .wire import VARIABLE, MessageKind, WireMessage, WorkerOrder
+from .wire import VARIABLE, MessageKind, WireMessage, WorkerOrder, connected
 
 _BEATS_IN_LEASE = 5
 
@@ -63,8 +61,9 @@ class Gradients:
         agreement = Agreement(None, is_alone=True)
         for number in (signal.SIGTERM, signal.SIGUSR1):  # the rank decides when to stop
             signal.signal(number, signal.SIG_IGN)
-        with _alone():
-            place = connect(spec.timeout_s)
+        hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+        place = connect(spec.timeout_s)  # as the only rank of its process group
+        os.environ.update(hidden)  # torchrun's, for the task
         with tempfile.TemporaryDirectory() as scratch:  # a worker saves nothing
             os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] = scratch
             self.job: TrainingJob = build(spec, only_training, place, agreement)
@@ -118,16 +117,6 @@ class Gradients:
         return torch.split(self.weights, [p.numel() for p in self.parameters])
 
 
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Hide torchrun's rank: the worker is the only rank of its process group. The task sees the rank again."""
-    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
 def main() -> int:
     """Compute tickets until the shards end the connection; return the exit code."""
     processes.die_with_parent()
@@ -138,10 +127,10 @@ def main() -> int:
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
         try:
             compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples)
-            shards = [opened.enter_context(_connected(order, MessageKind.BEAT, 0))]
+            shards = [opened.enter_context(connected(order, MessageKind.BEAT, 0))]
             wire.receive(shards[0])
             threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()
-            shards = [opened.enter_context(_connected(order, MessageKind.COMPUTE, n)) for n in range(len(order.shards))]
+            shards = [opened.enter_context(connected(order, MessageKind.COMPUTE, n)) for n in range(len(order.shards))]
         except Exception as error:
             _report(order, error)
             return 1
@@ -190,10 +179,6 @@ def _bytes(values: torch.Tensor) -> bytes:
     return bytes(wire.memory(values))
 
 
-def _connected(order: WorkerOrder, kind: MessageKind, number: int) -> AbstractContextManager[Wire]:
-    return wire.connected(order.shards[number], order.secret, kind, order.name)
-
-
 def _beat(connection: Wire, lease_s: float) -> None:
     with contextlib.suppress(OSError):
         while True:
@@ -209,7 +194,7 @@ def _report(order: WorkerOrder, error: Exception) -> None:
         traceback.print_exc()
         text = "".join(traceback.format_exception_only(error)).strip()
     sys.stderr.flush()
-    with contextlib.suppress(OSError), _connected(order, MessageKind.COMPUTE, 0) as connection:
+    with contextlib.suppress(OSError), connected(order, MessageKind.COMPUTE, 0) as connection:
         wire.send(connection, WireMessage(MessageKind.FAIL), text.encode())
 
 
