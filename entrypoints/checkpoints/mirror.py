@@ -112,14 +112,11 @@ class Uploader:
         """How long the upload under way has taken so far, else 0."""
         return time.perf_counter() - self._begin_s if self.is_busy else 0.0
 
-    def note_missing(self, path: Path, names: list[str]) -> None:
-        """Note that the mirror lacks this checkpoint of an earlier start: upload it at the end, if no newer follows."""
-        self._newest = path, names
-
     def offer(self, path: Path, names: list[str], *, passes_over: bool) -> None:
         """Start to upload this rank's files of a durable checkpoint. All ranks call, with the same `passes_over`.
 
-        `passes_over`: a rank is still uploading, so this checkpoint is uploaded only if no newer checkpoint follows.
+        `passes_over`: a rank is still uploading, or the checkpoint is of an earlier start: this checkpoint is uploaded
+        at the end, if no newer checkpoint follows.
         """
         self._newest = path, names
         if not passes_over:

@@ -192,7 +192,7 @@ class _Driver:
     ) -> None:
         assert spec.sweep is not None
         self._spec, self._sweep, self._checkpoints, self._journal = spec, spec.sweep, checkpoints, journal
-        self._nodes, self._deadline_s = nodes, deadline_s
+        self._nodes, self._deadline_s, self._state = nodes, deadline_s, journal.state
         total = sum(node.slots for node in nodes)
         search = Search.load(spec.sweep["search"])
         self._search = replace(search, parallel=min(search.parallel, total))
@@ -233,10 +233,6 @@ class _Driver:
     def _has_no_result(self) -> bool:
         """Return whether segments have ended, and all of them have failed."""
         return bool(self._state.results) and all(value is None for value in self._state.results.values())
-
-    @property
-    def _state(self) -> SweepState:
-        return self._journal.state
 
     def _start_due(self) -> None:
         """Start interrupted segments, then the segments that the search chooses, on free slots."""

@@ -70,18 +70,18 @@ def resume(job: TrainingJob) -> TrainState:
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
-    is_in_epochs = training.epochs is not None
-    progress.max_steps = _end_of(job, progress, training.epochs) if is_in_epochs else training.max_steps or 0
-    is_paused = training.pause_epochs is not None
-    progress.pause_at = _end_of(job, progress, training.pause_epochs) if is_paused else training.pause_at
+    progress.max_steps = _end_of(job, progress, training.epochs, training.max_steps) or 0
+    progress.pause_at = _end_of(job, progress, training.pause_epochs, training.pause_at)
     if job.place.is_head:
         _report(job, checkpoint, damaged, notes, time.perf_counter() - begin_s)
     return progress
 
 
-def _end_of(job: TrainingJob, progress: TrainState, epochs: float | None) -> int:
-    """Return the step after so many epochs, counted from now on: the global batch may have changed before."""
-    left = math.ceil((epochs or 0) * len(job.train_data)) - progress.samples
+def _end_of(job: TrainingJob, progress: TrainState, epochs: float | None, steps: int | None) -> int | None:
+    """Return `steps`, or the step after so many epochs, counted from now on: the global batch may have changed."""
+    if epochs is None:
+        return steps
+    left = math.ceil(epochs * len(job.train_data)) - progress.samples
     return progress.step + max(0, math.ceil(left / job.split.global_batch))
 
 
@@ -147,10 +147,9 @@ def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None
     lacks = False
     if job.place.is_head:
         with contextlib.suppress(OSError):
-            newest = mirror.latest(job.mirror)
-            lacks = newest != checkpoint.step
+            lacks = mirror.latest(job.mirror) != checkpoint.step
     if exchange.share(lacks):
-        job.uploader.note_missing(checkpoint.path, list(checkpoint.files) if job.place.is_head else [])
+        job.uploader.offer(checkpoint.path, list(checkpoint.files) if job.place.is_head else [], passes_over=True)
 
 
 def _at(path: Path) -> list[Path]:

@@ -88,8 +88,12 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     keeper = None
     if silent:
         model.register_comm_hook(None, noop_hook)
+    elif settings.compression == "powersgd":
+        keeper = method = PowerSGD(module, settings.powersgd_rank)
+        model.register_comm_hook(None, lambda state, bucket: method.reduce(bucket))
     elif settings.compression != "none":
-        keeper = _compress(model, settings.compression, settings.powersgd_rank)
+        low = LOW[settings.compression]
+        model.register_comm_hook(None, lambda state, bucket: _cast(bucket, low))
     parameters = setup.trained
     # What a ring sends: Patarasuk and Yuan 2009.
     summed_bytes = sum(p.nbytes for p in parameters) if keeper is None else keeper.summed_bytes
@@ -188,16 +192,6 @@ def _once_all_are_used(module: nn.Module) -> Any:
             )
 
     return finish
-
-
-def _compress(model: DistributedDataParallel, kind: str, rank: int) -> PowerSGD | None:
-    """Make ddp send smaller gradients; return the object with state, if any."""
-    if kind == "powersgd":
-        keeper = PowerSGD(model.module, rank)
-        model.register_comm_hook(None, lambda state, bucket: keeper.reduce(bucket))
-        return keeper
-    model.register_comm_hook(None, lambda state, bucket: _cast(bucket, LOW[kind]))
-    return None
 
 
 def _cast(bucket: Any, dtype: torch.dtype) -> Any:

@@ -41,9 +41,9 @@ def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int) -> D
     tensor, stages = settings.parallel.tensor, settings.parallel.pipeline
     width = {"ddp": 1, "fsdp": ranks}.get(settings.strategy) or shard_width(settings, ranks)
     sizes = {"pipeline": stages, "replicate": ranks // width, "shard": width, "tensor": tensor}
-    wanted = {"ddp": ("replicate",), "fsdp": ("shard",)}.get(settings.strategy, ("replicate", "shard"))
-    if width == ranks:  # of hsdp too: a job that lost machines continues as fsdp
-        wanted = ("shard",) if settings.strategy != "ddp" else wanted
+    # Of hsdp too one dimension, if a job that lost machines continues as fsdp.
+    wanted = ("shard",) if width == ranks else ("replicate", "shard")
+    wanted = ("replicate",) if settings.strategy == "ddp" else wanted
     names = (*["pipeline"] * (stages > 1), *wanted, *["tensor"] * (tensor > 1))
     return init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
