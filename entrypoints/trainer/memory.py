@@ -41,12 +41,12 @@ from .ema import Ema
 from .settings import OPTIMIZERS, LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks, saved_on_host
 from .strategies.cut import Output
+from .strategies.ddp import shard_optimizer
 from .strategies.facts import facts_of, together
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
 from .strategies.strategy import Feed, Strategy
 from .strategies.wrap import wrap
-from .strategies.zero import shard_optimizer
 from .task import Task, load_task
 
 try:  # names that torch may change in any version; this module and fitting.py are programs for the launcher

@@ -68,7 +68,6 @@ class _Rank:
         self._log: UpdateLog | None = None
         self._shard: WeightShard | None = None
         self._server: ShardServer | None = None
-        self._slices: list[WeightSlice] = []
         self._finished, self._deaths, self._starts = 0, 0, 0
         secret = exchange.share(secrets.token_hex(32))
         if own is not None:
@@ -215,16 +214,16 @@ class _Rank:
         job = self._job
         module, training = job.strategy.module, job.spec.training
         named = dict(module.named_parameters())
-        self._slices, pieces = pieces_of(module, number, len(self._hosts))
+        parts, pieces = pieces_of(module, number, len(self._hosts))
         first, last = self._progress.step * self._ranks, self._progress.max_steps
         buffers = pack(module) if number == 0 else None
         shard = WeightShard(training, number, pieces, self._ranks, first, last, buffers, self._log)
-        for piece, own in zip(self._slices, pieces, strict=True):
+        for piece, own in zip(parts, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
                 shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
         if job.ema is not None:
             ema, averages = job.ema, job.ema.tensors()
-            average = torch.cat([_cut(averages[piece.name], piece) for piece in self._slices])
+            average = torch.cat([_cut(averages[piece.name], piece) for piece in parts])
             shard.average = average
 
             def follow(step: int) -> None:

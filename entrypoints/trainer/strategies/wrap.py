@@ -24,14 +24,13 @@ from .. import contradictions, data
 from ..settings import ParallelSettings, TrainingSettings
 from . import cut, schedules, tensor
 from .blocks import default_blocks
-from .ddp import copies, ddp
+from .ddp import copies, ddp, shard_optimizer
 from .facts import facts_of
 from .fsdp import data_mesh, shard_width, sharded
 from .links import Links
 from .local import local
 from .pipeline import PipelineStage
 from .strategy import Blocks, Setup, Strategy, autocaster, share_weights
-from .zero import shard_optimizer
 
 Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
 
