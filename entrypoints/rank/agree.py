@@ -69,8 +69,8 @@ class Agreement:
         self._looked_s = 0.0
         self._save_waits = False
         self._saved_s = time.monotonic()
-        self._save_s = 0.0  # duration of a save: measured, or guessed from the model's size before the first
-        self._upload_s = 0.0
+        self.save_s = 0.0  # of a save, until durable: measured, or before the first guessed from the model's size
+        self.upload_s = 0.0  # of the last upload, or of the one in progress if that takes longer
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda number, _: self._seen.add(number))
 
@@ -93,10 +93,10 @@ class Agreement:
         self._every_s = every_s
         self._ask_file = ask_file
         self._saved_s = time.monotonic()
-        self._save_s = save_s
+        self.save_s = save_s
         if self._deadline_s is not None:  # a guess must not use up the protected time
             most_s = max(0.0, 0.1 * (self._deadline_s - time.monotonic()))
-            self._save_s, self._upload_s = min(save_s, most_s), min(upload_s, most_s)
+            self.save_s, self.upload_s = min(save_s, most_s), min(upload_s, most_s)
 
     def hurry(self) -> None:
         """Make the next poll an agreement, independent of earlier durations; all ranks call it."""
@@ -115,18 +115,6 @@ class Agreement:
             with contextlib.suppress(OSError):
                 self._ask_file.unlink(missing_ok=True)
 
-    def saved(self, seconds: float) -> None:
-        """Record how long a save took until durable."""
-        self._save_s = seconds
-
-    def uploaded(self, seconds: float) -> None:
-        """Record how long a checkpoint took to reach the mirror."""
-        self._upload_s = seconds
-
-    def uploading(self, seconds: float) -> None:
-        """Record how long the upload in progress has taken: the last upload will take at least as long."""
-        self._upload_s = max(self._upload_s, seconds)
-
     def is_due(self, must: bool = False) -> bool:
         """Count a poll; return whether the ranks agree in the poll. All ranks call it alike and get the same answer."""
         self._left -= 1
@@ -144,7 +132,7 @@ class Agreement:
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
         votes += [loss, 0.0, 0.0]
         if self._keeps_time:
-            margin = margin_s(self._save_s, self._upload_s, step_s, saving=saving)
+            margin = margin_s(self.save_s, self.upload_s, step_s, saving=saving)
             votes[2] = float(self._deadline_s is not None and time.monotonic() > self._deadline_s - margin)
             votes[3] = float(self._save_is_due())
             votes[6] = float(min(max(1, int(self._spacing_s * polls / step_s)), _MOST)) if step_s else 1.0

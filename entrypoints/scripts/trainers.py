@@ -63,7 +63,7 @@ class Stopping:
     def saved(self, begin_s: float) -> None:
         """Note the time of a save, begun at `begin_s` of the monotonic clock."""
         if self._agreement is not None:
-            self._agreement.saved(time.monotonic() - begin_s)
+            self._agreement.save_s = time.monotonic() - begin_s
 
     def leave(self, step: int, path: str, reason: str) -> None:
         """Report the save and end the script, after all ranks have called; collective."""

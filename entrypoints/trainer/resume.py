@@ -68,7 +68,7 @@ def resume(job: TrainingJob) -> TrainState:
             _mark_best_again(job, progress)
             _note_missing(job, checkpoint)
         if progress.save_s:
-            job.agreement.saved(progress.save_s)
+            job.agreement.save_s = progress.save_s
     training = job.spec.training
     progress.max_steps = _end_of(job, progress, training.epochs, training.max_steps) or 0
     progress.pause_at = _end_of(job, progress, training.pause_epochs, training.pause_at)

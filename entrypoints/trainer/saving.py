@@ -80,7 +80,7 @@ def collect(job: TrainingJob, progress: TrainState) -> None:
     for saved in job.saver.news():
         progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
         progress.failed_saves = 0
-        job.agreement.saved(saved.seconds)
+        job.agreement.save_s = saved.seconds
         still = f"training stood still for {1000 * saved.blocked_s:.0f} ms"
         report.say(
             job,
@@ -93,10 +93,10 @@ def collect(job: TrainingJob, progress: TrainState) -> None:
             bytes=saved.size,
         )
     if job.uploader is not None and job.uploader.is_busy:
-        job.agreement.uploading(job.uploader.seconds)
+        job.agreement.upload_s = max(job.agreement.upload_s, job.uploader.seconds)
     for sent in job.uploader.news() if job.uploader is not None else ():
         if sent.fault is None:
-            job.agreement.uploaded(sent.seconds)
+            job.agreement.upload_s = sent.seconds
             text = f"checkpoint step {sent.step} is in the mirror after {sent.seconds:.2f}s"
         else:
             text = f"the mirror has no copy of step {sent.step}: {sent.fault}; the next save tries again"

@@ -52,24 +52,20 @@ class _History:
         self.shard = shard
         self.left = deque(entries)
         self._readers = readers
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # weights and buffers by version
         self.keep()
 
     def keep(self) -> None:
         """Keep the present weights if a gradient was computed from them."""
         version = self.shard.version
-        if version not in self._kept and self._readers[version]:
+        if version not in self.kept and self._readers[version]:
             buffers = None if self.shard.buffers is None else self.shard.buffers.clone()
-            self._kept[version] = (self.shard.weights.clone(), buffers)
-
-    def has(self, version: int) -> bool:
-        """Return whether the weights of the version exist by now."""
-        return version in self._kept
+            self.kept[version] = (self.shard.weights.clone(), buffers)
 
     def take(self, version: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the version's weights and buffers, and drop them after the last reader."""
         self._readers[version] -= 1
-        return self._kept[version] if self._readers[version] else self._kept.pop(version)
+        return self.kept[version] if self._readers[version] else self.kept.pop(version)
 
 
 def replay(spec: Spec, folder: Path) -> nn.Module:
@@ -122,7 +118,7 @@ def _advance(
             history.shard.push(entry.ticket, entry.versions, None)
         else:
             if key not in computed:
-                if not all(other.has(version) for other, version in zip(histories, entry.versions, strict=True)):
+                if not all(version in other.kept for other, version in zip(histories, entry.versions, strict=True)):
                     break
                 computed[key] = _compute(entry, histories, compute)
             gradient, after = computed[key]

@@ -311,7 +311,7 @@ class PowerSGD:
 
 
 def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torch.device, silent: bool) -> Strategy:
-    """Return ddp's strategy for `shard: optimizer` (ZeRO-1), with the optimizer's state of this rank's rows. Collective.
+    """Return ddp's strategy for `shard: optimizer` (ZeRO-1), whose state is that of this rank's rows. Collective.
 
     The optimizer's parameters are DTensors, sharded over the ranks as under fsdp, whose local tensors are rows of the
     whole parameters: a step changes the rows in place, then the ranks exchange their rows. So the optimizer, the
