@@ -268,7 +268,7 @@ def _averages(given: Given) -> Iterator[Contradiction]:
     if not _is(_at(given, "strategy"), _LOCAL.values):
         return
     key = "training.local.period"
-    period, group = _period(given), _number(given, "local.group_period")
+    period, group = _number(given, "local.period") or LocalSettings.period, _number(given, "local.group_period")
     if period == 1:
         message = "`local.period: 1` averages after each step, which is ddp"
         yield Contradiction(message, "write `strategy: ddp`, or 2 or more", (key, "training.strategy"))
@@ -307,7 +307,8 @@ def _warmup(given: Given) -> Iterator[Contradiction]:
 def _pauses(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions of pauses at steps from which a resume is not exact."""
     is_piped = _number(given, "parallel.pipeline") > 1 and _at(given, "parallel.schedule") == "async"
-    averages_late = _is(_at(given, "strategy"), _LOCAL.values) and _period(given) > 1
+    period = _number(given, "local.period") or LocalSettings.period
+    averages_late = _is(_at(given, "strategy"), _LOCAL.values) and period > 1
     if _at(given, "pause_epochs") and (is_piped or averages_late):
         message = "rungs in epochs end between two saves of this strategy"
         of_strategy = ("training.pause_epochs", "training.strategy", "training.parallel.schedule")
@@ -321,10 +322,6 @@ def _pauses(given: Given) -> Iterator[Contradiction]:
         )
         keys = ("training.pause_at", "training.parallel.schedule", "checkpoint.every_steps", "training.eval_every")
         yield Contradiction(message, "write a multiple", keys)
-
-
-def _period(given: Given) -> int:
-    return _number(given, "local.period") or LocalSettings.period
 
 
 def _in_words(row: Row, own: Any, other: Any) -> str:

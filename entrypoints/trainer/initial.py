@@ -158,21 +158,15 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
         files = [place / each for each in sorted(set(index["weight_map"].values()))]
     if outside := [file for file in files if file.parent != place]:
         raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
-    _require_sums(place, [place / name, *files])
-    whole = place / SUMS if (place / SUMS).exists() else place / name
-    return [None, [str(file) for file in files], sha256_of(whole)]
-
-
-def _require_sums(folder: Path, files: list[Path]) -> None:
-    """Raise TaskError if a file differs from SHA256SUMS of the folder; without SHA256SUMS return."""
-    if not (folder / SUMS).exists():
-        return
-    pairs = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines() if line.strip()]
+    if not (place / SUMS).exists():
+        return [None, [str(file) for file in files], sha256_of(place / name)]
+    pairs = [line.split(maxsplit=1) for line in (place / SUMS).read_text().splitlines() if line.strip()]
     known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
-    for file in dict.fromkeys(files):
+    for file in dict.fromkeys([place / name, *files]):
         if known.get(file.name) != sha256_of(file):
             why = "differs from" if file.name in known else "is not in"
             raise TaskError(f"init_from: {file} {why} {SUMS}: fetch the folder again")
+    return [None, [str(file) for file in files], sha256_of(place / SUMS)]
 
 
 def same_tensors(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:

@@ -101,7 +101,13 @@ def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
         return []
     if wanted in ("auto", "never") or (own and not is_first):
         return [path for _, path in own]
-    return _at(Path(wanted))
+    path = Path(wanted)
+    if not path.is_dir():
+        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto selects this job's newest")
+    path = path.absolute()
+    if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
+        return [path]
+    return [step for _, step in folders.list_steps(path)]
 
 
 def _job_of(path: Path) -> str | None:
@@ -150,15 +156,6 @@ def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None
             lacks = mirror.latest(job.mirror) != checkpoint.step
     if exchange.share(lacks):
         job.uploader.offer(checkpoint.path, list(checkpoint.files) if job.place.is_head else [], passes_over=True)
-
-
-def _at(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto selects this job's newest")
-    path = path.absolute()
-    if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
-        return [path]
-    return [step for _, step in folders.list_steps(path)]
 
 
 def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:

@@ -63,9 +63,6 @@ def local(setup: Setup) -> Strategy:
     def now() -> Strategy:
         return alone if rounds.is_lone() else synced
 
-    def figures() -> dict[str, float]:
-        return rounds.figures(synced.figures().get("bytes_sent", 0.0))
-
     return replace(
         synced,
         micro_batch=micro_batch,
@@ -74,7 +71,7 @@ def local(setup: Setup) -> Strategy:
         sync_buffers=rounds.sync_buffers,
         undo_buffers=lambda: now().undo_buffers(),
         load_rank_state=rounds.load_own,
-        figures=figures,
+        figures=lambda: rounds.figures(synced.figures().get("bytes_sent", 0.0)),
         attach=rounds.attach,
         is_lone=rounds.is_lone,
         after_step=rounds.after_step,
