@@ -93,7 +93,7 @@ def _ship_to_free(
 
 def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict[str, Any]]:
     """Return each host's part of the archive. A free host then accepts the archive from this process."""
-    call = Call("has", {**_asked(bundle), "bytes": bundle.bytes})
+    call = Call("files.has", {**_asked(bundle), "bytes": bundle.bytes})
     return _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
 
 
@@ -126,9 +126,9 @@ def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> No
         for host, begin in arrived.items():
             _upload(fleet, bundle, host, begin)
         return
-    put = Call("put", {**_asked(bundle), "offset": 0}, bundle.path.read_bytes())
+    put = Call("files.put", {**_asked(bundle), "offset": 0}, bundle.path.read_bytes())
     _all(fleet.ask(dict.fromkeys(arrived, put), LIMIT_S, is_urgent=True))
-    kept = _all(fleet.ask(dict.fromkeys(arrived, Call("keep", _asked(bundle))), LIMIT_S, is_urgent=True))
+    kept = _all(fleet.ask(dict.fromkeys(arrived, Call("files.keep", _asked(bundle))), LIMIT_S, is_urgent=True))
     for host, reply in kept.items():
         if not reply["kept"]:
             _upload(fleet, bundle, host, 0)
@@ -160,22 +160,22 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
     """Return whether the host keeps the archive; False if the archive arrived damaged, or the channel was reopened."""
     asked = _asked(bundle)
     changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
-    if changed and fleet.call(host, "keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
+    if changed and fleet.call(host, "files.keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
         return True
     with bundle.path.open("rb") as file:
         file.seek(arrived)
         while block := file.read(BLOCK):
             where = {**asked, "offset": file.tell() - len(block)}
-            if not fleet.call(host, "put", where, block, LIMIT_S)["taken"]:
+            if not fleet.call(host, "files.put", where, block, LIMIT_S)["taken"]:
                 return False  # the connection has broken, and a new channel took the call
-    return bool(fleet.call(host, "keep", asked, limit_s=LIMIT_S)["kept"])
+    return bool(fleet.call(host, "files.keep", asked, limit_s=LIMIT_S)["kept"])
 
 
 def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
     """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
     if host.is_here or shutil.which("rsync") is None:
         return ""
-    path = str(fleet.call(host, "basis", _asked(bundle))["path"])
+    path = str(fleet.call(host, "files.basis", _asked(bundle))["path"])
     over = [*master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
     if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits its remote shell command at blanks
         return ""
@@ -199,11 +199,11 @@ def _fan_out(
     """Have the hosts fetch the archive from `source`; return the hosts without success."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}
-        offer = fleet.call(source.host, "offer", about)
+        offer = fleet.call(source.host, "copying.offer", about)
     except CloudtrainError:
         return list(targets)
     asked = {**offer, "name": f"{bundle.sha256}.tar.gz"}
-    calls = {seat.host: Call("fetch", {**asked, "into": f"{seat.workdir}/cache"}) for seat in targets}
+    calls = {seat.host: Call("copying.fetch", {**asked, "into": f"{seat.workdir}/cache"}) for seat in targets}
     fetched = fleet.ask(calls, FETCH_S, is_urgent=True)
-    kept = fleet.ask({host: Call("keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
+    kept = fleet.ask({host: Call("files.keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
     return [seat for seat in targets if seat.host not in kept or not kept[seat.host].reply.get("kept")]

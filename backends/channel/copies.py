@@ -27,13 +27,13 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
     missing = []
     for number, (host, place) in enumerate(places):
         try:
-            reply = fleet.call(host, "tree", {"folder": place})
+            reply = fleet.call(host, "files.tree", {"folder": place})
         except UnreachableError:
             missing.append(host.name)
             continue
         here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
         like = [name for name, size in reply["files"] if here[name] == size]
-        sums = fleet.call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        sums = fleet.call(host, "files.tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in reply["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == sha256_of(path):
@@ -86,7 +86,7 @@ def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             while file.tell() < size:
-                call = Call("get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
+                call = Call("files.get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
                 answer = fleet.ask({host: call}, 600.0, is_urgent=True)[host]
                 if answer.error is not None:
                     raise answer.error

@@ -82,7 +82,7 @@ class HostChannel:
         if "refused" in reply:
             raise HostRefusal(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
-            raise ConfigError(f"{self.host.name}: {verb} failed: {reply['failed']}")
+            raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
         answer: dict[str, Any] = reply["told"]
         return answer, data
 
@@ -195,7 +195,7 @@ class HostChannel:
         if "refused" in reply:
             raise HostRefusal(f"{self.host.name}: {reply['refused']}")
         begin_s = time.time()
-        clock, _ = await self._exchange({"verb": "clock", "ask": {}}, b"")
+        clock, _ = await self._exchange({"verb": "calls.clock", "ask": {}}, b"")
         self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2
         return dict(reply)
 

@@ -52,7 +52,7 @@ class Login:
     def about(self) -> Mapping[str, Any]:
         """The host's report about itself: home, workdir, name. Opens the channel on first use."""
         if not self.fleet.channel(self.host).about:
-            self.call("clock", {})
+            self.call("calls.clock", {})
         return self.fleet.channel(self.host).about
 
     def call(self, verb: str, asked: Mapping[str, Any], limit_s: float = CALL_S) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Login:
 
     def run(self, argv: Sequence[str]) -> Done:
         """Return the result of a command of Slurm. Raises as `call`."""
-        return Done(**self.call("slurm_run", {"argv": list(argv)}))
+        return Done(**self.call("slurm.run", {"argv": list(argv)}))
 
     def path(self, text: str) -> str:
         """Return a path on the cluster, which may begin with `~/`, as an absolute path."""

@@ -38,13 +38,13 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     """Return the job's state. Raises UnreachableError."""
     login, handle = _at(fleet, ref)
     asked = {"folder": handle.folder, "nodes": handle.nodes, "checkpoints": handle.checkpoints}
-    looks = {node: NodeStatus.load(found) for node, found in enumerate(login.call("slurm_look", asked)["nodes"])}
+    looks = {node: NodeStatus.load(found) for node, found in enumerate(login.call("slurm.look", asked)["nodes"])}
     known = _fold(handle, looks)
     if known is not None and not _must_ask(looks, known):
         return known
     if known is None and time.time() - handle.sent_s < FIRST_S:
         return State("pending")
-    told = login.call("slurm_ask", {"folder": handle.folder, "number": handle.number, "every_s": ASK_S})
+    told = login.call("slurm.ask", {"folder": handle.folder, "number": handle.number, "every_s": ASK_S})
     if told.get("error"):
         raise UnreachableError(f"Slurm does not answer: {told['error']}", hint="try again later")
     job = status.read(told)
@@ -87,7 +87,7 @@ def logs(
         "ranks": None if ranks is None else sorted(ranks),
         "page_bytes": node_logs.PAGE_BYTES // max(1, len(wanted)),
     }
-    answer = login.ask("slurm_read", asked)
+    answer = login.ask("slurm.read", asked)
     found, begin = {}, 0
     for node, reply in answer.reply["nodes"].items():
         size = sum(chunk["size"] for chunk in reply["chunks"])
@@ -110,7 +110,7 @@ def logs_from(
         "lines": lines,
         "since_s": None if since_s is None else since_s + copies.ahead_s(fleet, login.host),
     }
-    offsets: Mapping[str, Mapping[str, int]] = login.call("slurm_near_end", asked)["offsets"]
+    offsets: Mapping[str, Mapping[str, int]] = login.call("slurm.near_end", asked)["offsets"]
     return {f"{node}/{name}": offset for node, each in offsets.items() for name, offset in each.items()}
 
 
@@ -122,7 +122,7 @@ def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
     login, handle = _at(fleet, ref)
     reason = "now" if now else "user"
     asked = {"folder": handle.folder, "nodes": handle.nodes, "number": handle.number, "reason": reason}
-    done = login.call("slurm_stop", asked)
+    done = login.call("slurm.stop", asked)
     if done["code"] and UNCERTAIN.search(done["stderr"]):
         message = f"the agents have the stop request, but Slurm does not answer: {' '.join(done['stderr'].split())}"
         raise UnreachableError(message, hint="a job that has not begun is not cancelled: try again later")
@@ -134,7 +134,7 @@ def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
     if not 0 <= node < handle.nodes:
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {handle.nodes - 1}")
     asked = {"folder": handle.folder, "node": node, "number": handle.number, "python": handle.python, "argv": argv}
-    path = login.call("slurm_enter", asked)["path"]
+    path = login.call("slurm.enter", asked)["path"]
     if login.host.is_here:
         return ["sh", path]
     socket = login.fleet.masters.socket(login.host)

@@ -73,7 +73,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
             "job.sh": body["script"],
         },
     }
-    login.call("slurm_prepare", prepared)
+    login.call("slurm.prepare", prepared)
     _note(shipment.home, login.host)
     shipment.sending.creates()
     if not submission.open_door(login.run, ref.folder):
@@ -81,7 +81,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     try:
         number = submission.submit(login.run, ref.folder, request.name, body["sbatch"])
     except ConfigError:  # Slurm has no job
-        login.call("slurm_discard", {"folder": ref.folder})
+        login.call("slurm.discard", {"folder": ref.folder})
         raise
     return replace(ref, number=number, sent_s=time.time()).dump()
 
@@ -90,7 +90,7 @@ def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
     """Return the job if Slurm has the job; otherwise close the attempt's door, so that None is final."""
     login = Login.at(fleet, host_of(request.body["settings"]))
     ref = handle(login.host, request.body, login.about["workdir"], login.path)
-    door = login.call("slurm_door", {"folder": ref.folder})
+    door = login.call("slurm.door", {"folder": ref.folder})
     if door["opened_ago_s"] is not None:
         number = door["number"]
         if number is None:
@@ -117,7 +117,7 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
     return [
         _found(login, entry, home)
         for login in (Login.at(fleet, host) for host in asked)
-        for entry in login.call("slurm_jobs", {})["jobs"]
+        for entry in login.call("slurm.jobs", {})["jobs"]
     ]
 
 

@@ -40,7 +40,7 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
     found = of_config(config)
     locks = {"lock_folder": config.block(Ssh).gpu_locks}
     rows: list[HostUse] = []
-    for host, answer in fleet.ask({host: Call("holders", locks) for host in found}, is_urgent=True).items():
+    for host, answer in fleet.ask({host: Call("survey.holders", locks) for host in found}, is_urgent=True).items():
         if answer.error is None:
             rows += _uses(host.name, answer.reply)
         else:

@@ -37,7 +37,7 @@ class Assignment(Receiver):
 def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
     """Raise an error with the faults of all hosts if fewer hosts answer than the job needs."""
     hosts = [Host(**each) for each in body["hosts"]]
-    answers = fleet.ask({host: Call("clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
+    answers = fleet.ask({host: Call("calls.clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
     there = [host for host in hosts if answers[host].error is None]
     if len(there) < JobSpec.load(body["spec"]).nodes:
         answers |= _facts(fleet, there, body)
@@ -98,7 +98,7 @@ def requirements_of(body: Mapping[str, Any]) -> HostRequirements:
 def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, HostAnswer]:
     common = {"checkpoint": body["checkpoint_dir"], "lock_folder": body["gpu_locks"], "patience_s": PATIENCE_S}
     is_plain = body["runs_in"]["kind"] == "none"  # any other environment brings its own Python
-    calls = {host: Call("facts", {**common, "python": host.python if is_plain else None}) for host in hosts}
+    calls = {host: Call("survey.facts", {**common, "python": host.python if is_plain else None}) for host in hosts}
     answers = fleet.ask(calls, FACTS_S, is_urgent=True)
     for host, answer in answers.items():
         if answer.error is None:
@@ -175,7 +175,7 @@ def address_of(fleet: Fleet, host: Host) -> str:
     came_in = str(fleet.channel(host).about["address"])
     # The agents and the rendezvous use IPv4.
     if host.interface or not came_in or ":" in came_in or ipaddress.ip_address(came_in).is_loopback:
-        return str(fleet.call(host, "address", {"interface": host.interface})["address"])
+        return str(fleet.call(host, "survey.address", {"interface": host.interface})["address"])
     return came_in
 
 
@@ -185,9 +185,8 @@ def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *,
         return {}
     token = secrets.token_hex(8)
     common = {"token": token, "ports": body["ports"]}
-    listening = fleet.ask(
-        {s.host: Call("listen", {**common, "name": s.host.name, "address": s.address}) for s in nodes}, is_urgent=True
-    )
+    calls = {s.host: Call("reachability.listen", {**common, "name": s.host.name, "address": s.address}) for s in nodes}
+    listening = fleet.ask(calls, is_urgent=True)
     listeners = [{"name": host.name, **answer.reply} for host, answer in listening.items() if "port" in answer.reply]
     unheard = {host.name: answer.reply["error"] for host, answer in listening.items() if "error" in answer.reply}
     calls = {}
@@ -195,7 +194,7 @@ def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *,
         peers = [listener for listener in listeners if listener["name"] != seat.host.name]
         if not everybody and number:
             peers = [listener for listener in peers if listener["name"] == nodes[0].host.name]
-        calls[seat.host] = Call("dial", {"token": token, "peers": peers})
+        calls[seat.host] = Call("reachability.dial", {"token": token, "peers": peers})
     answers = fleet.ask(calls, is_urgent=True)
-    fleet.ask({seat.host: Call("close_listener", {}) for seat in nodes})
+    fleet.ask({seat.host: Call("reachability.close_listener", {}) for seat in nodes})
     return {"unheard": unheard, "failed": {h.name: a.reply.get("failed", []) for h, a in answers.items()}}

@@ -47,8 +47,9 @@ def logs(
             "root": handle.nodes[node].root,
             "offsets": agent_pages.offsets(cursor, node),
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
+            "ranks": None if ranks is None else sorted(ranks),
         }
-        calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
+        calls[handle.nodes[node].host] = Call("verbs.read", asked)
     answers = fleet.ask(calls) if now else fleet.hedged(calls, lambda each: any(a.error is None for a in each.values()))
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
@@ -80,7 +81,7 @@ def logs_from(
         host, ahead_s = handle.nodes[node].host, copies.ahead_s(fleet, handle.nodes[node].host)
         asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
         named = {"root": handle.nodes[node].root, "ranks": None if ranks is None else sorted(ranks)}
-        calls[host] = Call("near_end", {**named, **asked})
+        calls[host] = Call("verbs.near_end", {**named, **asked})
     cursor = {}
     for node, answer in zip(wanted, fleet.ask(calls).values(), strict=True):
         if answer.error is not None:
@@ -95,7 +96,7 @@ def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
     A single agent with the request is enough: then all agents save and stop.
     """
     asked = {"reason": "now" if now else "user", "by_force": now}
-    calls = {node.host: Call("stop", {**asked, "root": node.root}) for node in SshRef.load(ref).nodes}
+    calls = {node.host: Call("verbs.stop", {**asked, "root": node.root}) for node in SshRef.load(ref).nodes}
     answers = fleet.ask(calls, STOP_S, is_urgent=True)
     unreached = [(host.name, answer.error) for host, answer in answers.items() if answer.error is not None]
     if len(unreached) == len(calls):
@@ -112,7 +113,7 @@ def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
     if not 0 <= node < len(nodes):
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
     host = nodes[node].host
-    path = fleet.call(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
+    path = fleet.call(host, "verbs.script", {"root": nodes[node].root, "argv": argv})["path"]
     command = master.argv(host, fleet.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 
@@ -121,7 +122,7 @@ def _look(
     fleet: Fleet, handle: SshRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
 ) -> dict[int, HostAnswer]:
     numbers, places = {handle.nodes[node].host: node for node in nodes}, [handle.nodes[node] for node in nodes]
-    calls = {at.host: Call("look", {"root": at.root, "checkpoints": at.checkpoints}) for at in places}
+    calls = {at.host: Call("verbs.look", {"root": at.root, "checkpoints": at.checkpoints}) for at in places}
     answers = fleet.hedged(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 

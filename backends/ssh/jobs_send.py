@@ -63,7 +63,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     pairs = zip(assignments, nodes, strict=True)
-    _all(fleet, {seat.host: Call("make", _folders(node) | made_of) for seat, node in pairs})
+    _all(fleet, {seat.host: Call("verbs.make", _folders(node) | made_of) for seat, node in pairs})
     paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
@@ -91,14 +91,16 @@ def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
         return None
     roots = {node.host: node.root for node in SshRef.load(ref).nodes}
-    answers = fleet.ask({host: Call("close_admission", {"root": root}) for host, root in roots.items()}, is_urgent=True)
+    calls = {host: Call("verbs.close_admission", {"root": root}) for host, root in roots.items()}
+    answers = fleet.ask(calls, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if all(answer.reply.get("started") for answer in answers.values() if answer.error is None):
         if errors:
             raise UnreachableError(f"whether {request.name} was started is not known: {errors[0]}")
         return ref
     # The agent of one host never joins, so no agent begins to work.
-    fleet.ask({host: Call("give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}, is_urgent=True)
+    calls = {host: Call("verbs.give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}
+    fleet.ask(calls, is_urgent=True)
     return None
 
 
@@ -112,7 +114,7 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
         notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
         asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))
     found: dict[tuple[str, int], FoundAttempt] = {}
-    answers = fleet.ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
+    answers = fleet.ask({host: Call("verbs.jobs", {}) for host in asked}, is_urgent=True)
     for host, answer in answers.items():
         if answer.error is not None:
             if all(each.error is not None for each in answers.values()):
@@ -178,7 +180,7 @@ def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assig
         return assignments
     hosts = [Host(**each) for each in body["hosts"]]
     there = {host: _checkpoints(fleet, host, body) for host in hosts if fleet.channel(host).about}
-    answers = fleet.ask({host: Call("newest", {"folder": folder}) for host, folder in there.items()})
+    answers = fleet.ask({host: Call("copying.newest", {"folder": folder}) for host, folder in there.items()})
     newest = {host: answer.reply for host, answer in answers.items() if answer.reply}
     if not newest:
         return assignments
@@ -190,12 +192,12 @@ def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assig
     offer = {"folder": there[best], "address": address_of(fleet, best), "ports": body["ports"]}
     name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
-        **fleet.call(best, "offer", offer),
+        **fleet.call(best, "copying.offer", offer),
         "name": name,
         "into": there[assignments[0].host],
         "note": _fetched_note(assignments[0], body),
     }
-    fleet.call(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
+    fleet.call(assignments[0].host, "copying.fetch", fetch, limit_s=FETCH_S)
     return assignments
 
 
@@ -211,8 +213,9 @@ def _environments(
     if runs_in["kind"] != "none":
         say(f"preparing the job's environment ({runs_in['kind']})")
     if runs_in["kind"] == "venv":
+        code = {"sha256": body["bundle"]}
         calls = {
-            seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node.root})
+            seat.host: Call("verbs.unpack", {**code, "path": paths[seat.host.name], "root": node.root})
             for seat, node in zip(assignments, nodes, strict=True)
         }
         _all(fleet, calls)
@@ -226,7 +229,7 @@ def _environments(
             code=f"{node.root}/code",
             gpus=tuple(seat.takes) if body["gpus"] else (),
         )
-        asked[seat.host] = Call("environment", {"spec": spec.dump()})
+        asked[seat.host] = Call("verbs.prepare", {"spec": spec.dump()})
     answers = _all(fleet, asked, BUILD_S)
     return [PreparedEnvironment.load(answers[seat.host].reply) for seat in assignments]
 
@@ -332,7 +335,7 @@ def _start_all(
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
         if queue := body.get("queue"):
             locks["queue"] = {**queue, **line, "host": seat.host.name, "units": seat.takes}
-        return Call("start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
+        return Call("verbs.start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
     waiting = list(range(len(assignments)))
     while waiting:
@@ -352,7 +355,7 @@ def _start_all(
 
 def _comes_first(fleet: Fleet, assignments: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
     """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
-    asked = Call("holders", {"lock_folder": body["gpu_locks"]})
+    asked = Call("survey.holders", {"lock_folder": body["gpu_locks"]})
     answers = fleet.ask({seat.host: asked for seat in assignments}, is_urgent=True)
     taken = {seat.host: seat.takes for seat in assignments}
     holders = [
@@ -372,7 +375,7 @@ def _why(seat: Assignment, reply: Mapping[str, Any]) -> str:
 
 def _give_up(fleet: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
-        seat.host: Call("give_up", {"root": spec.root, "for_ever": for_ever})
+        seat.host: Call("verbs.give_up", {"root": spec.root, "for_ever": for_ever})
         for seat, spec in zip(assignments, specs, strict=True)
     }
     fleet.ask(calls, is_urgent=True)

@@ -39,7 +39,7 @@ def push(
 def restore(fleet: Fleet, config: JobConfig | None, names: Sequence[str], place: str) -> dict[str, PushOutcome]:
     """Make the version before the current one current on each host; return the outcome by host."""
     hosts = _hosts(config, names)
-    answers = fleet.ask(dict.fromkeys(hosts, Call("back_model", {"place": place})), LIMIT_S, is_urgent=True)
+    answers = fleet.ask(dict.fromkeys(hosts, Call("models.back", {"place": place})), LIMIT_S, is_urgent=True)
     return {
         host.name: PushOutcome(None, str(answer.error)) if answer.error else PushOutcome(answer.reply["version"])
         for host, answer in answers.items()
@@ -73,7 +73,7 @@ class _Push:
         model = self._model
         sizes = {name: path.stat().st_size for name, path in model.files.items()}
         asked = {"place": self._place, "version": model.version, "name": model.name, "files": sizes}
-        begin = Call("begin_model", {**asked, "replaces": replaces})
+        begin = Call("models.begin", {**asked, "replaces": replaces})
         replies = self._all(dict.fromkeys(self._hosts, begin))
         self._at = {host: reply["place"] for host, reply in replies.items()}
         kept = self._kept([host for host, reply in replies.items() if reply["kept"]])
@@ -94,7 +94,7 @@ class _Push:
                     arrived.append(host)
             have, lack = [*have, *arrived], [host for host in lack if host not in pairs]
         about = {"version": model.version, "name": model.name}
-        self._all({host: Call("use_model", {"place": self._at[host], **about}) for host in have})
+        self._all({host: Call("models.use", {"place": self._at[host], **about}) for host in have})
         errors = {host.name: PushOutcome(None, str(error)) for host, error in self.errors.items()}
         return {host.name: errors.get(host.name, PushOutcome(model.version)) for host in self._hosts}
 
@@ -112,7 +112,7 @@ class _Push:
             for _ in range(TRIES):
                 for name in names:
                     self._send(host, name, self._model.files[name], begun.get(name, 0), where)
-                names = self._fleet.call(host, "keep_model", where, limit_s=LIMIT_S)["damaged"]
+                names = self._fleet.call(host, "models.keep", where, limit_s=LIMIT_S)["damaged"]
                 if not names:
                     self.errors.pop(host, None)
                     return True
@@ -129,7 +129,7 @@ class _Push:
             while True:
                 offset, block = file.tell(), file.read(BLOCK)
                 if block or not size:
-                    self._fleet.call(host, "put_model", {**where, "name": name, "offset": offset}, block, LIMIT_S)
+                    self._fleet.call(host, "models.put", {**where, "name": name, "offset": offset}, block, LIMIT_S)
                 if len(block) < BLOCK:
                     return
 
@@ -139,11 +139,11 @@ class _Push:
         for host, source in pairs.items():
             try:
                 about = {"folder": self._at[source], "address": address_of(self._fleet, source)}
-                offer = self._fleet.call(source, "offer", about)
+                offer = self._fleet.call(source, "copying.offer", about)
             except CloudtrainError as error:
                 self.errors[host] = error
                 continue
-            calls[host] = Call("fetch", {**offer, "name": version, "into": self._at[host]})
+            calls[host] = Call("copying.fetch", {**offer, "name": version, "into": self._at[host]})
         fetched = self._fleet.ask(calls, COPY_S, is_urgent=True)
         self.errors |= {host: answer.error for host, answer in fetched.items() if answer.error is not None}
         arrived = [host for host, answer in fetched.items() if answer.error is None]
@@ -155,5 +155,5 @@ class _Push:
     def _kept(self, hosts: Sequence[Host]) -> dict[Host, list[str]]:
         """Have the hosts verify the version; return the damaged files by host."""
         about = {"version": self._model.version}
-        replies = self._all({host: Call("keep_model", {**about, "place": self._at[host]}) for host in hosts})
+        replies = self._all({host: Call("models.keep", {**about, "place": self._at[host]}) for host in hosts})
         return {host: reply["damaged"] for host, reply in replies.items()}

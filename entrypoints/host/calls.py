@@ -1,8 +1,9 @@
 """The host's end of one ssh channel: calls in, answers out, until the channel ends.
 
-A message in either direction is a line of JSON, followed by `size` bytes. A call names a verb, a function of a module
-below. The function takes the call's `ask` as keyword arguments, and the bytes as `payload`, and returns JSON; resources
-that a verb keeps open end with the channel.
+A message in either direction is a line of JSON, followed by `size` bytes. A call names a verb, MODULE.FUNCTION of this
+package; the module is imported on the verb's first call. The function takes the call's `ask` as keyword arguments, the
+bytes as `payload`, and if it has a positional parameter, the host as `here`. It returns JSON; resources that a verb
+keeps open end with the channel.
 """
 
 from __future__ import annotations
@@ -18,57 +19,6 @@ from ..errors import Refused
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
-
-# verb -> module of this package and function; imported on the verb's first call
-VERBS = {
-    "clock": "host.calls:clock",
-    "look": "host.verbs:look",
-    "near_end": "host.verbs:near_end",
-    "read": "host.verbs:read",
-    "stop": "host.verbs:stop",
-    "close_admission": "host.verbs:close_admission",
-    "give_up": "host.verbs:give_up",
-    "script": "host.verbs:script",
-    "unpack": "host.verbs:unpack",
-    "tree": "host.files:tree",
-    "get": "host.files:get",
-    "holders": "host.survey:holders",
-    "listen": "host.reachability:listen",
-    "dial": "host.reachability:dial",
-    "close_listener": "host.reachability:close_listener",
-    "address": "host.survey:address",
-    "environment": "environments.prepare:prepare",
-    "offer": "host.copying:offer",
-    "fetch": "host.copying:fetch",
-    "newest": "host.copying:newest",
-    "begin_model": "host.models:begin",
-    "put_model": "host.models:put",
-    "keep_model": "host.models:keep",
-    "use_model": "host.models:use",
-    "back_model": "host.models:back",
-    "slurm_run": "host.slurm:run",
-    "slurm_discard": "host.slurm:discard",
-    "slurm_door": "host.slurm:door",
-    "slurm_look": "host.slurm:look",
-    "slurm_ask": "host.slurm:ask",
-    "slurm_read": "host.slurm:read",
-    "slurm_near_end": "host.slurm:near_end",
-    "slurm_stop": "host.slurm:stop",
-    "slurm_enter": "host.slurm:enter",
-}
-# Verbs whose first parameter is the host (`here`).
-VERBS_OF_HOST = {
-    "jobs": "host.verbs:jobs",
-    "make": "host.verbs:make",
-    "start": "host.verbs:start",
-    "has": "host.files:has",
-    "basis": "host.files:basis",
-    "put": "host.files:put",
-    "keep": "host.files:keep",
-    "facts": "host.survey:facts",
-    "slurm_prepare": "host.slurm:prepare",
-    "slurm_jobs": "host.slurm:jobs",
-}
 
 
 class Here:
@@ -106,11 +56,10 @@ def clock() -> dict[str, Any]:
 
 def _run_verb(verb: str, ask: dict[str, Any], here: Here) -> tuple[dict[str, Any], bytes]:
     """Call the verb; return the answer and its bytes."""
-    is_of_host = verb in VERBS_OF_HOST
     try:
-        module, _, name = (VERBS_OF_HOST if is_of_host else VERBS)[verb].partition(":")
-        found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
-        answer: dict[str, Any] = found(here, **ask) if is_of_host else found(**ask)
+        module, _, name = verb.partition(".")
+        found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        answer: dict[str, Any] = found(*[here] * found.__code__.co_argcount, **ask)
         return {"told": answer}, answer.pop("payload", b"")
     except Refused as error:
         return {"refused": str(error)}, b""

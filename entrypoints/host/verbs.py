@@ -23,7 +23,8 @@ from .. import atomic_json, bundle_file, processes
 from ..agent import node_folder, node_logs
 from ..agent.boot_environment import node_variables
 from ..contract import AgentSpec
-from ..environments import dockerrun
+from ..environments import dockerrun, interpreter
+from ..environments.spec import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from ..job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 from . import files
@@ -122,6 +123,28 @@ def unpack(*, path: str, sha256: str, root: str) -> dict[str, Any]:
     except bundle_file.BundleError as error:
         raise Refused(str(error)) from error
     return {}
+
+
+def prepare(*, spec: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the job's environment (an EnvironmentSpec), and return the PreparedEnvironment. Raises Refused.
+
+    The node's agent needs the result to start boot.
+    """
+    wanted = EnvironmentSpec.load(spec)
+    if wanted.kind == "none":
+        found = interpreter.find(wanted.python)
+        return PreparedEnvironment(python=found.path, detail=found.words).dump()
+    if wanted.kind == "venv":
+        from ..environments import venvs  # only the module of the kind is imported
+
+        return venvs.build(wanted).dump()
+    if wanted.kind == "conda":
+        from ..environments import condaenvs
+
+        return condaenvs.find(wanted.conda or "").dump()
+    from ..environments import images
+
+    return images.ready(wanted).dump()
 
 
 def start(here: Here, *, request: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.fleet import fleet, forget
 
-CLOCK = Call("clock", {})
+CLOCK = Call("calls.clock", {})
 
 
 @pytest.fixture

@@ -130,14 +130,14 @@ def test_exec_passes_every_string_for_any_login_shell(login: Callable[[str], Hos
     """Two hundred arguments in one command, with some invalid text; the workdir contains a blank."""
     target = login(shell)
     words = [*STRINGS, *(os.fsdecode(raw) for raw in (b"\xff", b"\xc3\x28", b"a\x80b'"))]
-    fleet().call(target, "clock", {})
+    fleet().call(target, "calls.clock", {})
     command = jobs.shell(
         fleet(), reference(target, fleet().channel(target).about["workdir"]), 0, [sys.executable, "-c", ECHO, *words]
     )
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.replace("'", '"')) == [os.fsencode(word).hex() for word in words]
-    left = fleet().call(target, "tree", {"folder": "/tmp"})["files"]
+    left = fleet().call(target, "files.tree", {"folder": "/tmp"})["files"]
     assert [name for name, _ in left if name.startswith(("cloudtrain-", CANARY))] == []
 
 
@@ -169,7 +169,7 @@ def test_workdir_and_interpreter_may_be_any_path(pair: Cluster) -> None:
         (there / names[begin]).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         (there / names[begin]).chmod(0o755)
         target = host(pair, workdir=f"{where}/work", python=f"{where}/{names[begin]}")
-        assert fleet().call(target, "clock", {})["now_s"] > 0
+        assert fleet().call(target, "calls.clock", {})["now_s"] > 0
         assert fleet().channel(target).about["workdir"] == f"{where}/work"
         assert (there / "work/runtime").is_dir()
 

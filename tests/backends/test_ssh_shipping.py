@@ -61,7 +61,7 @@ def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> l
     lines, found = fleet(), []
     for host in cluster.hosts[:count]:
         to = Host(host.name, python=sys.executable, ssh_config=str(cluster.ssh_config), workdir=workdir)
-        lines.call(to, "clock", {})
+        lines.call(to, "calls.clock", {})
         found.append(Assignment(to, lines.channel(to).about["workdir"], host.address, host.name, (), {}))
     return found
 
@@ -104,7 +104,7 @@ def test_code_is_sent_once(pair: Cluster, code: Callable[..., Bundle], calls: li
     assert Path(paths["h0"]).name == f"{bundle.sha256}.tar.gz"
     calls.clear()
     archives.ship(fleet(), bundle, hosts)
-    assert sorted(calls) == [("h0", "has", 0), ("h1", "has", 0)]
+    assert sorted(calls) == [("h0", "files.has", 0), ("h1", "files.has", 0)]
 
 
 def test_archive_damaged_on_the_disk_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
@@ -124,13 +124,13 @@ def test_interrupted_upload_continues_at_its_offset(
     monkeypatch.setattr(archives, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
     host, asked = hosts[0].host, archives._asked(bundle)
-    fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
+    fleet().call(host, "files.has", {**asked, "bytes": bundle.bytes})
     first = bundle.path.read_bytes()[: 2 << 20]
-    fleet().call(host, "put", {**asked, "offset": 0}, first)
+    fleet().call(host, "files.put", {**asked, "offset": 0}, first)
     fleet().run(fleet()._close())
     calls.clear()
     archives.ship(fleet(), bundle, hosts)
-    assert sum(size for _, verb, size in calls if verb == "put") == bundle.bytes - len(first)
+    assert sum(size for _, verb, size in calls if verb == "files.put") == bundle.bytes - len(first)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
@@ -144,7 +144,7 @@ def test_upload_continues_after_a_broken_connection(
     plain, broken = Fleet.call, []
 
     def tell(self: Fleet, host: Host, verb: str, ask: dict[str, Any], *more: Any, **named: Any) -> Any:
-        if verb == "put" and ask["offset"] and not broken:
+        if verb == "files.put" and ask["offset"] and not broken:
             broken.append(ask["offset"])
             pair.hosts[0].kill_sshd(with_sessions=True)
             pair.hosts[0].start_sshd()
@@ -160,8 +160,8 @@ def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable
     """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
     host, asked = hosts[0].host, archives._asked(bundle)
-    fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
-    fleet().call(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
+    fleet().call(host, "files.has", {**asked, "bytes": bundle.bytes})
+    fleet().call(host, "files.put", {**asked, "offset": 0}, b"something else" * 1000)
     archives.ship(fleet(), bundle, hosts)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -171,8 +171,8 @@ def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[...,
     bundle, hosts = code(2), seats(pair, 1)
     asked = archives._asked(bundle)
     other = Fleet(fleet().loop, master.Masters())
-    assert other.call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
-    assert fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["busy"]
+    assert other.call(hosts[0].host, "files.has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
+    assert fleet().call(hosts[0].host, "files.has", {**asked, "bytes": bundle.bytes})["busy"]
     done = threading.Event()
 
     def second() -> None:
@@ -194,7 +194,7 @@ def test_submits_that_wait_for_each_other_both_end(
     """A submit serves its free hosts before the wait for a busy host: a competing submit may need these free hosts."""
     bundle, hosts = code(), seats(pair)
     other = Fleet(fleet().loop, master.Masters())
-    assert not other.call(hosts[0].host, "has", {**archives._asked(bundle), "bytes": bundle.bytes})["busy"]
+    assert not other.call(hosts[0].host, "files.has", {**archives._asked(bundle), "bytes": bundle.bytes})["busy"]
     thread = threading.Thread(target=archives.ship, args=(fleet(), bundle, hosts))
     thread.start()
     wait_until(lambda: kept(pair, 1) == [f"{bundle.sha256}.tar.gz"], 30)
@@ -218,10 +218,10 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
     """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
     asked = archives._asked(bundle)
-    fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})
+    fleet().call(hosts[0].host, "files.has", {**asked, "bytes": bundle.bytes})
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
     with pytest.raises(CloudtrainError, match="the code does not fit"):
-        fleet().call(hosts[0].host, "put", {**asked, "offset": 0}, bundle.path.read_bytes())
+        fleet().call(hosts[0].host, "files.put", {**asked, "offset": 0}, bundle.path.read_bytes())
     assert list(pair.hosts[0].path("/data/ct/cache").iterdir()) == []
 
 
@@ -237,7 +237,7 @@ def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) ->
         os.utime(path, (time.time() - 31 * DAY_S,) * 2)
     make = {"job": f"{workdir}/jobs/x", "root": f"{workdir}/jobs/x/attempt-1/node-0", "owner": "me"}
     make = {key: value.replace(str(pair.hosts[0].folder), "") for key, value in make.items()}
-    fleet().call(hosts[0].host, "make", {**make, "folders": [], "links": {}, "record": {}})
+    fleet().call(hosts[0].host, "verbs.make", {**make, "folders": [], "links": {}, "record": {}})
     assert not any(path.exists() for path in old)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
     assert len(list((workdir / "runtime").iterdir())) == 1
@@ -289,6 +289,6 @@ def test_slow_uplink_is_used_once(
     pair.client.slow(rate_mbit_s=12)
     archives.ship(fleet(), bundle, hosts)
     pair.client.join()
-    times = sum(size for _, verb, size in calls if verb == "put") / bundle.bytes
+    times = sum(size for _, verb, size in calls if verb == "files.put") / bundle.bytes
     assert times == (1 if reached else 2)
     assert [kept(pair, 0), kept(pair, 1)] == [[f"{bundle.sha256}.tar.gz"]] * 2

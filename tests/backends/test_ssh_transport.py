@@ -51,7 +51,7 @@ def to(cluster: Cluster, name: str = "h0", **more: Any) -> Host:
 
 def ask(target: Host) -> HostAnswer:
     """Call for the time."""
-    return fleet().ask({target: Call("clock", {})}, is_urgent=True)[target]
+    return fleet().ask({target: Call("calls.clock", {})}, is_urgent=True)[target]
 
 
 def error_of(target: Host) -> CloudtrainError:
@@ -234,7 +234,7 @@ def test_server_with_one_session_and_no_terminal_works(pair: Cluster) -> None:
     """With `MaxSessions 1` and `PermitTTY no` parallel commands get their own connections."""
     configure(pair.hosts[0], "MaxSessions 1\nPermitTTY no\n")
     targets = [to(pair, workdir=f"~/w{number}") for number in range(4)]
-    answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
+    answers = fleet().ask({target: Call("calls.clock", {}) for target in targets}, is_urgent=True)
     assert [answer.error for answer in answers.values()] == [None] * 4
     command = [
         *master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True),
@@ -334,10 +334,10 @@ def test_host_that_dies_during_a_call_is_unreachable(pair: Cluster) -> None:
     off = threading.Timer(0.2, pair.hosts[1].power_off)
     off.start()
     begin_s = time.monotonic()
-    answers = fleet().ask({target: Call("clock", {}) for target in both}, is_urgent=True)
+    answers = fleet().ask({target: Call("calls.clock", {}) for target in both}, is_urgent=True)
     off.join()
     while answers[both[1]].error is None and time.monotonic() - begin_s < 30:
-        answers = fleet().ask({target: Call("clock", {}) for target in both}, is_urgent=True)
+        answers = fleet().ask({target: Call("calls.clock", {}) for target in both}, is_urgent=True)
     error = answers[both[1]].error
     assert error.exit_code == UNREACHABLE
     assert answers[both[0]].error is None
@@ -366,7 +366,7 @@ def test_sixteen_hosts_through_a_bastion(
     config.write_text(many.jump_config().read_text())
     new_fleet()
     targets = [Host(host.name, ssh_config=str(config), python=sys.executable) for host in many.hosts]
-    answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
+    answers = fleet().ask({target: Call("calls.clock", {}) for target in targets}, is_urgent=True)
     errors = {target.name: str(answer.error) for target, answer in answers.items() if answer.error is not None}
     forget(home)
     assert errors == {}

@@ -2,35 +2,48 @@
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints.host import calls
-from cloudtrain.entrypoints.host.calls import VERBS, VERBS_OF_HOST, Here
+from cloudtrain.entrypoints.host.calls import Here
 
 HERE = Here(Path("/nowhere"), "/nowhere/runtime", 0o022, "h1")
+BACKENDS = Path(__file__).resolve().parents[2] / "backends"
+_VERB = re.compile(r'(?:\bCall\(|\.(?:call|ask)\((?:[^,"\n]+, )?|"verb": )\s*"(\w+\.\w+)"')
+VERBS = sorted({verb for path in BACKENDS.rglob("*.py") for verb in _VERB.findall(path.read_text())})
 
 
-@pytest.mark.parametrize("verb", sorted({**VERBS, **VERBS_OF_HOST}))
+@pytest.mark.parametrize("verb", VERBS)
 def test_verb_has_typed_keyword_arguments(verb: str) -> None:
-    """A verb names each argument with its type, and returns JSON; some verbs begin with the host."""
-    module, _, name = {**VERBS, **VERBS_OF_HOST}[verb].partition(":")
-    found = inspect.signature(getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name))
-    first, *rest = [*found.parameters.values(), None]
+    """A verb that a backend calls names each argument with its type; some verbs begin with the host."""
+    module, _, name = verb.partition(".")
+    found = inspect.signature(getattr(importlib.import_module(f"cloudtrain.entrypoints.host.{module}"), name))
     assert found.return_annotation == "dict[str, Any]"
-    assert (first is not None and first.name == "here") == (verb in VERBS_OF_HOST)
-    for each in [first, *rest] if verb not in VERBS_OF_HOST else rest:
-        if each is not None:
-            assert each.kind is inspect.Parameter.KEYWORD_ONLY, each
-            is_open = each.annotation in (inspect.Parameter.empty, "Any", "dict[str, Any]", "Mapping[str, Any]")
-            assert not is_open or each.name in ("record", "request", "spec")  # in their JSON form
+    for number, each in enumerate(found.parameters.values()):
+        if (number, each.name) == (0, "here"):
+            assert each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            continue
+        assert each.kind is inspect.Parameter.KEYWORD_ONLY, each
+        is_open = each.annotation in (inspect.Parameter.empty, "Any", "dict[str, Any]", "Mapping[str, Any]")
+        assert not is_open or each.name in ("record", "request", "spec")  # in their JSON form
+
+
+def test_backends_call_all_verbs() -> None:
+    """The search for verbs in the backends' code finds the calls of both kinds of hosts."""
+    assert len(VERBS) == 44
 
 
 @pytest.mark.parametrize(
     ("verb", "ask", "words"),
-    [("look", {}, "missing"), ("look", {"root": "/", "checkpoints": "/", "more": 1}, "more"), ("put", {}, "missing")],
+    [
+        ("verbs.look", {}, "missing"),
+        ("verbs.look", {"root": "/", "checkpoints": "/", "more": 1}, "more"),
+        ("files.put", {}, "missing"),
+    ],
 )
 def test_wrong_arguments_are_an_answer(verb: str, ask: dict[str, Any], words: str) -> None:
     """The channel stays open."""
@@ -41,11 +54,12 @@ def test_wrong_arguments_are_an_answer(verb: str, ask: dict[str, Any], words: st
 
 def test_unknown_verb_is_an_answer() -> None:
     """A launcher of a later version may know more verbs; the channel stays open."""
-    answer, _ = calls._run_verb("nowhere", {}, HERE)
-    assert answer == {"failed": "KeyError('nowhere')", "kind": "KeyError"}
+    for verb, kind in (("nowhere", "ModuleNotFoundError"), ("verbs.nowhere", "AttributeError")):
+        answer, _ = calls._run_verb(verb, {}, HERE)
+        assert answer["kind"] == kind
 
 
 def test_clock_answers() -> None:
     """The answer is JSON without bytes."""
-    answer, data = calls._run_verb("clock", {}, HERE)
+    answer, data = calls._run_verb("calls.clock", {}, HERE)
     assert (answer["told"]["now_s"] > 1.7e9, data) == (True, b"")

@@ -22,9 +22,9 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import starting
 from cloudtrain.entrypoints.environments import container_init, dockerrun, images
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
-from cloudtrain.entrypoints.environments.prepare import prepare
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
+from cloudtrain.entrypoints.host.verbs import prepare
 from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.launcher.config.schema import JobConfig

@@ -19,14 +19,14 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.environments import builds, condaenvs, interpreter, venvs
-from cloudtrain.entrypoints.environments.prepare import prepare
 from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.host.verbs import prepare
 from doubles.waiting import until
 
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\n"
 PREPARE = """
 import json, sys
-from cloudtrain.entrypoints.environments.prepare import prepare
+from cloudtrain.entrypoints.host.verbs import prepare
 print(json.dumps(prepare(spec=json.load(sys.stdin))))
 """
 
