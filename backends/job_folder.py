@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import job_files
+from cloudtrain.entrypoints.contract import is_whole
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.store import ABSENT, Store
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -75,9 +75,9 @@ class JobFolder:
         return None
 
     def has_checkpoint(self, uri: str) -> bool:
-        """Return whether the folder has a complete checkpoint, by the same rule as the node's (job_files.py)."""
+        """Return whether the folder has a complete checkpoint, by the same rule as the node's (contract.py)."""
         with self.answers(f"list {uri}"):
-            return any(job_files.is_whole(name.partition("/")[0]) for name in self.open_at(uri).names(""))
+            return any(is_whole(name.partition("/")[0]) for name in self.open_at(uri).names(""))
 
     def get(self, uri: str, path: Path) -> bool:
         """Copy the object to the path; return False if the store has no such object."""

@@ -1,4 +1,4 @@
-"""The messages between the launcher and the nodes, as frozen dataclasses with a JSON form.
+"""The messages between the launcher and the nodes, as frozen dataclasses with a JSON form; names in a job's folder.
 
 The launcher sends a `JobSpec` to every node, inside a `ContainerOrder` on the clouds and inside an `AgentSpec` on the
 local and ssh backends. A node answers with its `AgentState`, and at the end with its `ExitReport`. The messages about
@@ -11,14 +11,27 @@ Times are in seconds, and clock times in unix seconds; money is in micro-dollars
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .records import Record
 from .terms import CostRate, Terms
 
 VERSION = 1  # of all messages; a later version adds the key `version` to its messages
+
+# Names in a job's folder: the lock held while agents start; the mark of a start that was given up, at any time.
+START_LOCK, NEVER_SENT = "start.lock", "never-sent"
+RECORD = "record.json"  # for a registry that has lost the job
+# Per node: the agent's state, the exit record, the stop request.
+STATE, EXIT, STOP = "state.json", "exit.json", "stop.json"
+BEAT, BEAT_S = "beat", 5.0  # a file that the agent touches, if the readers are on other machines
+STATE_EVERY_S = 60.0  # between two writes of the state: the state has the node's time in use, even after a power cut
+
+_NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")
 
 ExitState = Literal["succeeded", "failed", "stopped"]
 
@@ -383,3 +396,18 @@ class NodeStatus(Message):
     last_s: float = 0.0  # when the job last wrote a log line
     rebooted: bool = False  # the machine has restarted since
     now_s: float | None = None  # the host's clock at the answer
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether the folder has a checkpoint to resume from: the trainer's, or any file that a script has saved."""
+    try:
+        whole = (entry for entry in folder.iterdir() if is_whole(entry.name))
+        # A kept folder exists from the start, without a file.
+        return any(not entry.is_dir() or any(files for _, _, files in os.walk(entry)) for entry in whole)
+    except OSError:
+        return False
+
+
+def is_whole(name: str) -> bool:
+    """Return whether an entry with the name in a checkpoint folder is complete and not set aside."""
+    return not _NOT_WHOLE.search(name)

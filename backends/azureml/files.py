@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def has_checkpoint(access: AzureAccess, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
+    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/contract.py."""
     return _with_folder(access, uri, lambda folder: folder.has_checkpoint(uri))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
+from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.extras import install

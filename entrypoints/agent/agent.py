@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic_json, bundle_file, processes
-from ..contract import AgentSpec, AgentState, ExitReport
+from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport
 from ..environments.job import Preparation
-from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP
 from . import gpulocks, transport
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from .boot_environment import boot_environment

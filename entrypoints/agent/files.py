@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..contract import AgentSpec
-from ..job_files import has_checkpoint
+from ..contract import AgentSpec, has_checkpoint
 from ..replication import copies
 from ..replication.replicas import Replicas
 from ..replication.restore import Gathering

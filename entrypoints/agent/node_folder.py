@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import atomic_json, processes
-from ..contract import AgentState, ExitReport, NodeStatus
-from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentState, ExitReport, NodeStatus, has_checkpoint
 
 OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 

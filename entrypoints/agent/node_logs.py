@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, processes
-from ..contract import AgentState
-from ..job_files import EXIT, STATE
+from ..contract import EXIT, STATE, AgentState
 from . import log_times
 
 PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # at most for all files together, at least for each file

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, processes
-from ..contract import AgentSpec, AgentState, ExitReport
-from ..job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
+from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport, has_checkpoint
 from . import gpulocks, node_folder, transport
 from .coordinate import Desired, Report
 from .membership import JOIN_TIMEOUT_S

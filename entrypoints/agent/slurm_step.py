@@ -28,8 +28,7 @@ from pathlib import Path
 from socket import socket
 
 from .. import atomic_json, processes
-from ..contract import AgentSpec, AgentState, ExitReport
-from ..job_files import BEAT, BEAT_S, EXIT, STATE, STOP
+from ..contract import BEAT, BEAT_S, EXIT, STATE, STOP, AgentSpec, AgentState, ExitReport
 from . import node as nodes
 from . import transport
 from .agent import Agent

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import processes
-from ..contract import AgentSpec
-from ..job_files import NEVER_SENT, START_LOCK, STATE, STOP
+from ..contract import NEVER_SENT, START_LOCK, STATE, STOP, AgentSpec
 from . import gpulocks, queue_line, transport
 from .agent import Agent
 from .membership import JOIN_TIMEOUT_S

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import bundle_file
+from ..contract import EXIT, STATE
 from ..errors import Refused
-from ..job_files import EXIT, STATE
 from .calls import Here
 
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job

@@ -18,9 +18,19 @@ from typing import Any
 
 from .. import atomic_json, processes
 from ..agent import node_folder, node_logs
-from ..contract import AgentState, ExitReport, NodeStatus
+from ..contract import (
+    BEAT,
+    EXIT,
+    RECORD,
+    STATE,
+    STATE_EVERY_S,
+    STOP,
+    AgentState,
+    ExitReport,
+    NodeStatus,
+    has_checkpoint,
+)
 from ..errors import Refused
-from ..job_files import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, has_checkpoint
 from .calls import Here
 
 OBEY_S = 5.0

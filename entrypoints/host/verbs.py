@@ -22,11 +22,10 @@ from typing import Any
 from .. import atomic_json, bundle_file, processes
 from ..agent import node_folder, node_logs
 from ..agent.boot_environment import node_variables
-from ..contract import AgentSpec
+from ..contract import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE, AgentSpec
 from ..environments import dockerrun, interpreter
 from ..environments.spec import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
-from ..job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 from . import files
 from .calls import Here
 

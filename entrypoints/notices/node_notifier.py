@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, events
-from ..contract import AgentSpec, ExitReport, NoticeSettings
-from ..job_files import has_checkpoint
+from ..contract import AgentSpec, ExitReport, NoticeSettings, has_checkpoint
 from ..terms import CostRate
 from . import rules
 from .facts import JobFacts, StepFacts, is_limit_first

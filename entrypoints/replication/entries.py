@@ -1,6 +1,6 @@
 """The entries of a folder that a node offers, and the fingerprint that distinguishes two entries of the same name.
 
-An entry is a file, or a folder with its whole content, and its name marks a complete entry (job_files.py). Links,
+An entry is a file, or a folder with its whole content, and its name marks a complete entry (contract.py). Links,
 devices and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read
 other files of the machine.
 
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import atomic_json, job_files
+from .. import atomic_json
 from ..checkpoints import folder as checkpoints
+from ..contract import is_whole
 from ..records import Record
 
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,7 +59,7 @@ class StoredEntry(Record, checks=True):
 
 def is_name(name: str) -> bool:
     """Return whether an entry may have this name: a direct child, not hidden, not partial, not set aside."""
-    return is_path(name) and "/" not in name and job_files.is_whole(name)
+    return is_path(name) and "/" not in name and is_whole(name)
 
 
 def is_path(path: str) -> bool:

@@ -1,6 +1,6 @@
 """Partial files: a copy is written to `.<name>.<host>-<pid>.tmp`, beside its final name, until the copy is complete.
 
-Readers skip such names (job_files.py), and processes and hosts on a shared disk do not disturb each other. The name
+Readers skip such names (contract.py), and processes and hosts on a shared disk do not disturb each other. The name
 also identifies the remains of an interrupted copy.
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import job_files
+from ..contract import is_whole
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
@@ -78,7 +78,7 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
         path = Path(entry.path)
         name = path.relative_to(root).as_posix()
         try:
-            if not job_files.is_whole(entry.name):
+            if not is_whole(entry.name):
                 continue
             if entry.is_dir():
                 if _FOLDER.search(entry.name) or (path / ".metadata").exists():

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.entrypoints.contract import has_checkpoint
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.entrypoints.job_files import has_checkpoint
 
 from ..text.visible import shown
 from .stage import MOST_TOLERANCE, Rehearsal, RehearsalOptions

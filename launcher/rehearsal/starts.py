@@ -17,8 +17,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.contract import AgentState, ExitReport
-from cloudtrain.entrypoints.job_files import EXIT, STATE
+from cloudtrain.entrypoints.contract import EXIT, STATE, AgentState, ExitReport
 
 from ..errors import ConfigError
 from ..text.visible import shown

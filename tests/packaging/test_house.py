@@ -16,7 +16,7 @@ from cloudtrain.launcher.backend_table import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
-FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes", "records"}
+FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "processes", "records"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices", "terms"}
 FROM_ENTRYPOINTS |= {"checkpoints.folder"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
@@ -91,14 +91,13 @@ atomic_json
 bundle_file
 events
 format
-job_files
 terms
 records
 processes
 errors
 """
 ROOMS = {"launcher": LAUNCHER.split(), "entrypoints": ENTRYPOINTS.split()}
-MOST_AT_THE_TOP = 10  # modules, without `__init__` and the stub of a public name
+MOST_AT_THE_TOP = 9  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
 # The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_list`.
 DUTIES = {

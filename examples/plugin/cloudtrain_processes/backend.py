@@ -15,7 +15,7 @@ from cloudtrain.backends.local.backend import LocalBackend, agent_spec, interpre
 from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.job_files import RECORD
+from cloudtrain.entrypoints.contract import RECORD
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, Request, Shipment, Terms
 from cloudtrain.launcher.errors import CapacityError, ConfigError, Fault, UsageError
 from cloudtrain.launcher.planning import render

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE
+from cloudtrain.entrypoints.contract import NEVER_SENT, START_LOCK, STATE, AgentSpec
 
 __all__ = ["has_started", "start"]
 
