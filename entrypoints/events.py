@@ -2,10 +2,10 @@
 
     step 120/2000 loss 1.234 8.1k samples/s eta 12m  ::ct {"e":"step","step":120,"loss":1.2339999675750732}
 
-Events: boot start parent step eval checkpoint preempt restart error done gpu test. Numbers keep full precision (`repr`
-of the float), so that two runs can be compared bit for bit. A line is written by one `os.write` and stays under 4096
-bytes (PIPE_BUF): `print(flush=True)` under `python -u` is two writes, which tear when ranks share a pipe
-(1,112 of 12,000 lines, measured with torch 2.13 torchrun, 4 ranks).
+Events: boot start parent step eval checkpoint preempt paused restart error done gpu test trial. Numbers keep full
+precision (`repr` of the float), so that two runs can be compared bit for bit. A line is written by one `os.write` and
+stays under 4096 bytes (PIPE_BUF): `print(flush=True)` under `python -u` is two writes, which tear when ranks share a
+pipe (1,112 of 12,000 lines, measured with torch 2.13 torchrun, 4 ranks).
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from typing import Any
 MARK = "  ::ct "
 MAX_BYTES = 4096
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would build an encoder per line
-NAMES = (
-    *("boot", "start", "parent", "step", "eval", "checkpoint", "preempt", "paused", "restart", "error", "done", "gpu"),
-    *("test", "trial"),
-)
 
 
 def format_line(event: str, text: str, fields: dict[str, Any]) -> str:

@@ -42,7 +42,12 @@ def stamp(pid: int) -> str | None:
     """
     boot = boot_id()
     if boot is None:
-        return f"{pid}" if _exists(pid) else None
+        with contextlib.suppress(PermissionError):  # the process is a different user's
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return None
+        return f"{pid}"
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else f"{boot}:{fields[19]}"
 
@@ -172,6 +177,14 @@ def announce(pipe: int | None) -> None:
         os.close(pipe)
 
 
+def write_into(log: Path) -> None:
+    """Direct this process's standard output and error to the end of the file. Raises OSError."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies."""
@@ -252,16 +265,6 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _prctl(option: int, value: int) -> None:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import atomic_json, bundle_file, processes
 from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport
 from ..environments.job import Preparation
+from ..notices.node_notifier import of_agent
 from . import gpulocks, transport
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from .boot_environment import boot_environment
@@ -31,9 +32,6 @@ from .files import NodeFiles
 from .membership import Fenced, Membership
 from .queue_wait import REQUEUE
 from .ranks import Ranks, failure
-
-if TYPE_CHECKING:
-    from ..notices.node_notifier import NodeNotifier
 
 TICK_S = 0.1
 PREPARING = "its packages are being installed"
@@ -76,11 +74,7 @@ class Agent:
             self.report = replace(self.report, address=spec.address, ports=(self.membership.port, self.files.port))
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
         self.written_s = 0.0  # when the state was last written
-        self.notifier: NodeNotifier | None = None  # of a job that sends notifications by itself
-        if spec.job.notices is not None:
-            from ..notices import node_notifier
-
-            self.notifier = node_notifier.of_agent(spec, self.started_s)
+        self.notifier = of_agent(spec, self.started_s)
 
     @property
     def root(self) -> Path:
@@ -108,7 +102,10 @@ class Agent:
             bundle_file.unpack(Path(self.spec.bundle), self.spec.sha256, self.root)
             atomic_json.write_json(self.root / "spec.json", self.spec.job.dump())
             self._set(newest=self.files.newest())
-            self._prepare()
+            if self.spec.job.setup is not None:  # the ranks start after the installation
+                first = Desired("run", 1, nodes=tuple(range(self.spec.job.nodes)))
+                self.preparation = Preparation(self.spec, self._environment(first), self.ranks.umask)
+                self._set(phase="preparing")
         except (OSError, bundle_file.BundleError) as error:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(failure(f"node {self.spec.node}: {error}"),))
         try:
@@ -117,22 +114,6 @@ class Agent:
         except Exception as error:  # an error of the agent must not look like a lost machine
             traceback.print_exc()
             self._end(_failed("error", f"the agent of node {self.spec.node} failed: {error!r}"))
-
-    def _prepare(self) -> None:
-        """Start to install the ranks' environment, if the config has `setup`; ranks start after the installation."""
-        if self.spec.job.setup is None:
-            return
-        first = Desired("run", 1, nodes=tuple(range(self.spec.job.nodes)))
-        self.preparation = Preparation(self.spec, self._environment(first), self.ranks.umask)
-        self._set(phase="preparing")
-
-    def _take_prepared(self, made: dict[str, Any]) -> None:
-        self.preparation = None
-        if fault := made.get("failure"):
-            self._set(phase="exited", code=EXIT_CONFIG, failures=(fault,))
-            return
-        self.ranks.use(made["python"], made["environment"])
-        self._set(phase="idle")
 
     def _turn(self) -> bool:
         """Poll, report, obey, and wait for messages, once; return whether the job is over."""
@@ -173,28 +154,28 @@ class Agent:
     def _look(self) -> None:
         """Update the report: check whether boot has ended, and whether a stop request has arrived."""
         if self.preparation is not None and (made := self.preparation.result()) is not None:
-            self._take_prepared(made)
+            self.preparation = None
+            if fault := made.get("failure"):
+                self._set(phase="exited", code=EXIT_CONFIG, failures=(fault,))
+            else:
+                self.ranks.use(made["python"], made["environment"])
+                self._set(phase="idle")
         if (missing := self.files.opened()) is not None:
             self._launch(missing)
-        if self.ranks.boot is not None and not self.report.done and self._is_done(self.ranks.boot_code()):
-            self._set(done=True)
-        has_ended = self.ranks.boot is not None and self.ranks.boot_code() is not None
-        if has_ended and self.files.have_closed(self.ranks.kill_tree):
-            self._collect()
+        if self.ranks.boot is not None:
+            code = self.ranks.boot_code()
+            # After a stop request, a script that exits 0 may have saved only; then boot decides.
+            may_be_done = code is None and (self.files.is_task or not (self.asked_to_stop or self.terminated))
+            if not self.report.done and (
+                code == EXIT_DONE or (may_be_done and self.ranks.are_done(len(self.desired.nodes)))
+            ):
+                self._set(done=True)
+            if code is not None and self.files.have_closed(self.ranks.kill_tree):
+                self._collect()
         if self.report.stop != "now" and (request := atomic_json.read_json(self.root / STOP)):
             self._set(stop=request["reason"])  # a user whose request `user` takes too long may request `now`
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
-
-    def _is_done(self, boot_code: int | None) -> bool:
-        """Return whether the ranks of this node have ended with success, while boot or the agent still works.
-
-        After a stop request, a script that exits 0 may have saved only; then boot decides.
-        """
-        if boot_code is not None:
-            return boot_code == EXIT_DONE
-        is_asked = self.asked_to_stop or self.terminated
-        return (self.files.is_task or not is_asked) and self.ranks.are_done(len(self.desired.nodes))
 
     def _collect(self) -> None:
         ended = self.ranks.collect(was_asked=self.asked_to_stop or self.terminated)
@@ -205,7 +186,10 @@ class Agent:
         if self.report.phase == "running" and (desired.want == "kill" or not is_member):
             self._kill_ranks()
         elif desired.want == "run" and desired.generation > self.report.generation and is_member:
-            self._begin(desired)
+            self.ranks.begin(desired.generation)
+            self.desired = desired
+            self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None, done=False)
+            self.files.open(desired, self.membership.places)  # boot starts when the files of the start are here
         elif desired.want == "stop" and not self.asked_to_stop:
             self.asked_to_stop = True
             self._not_launched(EXIT_STOPPED)
@@ -222,13 +206,6 @@ class Agent:
         """Cancel the start of boot, if boot has not started yet."""
         if self.files.cancel():
             self._set(phase="exited", code=code)
-
-    def _begin(self, desired: Desired) -> None:
-        """Begin a generation: boot starts when the files of the start are here."""
-        self.ranks.begin(desired.generation)
-        self.desired = desired
-        self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None, done=False)
-        self.files.open(desired, self.membership.places)
 
     def _launch(self, missing: tuple[str, ...]) -> None:
         """Start boot, unless files that the ranks need are missing."""

@@ -22,12 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from .. import atomic_json, events, processes
 from ..contract import JobSpec
@@ -61,7 +60,9 @@ def main() -> int:
         spec = JobSpec.load(json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text()))
         node = nodes.identify(os.environ)
     except (OSError, KeyError, ValueError) as error:
-        return _refuse(f"boot: cannot read the job's spec: {error!r}")
+        message = f"boot: cannot read the job's spec: {error!r}"
+        print(message, file=sys.stderr)
+        return _finish(EXIT_CONFIG, [{"rank": None, "kind": "config", "message": message}])
     try:
         head = nodes.resolve(node.head, RESOLVE_PATIENCE_S)
     except TimeoutError as error:
@@ -83,7 +84,11 @@ def main() -> int:
         python=sys.version.split()[0],
     )
     killed_before = processes.killed_for_memory()
-    with _result_folder() as folder:
+    with contextlib.ExitStack() as stack:
+        if "CLOUDTRAIN_RESULT_DIR" not in os.environ:  # there is no supervisor
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-"))
+            os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
+        folder = Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
         command = torchrun_command(spec, node, head, folder)
         ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
         stuck = processes.kill_descendants()
@@ -154,17 +159,6 @@ def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
 
 
-@contextlib.contextmanager
-def _result_folder() -> Iterator[Path]:
-    """Yield the folder for results: the supervisor's or, without a supervisor, a temporary folder."""
-    if "CLOUDTRAIN_RESULT_DIR" in os.environ:
-        yield Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
-        return
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
-        os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
-        yield Path(scratch)
-
-
 @dataclass(frozen=True)
 class _Ended:
     """How torchrun ended: exit code (None if boot ends torchrun), whether a stop request came, boot's reasons.
@@ -180,13 +174,15 @@ class _Ended:
 def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: JobSpec) -> _Ended:
     """Run torchrun and relay signals, until torchrun ends or boot must end torchrun."""
     asked_s: list[float] = []
-    with _torchrun_log() as log:
+    logs = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    with (Path(logs) / "torchrun.log").open("a") if logs else contextlib.nullcontext() as log:
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
             is_for_all = signum == signal.SIGTERM and SLURM in os.environ
             is_over = _left_code(folder, spec.nproc_per_node) == EXIT_DONE  # a script may obey the signal at once
-            if is_for_all and is_over and _left_ago_s(folder) < AT_ONCE_S:
+            left_s = max((path.stat().st_mtime for path in folder.glob("left-*")), default=0.0)
+            if is_for_all and time.time() - left_s < AT_ONCE_S:
                 is_over = False
             # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
             if not asked_s and not is_for_all:
@@ -279,15 +275,6 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
     return {**failure, "lines": last_lines.of_rank(hang.rank)}
 
 
-def _left_ago_s(folder: Path) -> float:
-    return time.time() - max((path.stat().st_mtime for path in folder.glob("left-*")), default=0.0)
-
-
-def _torchrun_log() -> AbstractContextManager[TextIO | None]:
-    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
-    return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
-
-
 def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) -> tuple[int, list[dict[str, Any]]]:
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
     if ended.code == 0:
@@ -378,11 +365,6 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         with contextlib.suppress(OSError):  # the exit code has the main fact
             atomic_json.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
     return code
-
-
-def _refuse(message: str) -> int:
-    print(message, file=sys.stderr)
-    return _finish(EXIT_CONFIG, [{"rank": None, "kind": "config", "message": message}])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from . import gpulocks
+
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms; so does subprocess
 if TYPE_CHECKING:
     import subprocess
@@ -16,6 +18,7 @@ PATIENCE_S = 4.0  # without persistence mode the driver restarts each GPU; a GPU
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "mig.mode.current")
 _OLD = _FIELDS[:-1]  # drivers before 450 do not know MIG
+_BROKEN = re.compile("ERR!|is lost|Unknown Error")  # [N/A] and [Not Supported] only mean a missing feature
 _APPS = "pid,gpu_uuid,process_name,used_memory"
 _NONE = "No devices were found"
 _MIG = re.compile(r"MIG (\S+)\s+Device\s+\d+:\s+\(UUID: (MIG-[^)]+)\)")
@@ -115,7 +118,7 @@ def _gpus(text: str) -> tuple[list[dict[str, Any]], list[str]]:
             others += [line] if line.strip() else []
             continue
         fields = dict(zip(_FIELDS, values, strict=False))
-        broken = next((f"{key} is {value}" for key, value in fields.items() if _is_error(value)), None)
+        broken = next((f"{key} is {value}" for key, value in fields.items() if _BROKEN.search(value)), None)
         memory = fields["memory.total"]
         gpus.append(
             {
@@ -130,11 +133,6 @@ def _gpus(text: str) -> tuple[list[dict[str, Any]], list[str]]:
             }
         )
     return gpus, others
-
-
-def _is_error(value: str) -> bool:
-    """Return whether the value means a broken GPU; [N/A] and [Not Supported] only mean a missing feature."""
-    return "ERR!" in value or "is lost" in value or "Unknown Error" in value
 
 
 def _add_slices(command: str, gpus: list[dict[str, Any]]) -> None:
@@ -180,12 +178,7 @@ def _process(line: str) -> dict[str, Any] | None:
 
 def _owner(pid: int) -> str | None:
     with contextlib.suppress(OSError):
-        uid = Path(f"/proc/{pid}").stat().st_uid
-        with contextlib.suppress(KeyError, ImportError):
-            import pwd
-
-            return pwd.getpwuid(uid).pw_name
-        return f"user {uid}"
+        return gpulocks.login(Path(f"/proc/{pid}").stat().st_uid)
     return None
 
 

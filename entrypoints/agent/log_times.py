@@ -86,16 +86,12 @@ def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if not newline:
             continue
-        sizes, times = _columns(whole)
+        words = whole.split()
+        sizes, times = list(map(int, words[::2])), list(map(float, words[1::2]))
         first, last = bisect_right(sizes, begin), bisect_left(sizes, end) + 1
         yield from zip(sizes[first:last], times[first:last], strict=True)
         if last <= len(sizes):
             return
-
-
-def _columns(notes: bytes) -> tuple[list[int], list[float]]:
-    words = notes.split()
-    return list(map(int, words[::2])), list(map(float, words[1::2]))
 
 
 def _note(line: bytes) -> tuple[int, float] | None:

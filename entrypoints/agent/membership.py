@@ -48,7 +48,19 @@ class Membership:
         self.zero_s = time.monotonic()  # start of the clock for the node's time in use
         self._silence_s = transport.SILENCE_S if spec.silence_s is None else spec.silence_s
         self._join_timeout_s = JOIN_TIMEOUT_S if spec.join_timeout_s is None else spec.join_timeout_s
-        self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
+        rules = Rules(
+            nodes=spec.job.nodes,
+            max_restarts=spec.job.max_restarts,
+            limit_reason=spec.limit_reason,
+            # The trainer saves before its deadline by itself; the signal at the soft deadline is for scripts.
+            soft_deadline_s=spec.deadline_s,
+            hard_deadline_s=spec.max_duration_s,
+            grace_s=spec.grace_s,
+            join_timeout_s=self._join_timeout_s,
+            fewest=spec.job.min_nodes,
+            sizes=spec.job.node_counts,
+        )
+        self._coordinator = Coordinator(rules)
         self._head = transport.LeaderEnd(server, spec.token, self._silence_s) if server else None
         self._member: transport.FollowerEnd | None = None
         if server is None:
@@ -238,18 +250,3 @@ class Membership:
 
     def _named(self, nodes: set[int]) -> str:
         return ", ".join(str(node) for node in sorted(nodes))
-
-
-def _rules(spec: AgentSpec, join_timeout_s: float) -> Rules:
-    # The trainer saves before its deadline by itself; the signal at the soft deadline is for scripts.
-    return Rules(
-        nodes=spec.job.nodes,
-        max_restarts=spec.job.max_restarts,
-        limit_reason=spec.limit_reason,
-        soft_deadline_s=spec.deadline_s,
-        hard_deadline_s=spec.max_duration_s,
-        grace_s=spec.grace_s,
-        join_timeout_s=join_timeout_s,
-        fewest=spec.job.min_nodes,
-        sizes=spec.job.node_counts,
-    )

@@ -40,7 +40,8 @@ class PlacedTicket:
     def line(self) -> HostLine:
         """Return the host's line up to the own ticket."""
         found = tickets(self.locks)
-        ahead = tuple(_here(each, self.host) for each in found if each.key < self.ticket.key)
+        earlier = (each for each in found if each.key < self.ticket.key)
+        ahead = tuple(replace(each, needs={self.host: each.needs[""]}) for each in earlier)
         return HostLine(self.host, self.units, held_by(self.locks), ahead, max(1, len(found)))
 
     def promise(self, start_s: float | None, seen: HostLine) -> None:
@@ -135,10 +136,6 @@ def _plain(text: object) -> str:
 def _number(value: object) -> float | None:
     """Return a finite number, None for any other value."""
     return float(value) if isinstance(value, int | float) and abs(value) < 1e12 else None
-
-
-def _here(ticket: QueueTicket, host: str) -> QueueTicket:
-    return replace(ticket, needs={host: ticket.needs[""]})
 
 
 def _files(folder: Path) -> list[tuple[str, list[str]]]:

@@ -148,7 +148,8 @@ class QueueWait:
             return Desired("take", self.round, queue=shown)
         gone = victims(ticket, lines, time.time()) if self.queue["preempt"] else []
         hosts = {line.host: [each.root for each in line.held if each in gone] for line in lines}
-        return Desired("wait", self.round, note=_words(turn), queue={**shown, "preempts": hosts})
+        note = f"place {turn.place} of {turn.of} in line: {turn.reason}"  # the launcher adds times by the user's clock
+        return Desired("wait", self.round, note=note, queue={**shown, "preempts": hosts})
 
     def _verdict(self, reports: dict[int, Report], lost: set[int], waited_s: float) -> ExitReport | None:
         stop = next((each.stop for each in reports.values() if each.stop), None)
@@ -207,7 +208,9 @@ class QueueWait:
         if self.placed is None or self.taken is not None:
             return
         looked_s, stamps = self._looked
-        now_s, found = time.monotonic(), _stamps(self.placed.locks)
+        locks, now_s = self.placed.locks, time.monotonic()
+        # A taken or released lock and a new ticket change the times of the folders.
+        found = tuple(folder.stat().st_mtime_ns for folder in (locks, locks / "queue"))
         is_near = self.seen is None or len(self.seen.tickets) < NEAR
         if now_s - looked_s < self._pace_s() and not (is_near and found != stamps):
             return
@@ -285,10 +288,7 @@ class QueueWait:
         if self.placed is not None:
             self.placed.touch()
         status = {key: (shown or {}).get(key) for key in ("place", "of", "start_s", "reason")} if shown else {}
-        self._save(STATE, self._state(detail, status).dump())
-
-    def _state(self, detail: str, status: dict[str, Any]) -> AgentState:
-        return AgentState(
+        state = AgentState(
             pid=os.getpid(),
             stamp=processes.stamp(os.getpid()),
             machine=os.uname().nodename,
@@ -298,6 +298,7 @@ class QueueWait:
             started_s=self.earlier.started_s,
             held_s=self.earlier.used_s or None,
         )
+        self._save(STATE, state.dump())
 
     def _end(self, verdict: ExitReport) -> None:
         checkpoints = Path(self.spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
@@ -324,16 +325,6 @@ class QueueWait:
     @cached_property
     def _join_s(self) -> float:
         return JOIN_TIMEOUT_S if self.spec.join_timeout_s is None else self.spec.join_timeout_s
-
-
-def _words(turn: Turn) -> str:
-    """Return the status in words; times are shown by the launcher, which knows the user's clock."""
-    return f"place {turn.place} of {turn.of} in line: {turn.reason}"
-
-
-def _stamps(locks: Path) -> tuple[int, ...]:
-    """Return the times of change of the folders: a taken or released lock and a new ticket change them."""
-    return tuple(folder.stat().st_mtime_ns for folder in (locks, locks / "queue"))
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         step = _step(os.environ, Path(path).absolute().parent, interface[0] if interface else None)
         root = step.attempt / f"node-{step.node}"
         (root / "log").mkdir(parents=True, exist_ok=True)
-        _write_into(root / "log" / "agent.txt")
+        processes.write_into(root / "log" / "agent.txt")  # as on the ssh backend
         try:
             order = AgentSpec.load(json.loads(Path(path).read_text()))
             if step.count != order.job.nodes:
@@ -102,14 +102,6 @@ def _step(environ: Mapping[str, str], attempt: Path, interface: str | None) -> _
     life, head = environ.get("SLURM_RESTART_COUNT", "0"), environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     node, job = int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
     return _Step(node, int(count), int(life), job, head, attempt, interface)
-
-
-def _write_into(log: Path) -> None:
-    """Direct the output into the agent's log, as on the ssh backend."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.close(handle)
 
 
 def _earlier(root: Path) -> tuple[float, float]:

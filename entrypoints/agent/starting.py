@@ -189,10 +189,8 @@ def _words(error: BaseException, spec: AgentSpec) -> str:
 def _detach(root: Path) -> None:
     (root / "log").mkdir(parents=True, exist_ok=True)
     os.chdir(root)
-    log = os.open(root / "log" / "agent.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    processes.write_into(root / "log" / "agent.txt")
     processes.become_subreaper()
     for signum in (signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)

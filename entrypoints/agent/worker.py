@@ -58,9 +58,11 @@ def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; a script's exception has been recorded and printed."""
     processes.die_with_parent()
     variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
-    _open_log()
+    if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
+        processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
-    ending = _RankProcess(os.getpid(), _left_file())
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    ending = _RankProcess(os.getpid(), Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None)
     if ending.file is not None:
         ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
     atexit.register(_note_end, ending)  # registered first, so that `_note_end` runs after the script's handlers
@@ -106,11 +108,6 @@ def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
     _leave(ending.code)
 
 
-def _left_file() -> Path | None:
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    return Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None
-
-
 def _note_end(ending: _RankProcess) -> None:
     """Write for boot that all user code is done, threads and exit handlers too."""
     if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
@@ -147,18 +144,6 @@ def _run_user_code(kind: str, command: list[str]) -> None:
         __builtins__=builtins,
     )
     exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
-
-
-def _open_log() -> None:
-    """Redirect standard output and error to this rank's own file, if a supervisor reads the files."""
-    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
-    if not folder:
-        return
-    path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.log"
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _record(error: BaseException) -> int:
