@@ -38,14 +38,13 @@ class Channel:
 
 def send(channel: Channel, notice: Notice) -> None:
     """Deliver the notice. Raises DeliveryError; its text holds no address."""
+    from . import transports  # its libraries are imported for a first delivery
+
     if channel.kind in ("slack", "webhook"):
-        from . import webhooks
-
-        webhooks.post(channel.address, webhooks.body(channel.kind, channel.address, notice), notice.id, ANSWER_S)
+        body = transports.body(channel.kind, channel.address, notice)
+        transports.post(channel.address, body, notice.id, ANSWER_S)
     elif channel.kind == "email":
-        from . import mail
-
-        mail.post(channel.smtp, mail.message(notice, channel.address, channel.sender, channel.smtp), TIMEOUT_S)
+        transports.post_mail(channel.smtp, notice, channel.address, channel.sender, TIMEOUT_S)
     else:
         raise DeliveryError(f"there is no channel of the kind `{channel.kind}`")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.notices import mail, webhooks
+from cloudtrain.entrypoints.notices import transports
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice, compose, masked
 from cloudtrain.entrypoints.notices.resume_cost import amount, cap_s, more
@@ -105,16 +105,16 @@ def test_hang_is_cut(way: int) -> None:
 
 def test_slack_escapes_links_and_mentions() -> None:
     """Slack would interpret <!channel> in any text in its own format."""
-    body = webhooks.slack_body(notice(HOSTILE))
+    body = transports.slack_body(notice(HOSTILE))
     assert "<" not in body["text"]
     assert "&lt;!channel&gt;" in body["text"]
     hostile = Notice("", "k", "failed", "t", ("```<!here>",))
-    assert webhooks.slack_body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
+    assert transports.slack_body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
 
 
 def test_slack_message_is_within_its_limits() -> None:
     """A long error is cut, but never inside an escape."""
-    body = webhooks.slack_body(notice("<" * 5000))
+    body = transports.slack_body(notice("<" * 5000))
     assert len(body["blocks"][0]["text"]["text"]) <= 150
     assert len(body["text"]) <= 3000
     assert body["text"].removesuffix("…").endswith(";")
@@ -122,9 +122,9 @@ def test_slack_message_is_within_its_limits() -> None:
 
 def test_teams_gets_a_card_without_markup() -> None:
     """Teams is recognised by its host; text runs are never read as markdown."""
-    assert webhooks.is_teams("https://x.webhook.office.com/a")
-    assert not webhooks.is_teams("https://webhook.office.com.evil.example/a")
-    card = webhooks.teams_body(notice())["attachments"][0]["content"]
+    assert transports.is_teams("https://x.webhook.office.com/a")
+    assert not transports.is_teams("https://webhook.office.com.evil.example/a")
+    card = transports.teams_body(notice())["attachments"][0]["content"]
     assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
 
 
@@ -156,7 +156,7 @@ def test_mail_with_a_password_needs_tls_except_on_loopback(monkeypatch: pytest.M
     with receivers.letters("p@ss:w/rd") as post:
         url = f"smtp://me%40here:p%40ss%3Aw%2Frd@127.0.0.1:{post.port}"
         send(Channel("email", "team@example.org", url), notice())
-        monkeypatch.setattr(mail, "_is_here", lambda host: False)
+        monkeypatch.setattr(transports, "_is_here", lambda host: False)
         assert "never sent in clear text" in why(Channel("email", "team@example.org", url)).message
     assert (post.logins, post.got[0][0]) == (["me@here"], "me@here")
 

@@ -1,5 +1,6 @@
-"""A JSON object by HTTP POST: for any receiver of webhooks, for Slack, and for Microsoft Teams.
+"""A message to one receiver: a JSON object by HTTP POST (any webhook, Slack, Microsoft Teams), or a mail.
 
+The mail server is in a URL: smtp://user:password@host:587 or smtps://host.
 Sources: docs.slack.dev, Block Kit reference (header 150 characters, section 3000) and "Formatting message text";
 learn.microsoft.com, "Create incoming webhooks with Workflows for Microsoft Teams" and the card schema 1.4.
 """
@@ -8,17 +9,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import smtplib
+import socket
 import ssl
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formatdate
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from .message import DeliveryError, Notice, masked
 
 _SLACK_TITLE, _SLACK_TEXT = 150, 3000
 _TEAMS_HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")
+PORT, TLS_PORT = 587, 465
+SUBJECT = 200
+_FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PASSWORD@HOST; in the parts %40 is an @"
 
 
 def body(kind: str, url: str, notice: Notice) -> dict[str, Any]:
@@ -89,6 +98,53 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         raise DeliveryError("the address is no http(s) address", "it begins with https://") from None
 
 
+def post_mail(smtp: str, notice: Notice, to: str, sender: str, timeout_s: float) -> None:
+    """Deliver the mail. From: `sender`, else the server's user if the user is an address. Raises DeliveryError.
+
+    A password is never sent in clear text, except to this machine itself.
+    """
+    where = masked(smtp)
+    try:
+        parts = urlsplit(smtp)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        raise DeliveryError("the mail server's address cannot be read", _FORM) from None
+    if scheme not in ("smtp", "smtps") or not host:
+        raise DeliveryError("the mail server's address cannot be read", _FORM)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    mail = EmailMessage(policy=SMTP)
+    mail["From"] = _header(sender or (user if "@" in user else f"cloudtrain@{socket.gethostname() or 'localhost'}"))
+    mail["To"] = _header(to)
+    mail["Subject"] = _header(notice.title)[:SUBJECT]
+    mail["Date"] = formatdate()
+    mail["Message-ID"] = f"<{notice.id}@cloudtrain>"  # the same at a retry, so mail programs show one mail
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(notice.text + "\n", cte="8bit" if notice.text.isascii() else "base64")
+    try:
+        if scheme == "smtps":
+            tls = ssl.create_default_context()
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, port or TLS_PORT, timeout=timeout_s, context=tls)
+        else:
+            server = smtplib.SMTP(host, port or PORT, timeout=timeout_s)
+        with server:
+            _talk(server, user, password, is_tls=scheme == "smtps", is_here=_is_here(host))
+            try:
+                server.send_message(mail)
+            except smtplib.SMTPServerDisconnected:  # smtplib raises the same error if no answer came in time
+                words = f"{where} may have accepted the message, and does not answer"
+                raise DeliveryError(words, may_have_arrived=True) from None
+    except smtplib.SMTPAuthenticationError as error:
+        cure = "check user and password in its URL; many providers want a separate app password"
+        raise DeliveryError(f"{where} refuses the login ({error.smtp_code})", cure) from None
+    except (smtplib.SMTPRecipientsRefused, smtplib.SMTPSenderRefused, smtplib.SMTPNotSupportedError) as error:
+        cure = "check `email` and `sender`: the server may send only from its own addresses"
+        raise DeliveryError(f"{where} refuses an address of the mail ({type(error).__name__})", cure) from None
+    except smtplib.SMTPResponseException as error:
+        raise DeliveryError(f"{where} answers with SMTP {error.smtp_code}") from None
+    except (OSError, smtplib.SMTPException, UnicodeError) as error:
+        raise _unreachable(smtp, error) from None
+
+
 def _escaped(text: str, most: int) -> str:
     """Return the text without links, mentions or an end of the block, cut to the length `most`."""
     whole = "".join({"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "'"}.get(each, each) for each in text)
@@ -130,3 +186,27 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
+
+
+def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:
+    server.ehlo()
+    if not is_tls and server.has_extn("starttls"):
+        server.starttls(context=ssl.create_default_context())
+        server.ehlo()
+        is_tls = True
+    if user:
+        if not is_tls and not is_here:
+            raise DeliveryError("the mail server offers no encryption; passwords are never sent in clear text", _FORM)
+        try:
+            server.login(user, password)
+        except smtplib.SMTPServerDisconnected:  # some servers close the connection after a wrong password
+            raise smtplib.SMTPAuthenticationError(535, "") from None
+
+
+def _is_here(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _header(text: str) -> str:
+    """Return the text as one line: a line end in the text would begin a new header."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
