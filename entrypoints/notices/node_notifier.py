@@ -43,10 +43,16 @@ class NodeNotifier:
         self._spec = spec
         self._settings = settings
         self._began_s = began_s
-        self._channels = _channels(settings, spec.secrets)
+        self._channels: dict[str, tuple[Channel, tuple[str, ...]]] = {}  # by id, each with the subscribed events
+        for each in settings.channels:
+            value, is_mail = spec.secrets.get(each.secret, "").strip(), each.kind == "email"
+            channel = Channel(each.kind, each.to if is_mail else value, value if is_mail else "", each.sender)
+            self._channels[each.id] = (channel, each.on)
         self._log = Path(spec.root) / "log" / "rank-0.log"
         self._folder = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
-        self._sent = self._remembered()
+        known = atomic_json.read_json(self._folder / MEMORY)
+        is_own = isinstance(known, dict) and known.get("job") == spec.job.job
+        self._sent = {(str(name), str(key)) for name, key in known.get("told", ())} if is_own else set()
         self._tries: dict[tuple[str, str], tuple[int, float]] = {}
         self._marking = threading.Lock()
         self._said: set[str] = set()
@@ -171,27 +177,19 @@ class NodeNotifier:
 
     def _send(self, name: str, notice: Notice) -> None:
         """Deliver the notice and mark it at once, without waiting for other sends. Raises DeliveryError."""
-        send(self._channels[name][0], notice)
+        channel = self._channels[name][0]
+        send(channel, notice)
+        about = {"channel": name, "key": notice.key}
+        line = events.format_line("notice", f"alert sent to {channel.shown}: {notice.title}", about) + "\n"
         with self._marking:
-            self._mark(name, notice)
-
-    def _mark(self, name: str, notice: Notice) -> None:
-        self._sent.add((name, notice.key))
-        words = f"alert sent to {self._channels[name][0].shown}: {notice.title}"
-        line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
-        try:
-            with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0) as log:
-                log.write(line.encode())
-            kept = sorted([each, key] for each, key in self._sent if key.startswith(("budget:", "deadline:")))
-            atomic_json.write_json(self._folder / MEMORY, {"job": self._spec.job.job, "told": kept})
-        except OSError as error:  # a full disk: at worst a notification is sent twice
-            print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
-
-    def _remembered(self) -> set[tuple[str, str]]:
-        known = atomic_json.read_json(self._folder / MEMORY)
-        if not isinstance(known, dict) or known.get("job") != self._spec.job.job:
-            return set()
-        return {(str(name), str(key)) for name, key in known.get("told", ())}
+            self._sent.add((name, notice.key))
+            try:
+                with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", 0) as log:
+                    log.write(line.encode())
+                kept = sorted([each, key] for each, key in self._sent if key.startswith(("budget:", "deadline:")))
+                atomic_json.write_json(self._folder / MEMORY, {"job": self._spec.job.job, "told": kept})
+            except OSError as error:  # a full disk: at worst a notification is sent twice
+                print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _say(self, channel: Channel, fault: DeliveryError) -> None:
         words = (
@@ -200,17 +198,6 @@ class NodeNotifier:
         if words not in self._said:
             self._said.add(words)
             print(f"agent: {words}", flush=True)
-
-
-def _channels(settings: NoticeSettings, secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
-    """Return the channels by id, each with the events it is subscribed to."""
-    found = {}
-    for each in settings.channels:
-        value = secrets.get(each.secret, "").strip()
-        is_mail = each.kind == "email"
-        channel = Channel(each.kind, each.to if is_mail else value, value if is_mail else "", each.sender)
-        found[each.id] = (channel, each.on)
-    return found
 
 
 def _progress(log: Path) -> dict[str, Any]:

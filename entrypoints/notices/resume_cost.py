@@ -69,7 +69,8 @@ def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
     if limit_micro is not None and extra is not None:
         limit_micro += extra.micro
     if limit_s is not None and needs_s is not None and needs_s > limit_s:
-        limit_s = _whole_s(needs_s)
+        unit_s = 3600 if needs_s >= 36_000 else 60  # whole minutes, from ten hours on whole hours
+        limit_s = math.ceil(needs_s / unit_s) * unit_s
         command += f" --set limits.max_duration={_readable_s(limit_s)}"
     return ResumeAdvice(command, "" if extra is None else extra.words, limit_micro, limit_s)
 
@@ -151,12 +152,6 @@ def _extra(facts: JobFacts) -> ExtraBudget | None:
     return more(limit, spent, rate, terms, facts.progress, _until_s(facts), worst)
 
 
-def _whole_s(seconds: float) -> int:
-    """Return a duration rounded up to whole minutes, from ten hours on to whole hours."""
-    size = 3600 if seconds >= 36_000 else 60
-    return math.ceil(seconds / size) * size
-
-
 def _readable_s(whole_s: int) -> str:
     """Return the duration as a config takes it."""
     if whole_s % 3600:
@@ -176,20 +171,16 @@ def _readable(micro: int) -> int:
 
 
 def _left_s(progress: StepFacts, until_s: float | None) -> float | None:
-    """Return the time that another run needs for its steps."""
-    left_s = progress.eta_s
-    if left_s is None:
-        return None
-    return left_s + _again_s(progress, left_s) if until_s is None else left_s - min(until_s, left_s)
-
-
-def _again_s(progress: StepFacts, left_s: float) -> float:
-    """Return the time of the steps since the last checkpoint; below 0 if the checkpoint is newer than that step.
+    """Return the time that another run needs for its steps, with the steps since the last checkpoint.
 
     A checkpoint of unknown step counts as of the last step that was reported before the save.
     """
-    step, last, saved = progress.step, progress.max_steps, progress.checkpoint_step
+    left_s, step, last, saved = progress.eta_s, progress.step, progress.max_steps, progress.checkpoint_step
+    if left_s is None:
+        return None
+    if until_s is not None:
+        return left_s - min(until_s, left_s)
     if step is None or last is None or last <= step:
-        return 0.0
+        return left_s
     saved = min(last, (progress.saved_after or 0) if saved is None else saved)
-    return (step - saved) * left_s / (last - step)
+    return left_s + (step - saved) * left_s / (last - step)
