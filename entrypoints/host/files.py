@@ -204,15 +204,12 @@ def _drop(partial: Path) -> None:
 
 
 def _check_room(folder: Path, needed: int) -> None:
-    found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < needed + MARGIN_BYTES:
+    if shutil.disk_usage(folder).free < needed + MARGIN_BYTES:
         raise _no_room(folder, needed)
 
 
 def _no_room(folder: Path, needed: int) -> Refused:
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
-    where = f"{folder} has {free / 1e6:.0f} MB left"
+    where = f"{folder} has {shutil.disk_usage(folder).free / 1e6:.0f} MB left"
     return Refused(f"the code does not fit: {where}, {needed / 1e6:.0f} MB are needed; make room, or set ssh.workdir")
 
 

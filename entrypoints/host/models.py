@@ -11,19 +11,19 @@ link tells the current version, also if a process died before it wrote versions.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import atomic_json
+from .. import atomic_json, processes
 from ..errors import Refused
 from ..models import folder as folders
 
 CURRENT, VERSIONS = "current", "versions.json"
+LOCK = ".lock"  # against other pushes
 MARGIN_BYTES = 256 << 20  # free after a model
 _KEPT = 2  # versions that stay besides the current one
 _LEFT_S = 86_400.0  # the age of an interrupted push's files at their removal
@@ -92,7 +92,7 @@ def keep(*, place: str, version: str) -> dict[str, Any]:
 def use(*, place: str, version: str, name: str) -> dict[str, Any]:
     """Make the version the current one, and remove all versions but the two before; return {"version"}."""
     root = Path(place)
-    with _locked(root):
+    with processes.locked(root / LOCK):
         known, dropped = used(_versions(root), version, name)
         _point(root, version)
         atomic_json.write_json(root / VERSIONS, known)
@@ -110,7 +110,7 @@ def back(*, place: str) -> dict[str, Any]:
     root = Path(place).expanduser()
     if not root.is_dir():
         raise Refused(f"{root} holds no model")
-    with _locked(root):
+    with processes.locked(root / LOCK):
         known = restored(_versions(root), str(root))
         _point(root, known["current"])
         atomic_json.write_json(root / VERSIONS, known)
@@ -136,14 +136,6 @@ def restored(known: Mapping[str, Any], place: str) -> dict[str, Any]:
     if at == 0:
         raise Refused(f"{place} has no version before the current one")
     return {**known, "current": versions[at - 1]}
-
-
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Hold the lock of the place, against other pushes."""
-    with (root / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _point(root: Path, version: str) -> None:
