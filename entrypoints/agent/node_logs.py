@@ -2,33 +2,38 @@
 
 A page of a long log is a piece of each file, and all pieces end at about the same time: a rank with many lines does
 not fall behind the remaining ranks, and the sequence of pages is in order.
+
+When each line was written is noted in a second file instead of in the log itself. Ranks write their logs directly into
+files: no relay can stall or lose lines. The agent polls the sizes ten times a second and notes `size time` for a file
+that has grown: the bytes before `size` existed at `time` (unix seconds).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import atomic_json, processes
 from ..contract import EXIT, STATE, AgentState
-from . import log_times
 
 PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # at most for all files together, at least for each file
 LINE_BYTES = 1 << 20  # a longer line is split
 BOOT = "boot.log"
-BLOCK = 1 << 16
+BLOCK, INDEX_BLOCK = 1 << 16, 1 << 12
+SUFFIX = ".times"  # of the file with the times of a log's lines
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A file's next whole lines. `times` are the notes on the lines' times (logtimes.between).
+    """A file's next whole lines. `times` are the notes on the lines' times (`between`).
 
     The last line has no newline if the file has ended or the line is very long; the last line may end with a carriage
     return, if a progress bar continues. `has_more`: the page has no room for the following lines, so lines of all
@@ -91,10 +96,58 @@ def near_end(
     found = {}
     for path in _files(root / "log", ranks):
         size = path.stat().st_size
-        at = 0 if since_s is None else _back(path, log_times.before(path, since_s), 1)
+        at = 0 if since_s is None else _back(path, before(path, since_s), 1)
         # A line more than requested: the last line may not be whole yet.
         found[path.name] = at if lines is None else max(at, _last_lines(path, size, lines + 1))
     return found
+
+
+class TimeIndex:
+    """The writer: one file `NAME.times` beside each `NAME.log` of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sizes: dict[Path, int] = {}
+
+    def note(self, now_s: float) -> None:
+        """Note the growth of every log in the folder."""
+        for log in self.folder.glob("*.log"):
+            # If the job has just removed the log, or the disk is full, a time is lost, and the supervisor continues.
+            with contextlib.suppress(OSError):
+                size = log.stat().st_size
+                if size != self._sizes.get(log, 0):
+                    self._sizes[log] = size
+                    with log.with_suffix(SUFFIX).open("a") as index:
+                        index.write(f"{size} {now_s:.3f}\n")
+
+
+def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
+    """Return the notes on the log's bytes from `begin` to `end`: (size, unix seconds), both rising.
+
+    A byte was first seen at the time of the first note with a larger size; the newest bytes may have no note yet. The
+    function reads only the relevant part of the index, by bisection: a day's index has some 20 MB.
+    """
+    try:
+        with log.with_suffix(SUFFIX).open("rb") as index:
+            return list(_notes(index, begin, end))
+    except OSError:
+        return []
+
+
+def before(log: Path, since_s: float) -> int:
+    """Return how many of the log's bytes existed before `since_s` according to the notes; never too many."""
+    try:
+        with log.with_suffix(SUFFIX).open("rb") as index:
+            size = 0
+            _seek(index, lambda _, time_s: time_s < since_s)
+            for line in index:
+                note = _note(line)
+                if note is None or note[1] >= since_s:
+                    return size
+                size = note[0]
+            return size
+    except OSError:
+        return 0
 
 
 def _has_ended(root: Path) -> bool:
@@ -135,7 +188,7 @@ def _chunk(path: Path, offset: int, size: int, limit: int, *, has_ended: bool) -
         end = data.rfind(b"\r") + 1
     elif not end and len(data) >= LINE_BYTES:
         end = len(data)
-    times = log_times.between(path, offset, offset + end) if end else []
+    times = between(path, offset, offset + end) if end else []
     return Chunk(path.name, offset, data[:end], tuple(times), has_more)
 
 
@@ -185,3 +238,40 @@ def _back(path: Path, offset: int, count: int) -> int:
                 at = data.rfind(b"\n", 0, at)
             return begin + at + 1
     return 0
+
+
+def _seek(index: BinaryIO, is_before: Callable[[int, float], bool]) -> None:
+    """Go to the beginning of a note, at most INDEX_BLOCK bytes before the first note that `is_before` does not take."""
+    low, high = 0, index.seek(0, os.SEEK_END)
+    while high - low > INDEX_BLOCK:
+        middle = (low + high) // 2
+        index.seek(middle)
+        index.readline()
+        note = _note(index.readline())
+        low, high = (middle, high) if note and is_before(*note) else (low, middle)
+    index.seek(low)
+    if low:
+        index.readline()
+
+
+def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]:
+    _seek(index, lambda size, _: size <= begin)
+    rest = b""
+    while block := index.read(BLOCK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline:
+            continue
+        words = whole.split()
+        sizes, times = list(map(int, words[::2])), list(map(float, words[1::2]))
+        first, last = bisect_right(sizes, begin), bisect_left(sizes, end) + 1
+        yield from zip(sizes[first:last], times[first:last], strict=True)
+        if last <= len(sizes):
+            return
+
+
+def _note(line: bytes) -> tuple[int, float] | None:
+    """Return the size and the time in a line, None for an incomplete line."""
+    if not line.endswith(b"\n"):
+        return None
+    size, _, time_s = line.partition(b" ")
+    return int(size), float(time_s)

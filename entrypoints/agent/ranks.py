@@ -16,7 +16,7 @@ from .. import atomic_json, processes
 from ..contract import AgentSpec
 from ..environments import dockerrun, venvs
 from ..rank import heartbeat
-from . import gpumeter, log_times, transport
+from . import gpumeter, node_logs, transport
 from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, is_done
 
 MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
@@ -36,7 +36,7 @@ class Ranks:
         self.meter: gpumeter.GpuMeter | None = None
         self.umask = umask  # the user's own umask, for the files that the job writes
         self._root = Path(spec.root)
-        self.times = log_times.TimeIndex(self._root / "log")
+        self.times = node_logs.TimeIndex(self._root / "log")
         self._port: socket.socket | None = None
         # The job's environment, if `python` alone is not enough: a venv locked against clean-up, or a container.
         self._kept = venvs.hold(spec.environment_lock) if spec.environment_lock else None

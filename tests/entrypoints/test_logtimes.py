@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cloudtrain.entrypoints.agent.log_times import TimeIndex, between
+from cloudtrain.entrypoints.agent.node_logs import TimeIndex, between
 
 
 def test_bytes_have_the_time_at_which_they_were_first_seen(tmp_path: Path) -> None:
