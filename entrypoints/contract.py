@@ -1,8 +1,8 @@
 """The messages between the launcher and the nodes, as frozen dataclasses with a JSON form; names in a job's folder.
 
 The launcher sends a `JobSpec` to every node, inside a `ContainerOrder` on the clouds and inside an `AgentSpec` on the
-local and ssh backends. A node answers with its `AgentState`, and at the end with its `ExitReport`. The messages about
-a host's environment are in environments/spec.py.
+local and ssh backends. A node answers with its `AgentState`, and at the end with its `ExitReport`. An
+`EnvironmentSpec` asks a user's own host for a job's Python, and the host answers with a `PreparedEnvironment`.
 
 `load` accepts messages of older and newer versions of cloudtrain: unknown keys are ignored, and a missing key or null
 stands for the default. A message without the key `version` has version 1; `load` refuses a version above VERSION.
@@ -338,6 +338,39 @@ class AgentSpec(Message, names={"job": "spec"}):
     environment_lock: str | None = None  # of the job's environment
     store: str | None = None  # of installed environments
     requeues: bool = False  # the platform starts the job again after a pre-emption
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec(Message):
+    """The environment of a job on a host; most fields apply to some kinds only."""
+
+    kind: str = "venv"  # none venv conda docker podman
+    workdir: str = ""
+    python: str = "python3"  # to run, to build the venv with, or in the image
+    requirements: str | None = None  # the text of a requirements file
+    requirements_folder: str = "."  # the file's folder below `code`
+    requirements_file: str | None = None  # the file in that folder with exactly this text
+    system_site_packages: bool = False  # a venv sees all packages of the interpreter
+    conda: str | None = None  # a name or a prefix
+    image: str | None = None  # by digest
+    gpus: tuple[str, ...] = ()  # UUIDs, for a container's trial
+    code: str = ""  # the unpacked code
+    holds_torch: bool = False  # pip leaves the interpreter's torch in a venv as installed
+    is_apart: bool = False  # of the interpreter's packages, a venv sees only torch and torch's requirements
+    shows: bool = False  # pip's output goes to the standard output
+    store: str | None = None  # has copies of environments
+    keeps: bool = False  # the store gets a copy of a new environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedEnvironment(Message):
+    """How the agent starts Python in a job's environment."""
+
+    python: str  # an absolute path, in the container if there is a `container`
+    detail: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables
+    container: Mapping[str, Any] | None = None  # the fields of dockerrun.Container
+    lock: str | None = None  # held by each process that uses the venv (venvs.hold)
 
 
 @dataclass(frozen=True)

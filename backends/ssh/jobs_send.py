@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
-from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
+from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
-from cloudtrain.entrypoints.environments.spec import PreparedEnvironment
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 

@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 
 from .. import atomic_json
+from ..contract import PreparedEnvironment
 from ..errors import Refused
 from . import interpreter
-from .spec import PreparedEnvironment
 
 ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba", ".conda", "miniconda", "anaconda")
 SYSTEM_ROOTS = ("/opt/conda", "/opt/miniconda3", "/opt/miniforge3", "/opt/anaconda3", "/usr/local/miniconda3")

@@ -12,10 +12,10 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..contract import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from . import builds, dockerrun, interpreter
 from .dockerrun import Container
-from .spec import EnvironmentSpec, PreparedEnvironment
 
 ANSWER_S = 30.0
 TRIAL_S = 180.0  # a first start unpacks the image on some storage drivers

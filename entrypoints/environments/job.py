@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, processes
-from ..contract import AgentSpec, JobSpec, SetupSpec
+from ..contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment, SetupSpec
 from ..errors import Refused
 from ..rank import rehearsal
 from . import builds, interpreter, requirements, venvs
-from .spec import EnvironmentSpec, PreparedEnvironment
 
 ANSWER = "prepared.json"
 LINES = 8  # of a log's end, in a failure's report

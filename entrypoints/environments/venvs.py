@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .. import atomic_json, bundle_file
+from ..contract import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from . import builds, interpreter
 from .interpreter import Interpreter
-from .spec import EnvironmentSpec, PreparedEnvironment
 
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0

@@ -22,9 +22,8 @@ from typing import Any
 from .. import atomic_json, bundle_file, processes
 from ..agent import node_folder, node_logs
 from ..agent.boot_environment import node_variables
-from ..contract import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE, AgentSpec
+from ..contract import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE, AgentSpec, EnvironmentSpec, PreparedEnvironment
 from ..environments import dockerrun, interpreter
-from ..environments.spec import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from . import files
 from .calls import Here
