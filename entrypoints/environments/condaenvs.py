@@ -25,7 +25,10 @@ def find(wanted: str) -> PreparedEnvironment:
 
     Raises Refused if the name is unknown or ambiguous, or the environment has no Python.
     """
-    prefix = _named(wanted) if "/" not in wanted and wanted != "~" else _at(wanted)
+    if "/" not in wanted and wanted != "~":
+        prefix = _named(wanted)
+    elif not _is_prefix(prefix := Path(wanted).expanduser().absolute()):
+        raise Refused(f"{prefix} is no conda environment: it has no conda-meta folder; here are {_words(known(True))}")
     python = prefix / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise Refused(f"the conda environment {prefix} has no Python; `conda install -p {prefix} python` installs it")
@@ -35,8 +38,12 @@ def find(wanted: str) -> PreparedEnvironment:
     environment = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": name, "CONDA_SHLVL": "1", "PATH": path}
     scripts = sorted(entry.name for entry in (prefix / "etc/conda/activate.d").glob("*.sh"))
     skipped = f"; not run, because no shell is used: activate.d/{', '.join(scripts)}" if scripts else ""
-    variables, detail = {**_variables(prefix), **environment}, f"conda {name}: {found.words}{skipped}"
-    return PreparedEnvironment(python=found.path, environment=variables, detail=detail)
+    state = atomic_json.read_json(prefix / "conda-meta" / "state")
+    kept = state.get("env_vars", {}) if isinstance(state, dict) else {}
+    # Of `conda env config vars set`; conda gives unset variables the value `***unset***`.
+    variables = {key: str(value) for key, value in kept.items() if value != "***unset***"}
+    detail = f"conda {name}: {found.words}{skipped}"
+    return PreparedEnvironment(python=found.path, environment={**variables, **environment}, detail=detail)
 
 
 def known(ask_conda: bool = False) -> list[Path]:
@@ -54,13 +61,6 @@ def known(ask_conda: bool = False) -> list[Path]:
     if ask_conda:
         listed += _listed_by_conda()
     return list({prefix.resolve(): prefix for prefix in [*listed, *roots] if _is_prefix(prefix)}.values())
-
-
-def _at(wanted: str) -> Path:
-    prefix = Path(wanted).expanduser().absolute()
-    if not _is_prefix(prefix):
-        raise Refused(f"{prefix} is no conda environment: it has no conda-meta folder; here are {_words(known(True))}")
-    return prefix
 
 
 def _named(wanted: str) -> Path:
@@ -96,13 +96,6 @@ def _listed_by_conda() -> list[Path]:
             done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
             found += [Path(prefix) for prefix in json.loads(done.stdout)["envs"]]
     return found
-
-
-def _variables(prefix: Path) -> dict[str, str]:
-    """Return the variables of `conda env config vars set`; conda gives unset variables the value `***unset***`."""
-    state = atomic_json.read_json(prefix / "conda-meta" / "state")
-    variables = state.get("env_vars", {}) if isinstance(state, dict) else {}
-    return {key: str(value) for key, value in variables.items() if value != "***unset***"}
 
 
 def _is_prefix(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Refused
+from ..records import Record
 
 OLDEST = (3, 10)
 PATIENCE_S = 60.0  # a first start from a cold network home folder
@@ -29,7 +30,7 @@ print(json.dumps({"path": sys.executable, "real": os.path.realpath(sys.executabl
 
 
 @dataclass(frozen=True)
-class Interpreter:
+class Interpreter(Record, checks=True):
     """An interpreter's own answers; `packages` is a hash of names and versions of the installed packages.
 
     `torch`: torch and the packages that are built for one version of torch, as pip's constraints.
@@ -76,11 +77,8 @@ def probe(path: str) -> Interpreter:
 def from_answer(answer: str, complaint: str, path: str) -> Interpreter:
     """Return the interpreter that printed `answer`. Raises Refused as `probe` does."""
     try:
-        fields = json.loads(answer.strip().rpartition("\n")[2])
-        version = tuple(fields.pop("version"))
-        listed = {name: tuple(fields[name]) for name in ("sites", "torch")}
-        found = Interpreter(**{**fields, "version": version, **listed})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found = Interpreter.load(json.loads(answer.strip().rpartition("\n")[2]))
+    except ValueError as error:
         last = complaint.strip().rpartition("\n")[2] or "it printed no answer"
         raise Refused(f"{path} does not work: {last}; set `python` to another interpreter") from error
     if found.version < OLDEST:

@@ -67,21 +67,25 @@ def build(spec: EnvironmentSpec) -> PreparedEnvironment:
     `spec` has a Python and no image.
     """
     base = interpreter.find(spec.python)
-    place = _place(spec, base)
+    folder = Path(spec.workdir).expanduser().absolute() / "env"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    how = [name for name in ("holds_torch", "is_apart") if getattr(spec, name)]
+    code = Path(spec.code, spec.requirements_folder)
+    place = folder / key(spec.requirements or "", code, base, spec.system_site_packages, *how)
     lock = place.with_suffix(".lock")
     took = "found as built before"
     doing = f"building the environment {place.name}"
     with builds.lock(lock, builds.LIMIT_S, doing, lambda: _use(place, lock)) as held:
         if held is not None and not _is_whole(place):
-            began_s, how = time.monotonic(), "fetched from the store"
+            began_s, took = time.monotonic(), "fetched from the store"
             if spec.store:
                 fetch_copy(spec.store, place)
             if not _is_whole(place):
                 _make(spec, base, place, held)
-                how = "built"
+                took = "built"
                 if spec.store and spec.keeps:
                     put_copy(spec.store, place, MARK)
-            took = f"{how} in {time.monotonic() - began_s:.0f} s"
+            took = f"{took} in {time.monotonic() - began_s:.0f} s"
     if held is not None:
         prune(spec.workdir)
     python, detail = str(place / "bin" / "python"), f"venv {place.name} ({took}) on {base.words}"
@@ -182,16 +186,6 @@ def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *
     about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
     inputs = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
     return hashlib.sha256(inputs.encode()).hexdigest()[:24]
-
-
-def _place(spec: EnvironmentSpec, base: Interpreter) -> Path:
-    """Return the environment's folder, and create its parent."""
-    folder = Path(spec.workdir).expanduser().absolute() / "env"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    how = [name for name in ("holds_torch", "is_apart") if getattr(spec, name)]
-    return folder / key(
-        spec.requirements or "", Path(spec.code, spec.requirements_folder), base, spec.system_site_packages, *how
-    )
 
 
 def _use(place: Path, lock: Path) -> bool:

@@ -187,14 +187,6 @@ def _first_call(model: torch.nn.Module) -> Iterator[list[tuple[Any, Any]]]:
         hook.remove()
 
 
-def _shapes(model: torch.nn.Module, form: calls.Form, inputs: list[calls.TensorSlot]) -> dict[str, Any]:
-    """Return the sides that may vary, by parameter of `forward`."""
-    vary = torch.export.Dim.DYNAMIC
-    sides = {slot.name: {i: vary for i, side in enumerate(slot.shape) if side is None} or None for slot in inputs}
-    args, kwargs = calls.build(form, sides, constants=False)
-    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-
-
 def _configure(model: Any, folder: Path) -> None:
     """Write the configuration files of transformers' `save_pretrained`; its weights are model.safetensors."""
     kind = type(model)
@@ -212,9 +204,12 @@ def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, argu
     if kind == HUGGINGFACE:
         _configure(model, work / kind)
         return
-    args, kwargs = calls.build(form, arguments[SIZES[0]])
     inputs = calls.slots(arguments)
-    shapes = _shapes(model, form, inputs)
+    vary = torch.export.Dim.DYNAMIC
+    sides = {slot.name: {i: vary for i, side in enumerate(slot.shape) if side is None} or None for slot in inputs}
+    args, kwargs = calls.build(form, sides, constants=False)
+    shapes = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)  # sides by parameter of `forward`
+    args, kwargs = calls.build(form, arguments[SIZES[0]])
     if kind == "pt2":
         loading.save_pt2(torch.export.export(model, args, kwargs, dynamic_shapes=shapes), work / PT2)
         return

@@ -48,10 +48,14 @@ def fetch(
     """
     source, folder, noted = (address, port, token), Path(into), Path(note) if note else None
     try:
-        if name is None:
-            _fetch_all(source, folder, noted)
-        else:
+        if name is not None:
             copies.fetch(*source, name, folder, note=noted, sets_aside=True)
+            return {}
+        for entry in copies.entries(*source):
+            here = listing.look(folder, entry.name)
+            if here is None or listing.order(here) <= listing.order(entry):
+                with contextlib.suppress(copies.AlreadySaved):  # the local entry was saved here
+                    copies.fetch(*source, entry.name, folder, note=noted)
     except (copies.CopyError, OSError) as error:
         raise Refused(str(error)) from error
     return {}
@@ -71,12 +75,3 @@ def newest(*, folder: str) -> dict[str, Any]:
         "mtime": found.written_ns / 1e9,
         "fingerprint": found.fingerprint,
     }
-
-
-def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> None:
-    """Copy each entry, unless the local entry is newer or was saved locally."""
-    for entry in copies.entries(*source):
-        here = listing.look(into, entry.name)
-        if here is None or listing.order(here) <= listing.order(entry):
-            with contextlib.suppress(copies.AlreadySaved):
-                copies.fetch(*source, entry.name, into, note=note)

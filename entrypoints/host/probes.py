@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -60,11 +61,9 @@ print("\\n" + json.dumps(told))
 
 def own_name() -> dict[str, Any]:
     """Return the `name` and the `addresses` that the name resolves to on this host, maybe none."""
-    name = socket.gethostname()
-    try:
+    name, found = socket.gethostname(), list[Any]()
+    with contextlib.suppress(socket.gaierror):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return {"name": name, "addresses": []}
     return {"name": name, "addresses": sorted({str(entry[4][0]).partition("%")[0] for entry in found})}
 
 

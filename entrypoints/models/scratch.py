@@ -45,17 +45,12 @@ def remove_dead(place: Path) -> None:
     with contextlib.suppress(OSError):
         for path in [entry for entry in place.parent.iterdir() if entry.name.startswith(prefix) and entry.is_dir()]:
             with contextlib.suppress(OSError):
-                _remove_if_dead(path)
-
-
-def _remove_if_dead(path: Path) -> None:
-    """Remove the folder unless its process lives. Raises OSError."""
-    held = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(held)
+                held = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process of a locked folder lives
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(held)
 
 
 def _prefix(place: Path) -> str:

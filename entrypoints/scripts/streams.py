@@ -30,7 +30,7 @@ class OutputStream(io.TextIOWrapper):
         super().__init__(stream.detach(), encoding, errors, "\n", lines, through)
         self._steps: Steps | None = steps
         self._write = super().write
-        os.register_at_fork(after_in_child=self._forget)  # a forked process is not the rank
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_steps", None))  # a forked process is not the rank
         self._line = ""  # the unfinished line, up to the last text read
         self._bar_every_s, self._bar_s = FIRST_BAR_S, 0.0
 
@@ -51,9 +51,6 @@ class OutputStream(io.TextIOWrapper):
             self._line = ""
         self._write(added)
         return len(text)
-
-    def _forget(self) -> None:
-        self._steps = None
 
     def end_line(self) -> None:
         """End the unfinished line."""

@@ -90,7 +90,8 @@ class Engine:
             self._waiting.remove(own)
             taken, rows = [own], own.rows or 1
             for other in self._waiting[:]:
-                if rows + (other.rows or 1) <= self._most_rows and _alike(own.inputs, other.inputs):
+                is_alike = all(value.shape[1:] == other.inputs[name].shape[1:] for name, value in own.inputs.items())
+                if is_alike and rows + (other.rows or 1) <= self._most_rows:
                     self._waiting.remove(other)
                     taken.append(other)
                     rows += other.rows or 1
@@ -141,10 +142,6 @@ def open_engine(path: Path, most_rows: int, threads: int | None = None) -> Engin
         shapes = {slot: [1 if side is None else side for side in slot.shape] for slot in engine.inputs}
         engine.run({slot.name: torch.zeros(shape, dtype=getattr(torch, slot.dtype)) for slot, shape in shapes.items()})
     return engine
-
-
-def _alike(one: Tensors, other: Tensors) -> bool:
-    return all(one[name].shape[1:] == other[name].shape[1:] for name in one)
 
 
 def _words(shape: Sequence[int | None]) -> str:

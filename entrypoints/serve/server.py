@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import anyio
 import uvicorn
@@ -86,18 +88,16 @@ class ModelServer(uvicorn.Server):
                 waiting.append(self._listener.accept()[0])
         for server in self.servers:
             server.close()
+        kind: Any = self.config.http_protocol_class
+        protocol = partial(kind, config=self.config, server_state=self.server_state, app_state={})
         for sock in waiting:
-            await loop.connect_accepted_socket(self._connection, sock)
+            await loop.connect_accepted_socket(protocol, sock)
         await asyncio.sleep(_GRACE_S)
         await super().shutdown(sockets)
         self.unfinished = len(self.server_state.tasks)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
-
-    def _connection(self) -> asyncio.Protocol:
-        kind = self.config.http_protocol_class
-        return kind(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
 
 
 class _Application:
