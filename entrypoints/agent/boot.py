@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from .. import atomic_json, events, processes
-from ..contract import JobSpec
+from ..contract import ExitReport, JobSpec
 from ..rank import heartbeat, variables
 from ..scripts import meeting
 from . import last_lines
@@ -147,6 +147,13 @@ def torchrun_environment(node: nodes.Node) -> dict[str, str]:
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
         env.setdefault("NCCL_SOCKET_IFNAME", interface)
     return env
+
+
+def exit_code(verdict: ExitReport) -> int:
+    """Return the exit code of a node for the job's end."""
+    if verdict.state == "failed":
+        return EXIT_CONFIG if (verdict.error or {}).get("kind") == "config" else EXIT_FAILED
+    return EXIT_DONE if verdict.state == "succeeded" else EXIT_SAVED
 
 
 def is_done(folder: Path, spec: JobSpec, nodes_count: int) -> bool:

@@ -32,7 +32,7 @@ from ..contract import BEAT, BEAT_S, EXIT, STATE, STOP, AgentSpec, AgentState, E
 from . import node as nodes
 from . import transport
 from .agent import Agent
-from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from .boot import EXIT_CONFIG, EXIT_FAILED, exit_code
 from .membership import JOIN_TIMEOUT_S
 
 HEAD, REFUSED, ENDED, REQUEUE = "head.json", "refused.json", "ended", "requeue"
@@ -243,7 +243,7 @@ def _forget(order: Path) -> None:
 
 def _end(verdict: ExitReport, spec: AgentSpec, step: _Step, order: Path) -> int:
     """Leave the batch script the job's end or the wish for a requeue; return this node's exit code."""
-    code = _code(verdict)
+    code = exit_code(verdict)
     if _comes_again(spec, step.life, verdict):
         why = (verdict.error or {}).get("message") or verdict.reason
         print(f"node {step.node} ends, and the job is requeued: {why}", flush=True)
@@ -270,14 +270,6 @@ def _end_without_script(spec: AgentSpec, step: _Step, leader: str) -> None:
         subprocess.run([*words, str(step.job)], stdin=subprocess.DEVNULL, check=False)
     except OSError as error:
         print(f"the job keeps its nodes until its time limit: {' '.join(words)}: {error}", flush=True)
-
-
-def _code(verdict: ExitReport) -> int:
-    if verdict.state == "succeeded":
-        return EXIT_DONE
-    if verdict.state == "stopped":
-        return EXIT_SAVED
-    return EXIT_CONFIG if (verdict.error or {}).get("kind") == "config" else EXIT_FAILED
 
 
 def _refuse(root: Path, step: _Step, message: str) -> int:

@@ -31,7 +31,7 @@ from typing import Any
 from .. import events, processes
 from ..agent import agent, transport
 from ..agent import node as nodes
-from ..agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from ..agent.boot import EXIT_DONE, exit_code
 from ..checkpoints.sweeper import Sweeper
 from ..contract import (
     AgentSpec,
@@ -306,6 +306,4 @@ class _ExitTarget:
             is_mended = verdict.state == "failed" and kind in self.codes.mended_by_a_start
             may_mend = is_mended or verdict.reason in ("preempted", "node_failure")
             return self.codes.again if may_mend else self.codes.permanent
-        if verdict.state == "stopped":
-            return EXIT_SAVED
-        return EXIT_CONFIG if (verdict.error or {}).get("kind") == "config" else EXIT_FAILED
+        return exit_code(verdict)

@@ -2,8 +2,8 @@
 
 A message in either direction is a line of JSON, followed by `size` bytes. A call names a verb, MODULE.FUNCTION of this
 package; the module is imported on the verb's first call. The function takes the call's `ask` as keyword arguments, the
-bytes as `payload`, and if it has a positional parameter, the host as `here`. It returns JSON; resources that a verb
-keeps open end with the channel.
+bytes as `payload`, and if it has a positional parameter, the host as `here`. It returns JSON or None; resources that a
+verb keeps open end with the channel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _run_verb(verb: str, ask: dict[str, Any], here: Here) -> tuple[dict[str, Any
     try:
         module, _, name = verb.partition(".")
         found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-        answer: dict[str, Any] = found(*[here] * found.__code__.co_argcount, **ask)
+        answer: dict[str, Any] = found(*[here] * found.__code__.co_argcount, **ask) or {}
         return {"told": answer}, answer.pop("payload", b"")
     except Refused as error:
         return {"refused": str(error)}, b""

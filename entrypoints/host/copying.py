@@ -37,20 +37,18 @@ def offer(*, folder: str, address: str, ports: list[int] | None = None) -> dict[
     raise Refused(f"cannot offer copies at {address}: all ports from {low} to {high} are taken; allow others")
 
 
-def fetch(
-    *, address: str, port: int, token: str, name: str | None, into: str, note: str | None = None
-) -> dict[str, Any]:
+def fetch(*, address: str, port: int, token: str, name: str | None, into: str, note: str | None = None) -> None:
     """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
     An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
-    are copied, and entries newer than the fetched entry in the `note` (entries.py; optional). Return {}. Raises
+    are copied, and entries newer than the fetched entry in the `note` (entries.py; optional). Raises
     Refused.
     """
     source, folder, noted = (address, port, token), Path(into), Path(note) if note else None
     try:
         if name is not None:
             copies.fetch(*source, name, folder, note=noted, sets_aside=True)
-            return {}
+            return
         for entry in copies.entries(*source):
             here = listing.look(folder, entry.name)
             if here is None or listing.order(here) <= listing.order(entry):
@@ -58,7 +56,6 @@ def fetch(
                     copies.fetch(*source, entry.name, folder, note=noted)
     except (copies.CopyError, OSError) as error:
         raise Refused(str(error)) from error
-    return {}
 
 
 def newest(*, folder: str) -> dict[str, Any]:

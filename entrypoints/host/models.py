@@ -54,8 +54,8 @@ def begin(*, place: str, version: str, name: str, files: Mapping[str, int], repl
     return {"place": str(root), "kept": False, "arrived": arrived}
 
 
-def put(*, place: str, version: str, name: str, offset: int, payload: bytes = b"") -> dict[str, Any]:
-    """Write bytes of the version's file from `offset` on; return {}. Raises Refused for a name outside the folder."""
+def put(*, place: str, version: str, name: str, offset: int, payload: bytes = b"") -> None:
+    """Write bytes of the version's file from `offset` on. Raises Refused for a name outside the folder."""
     if not folders.is_inside(name):
         raise Refused(f"{name!r} is no file of a model folder")
     path = part_of(Path(place), version) / name
@@ -63,7 +63,6 @@ def put(*, place: str, version: str, name: str, offset: int, payload: bytes = b"
     with path.open("r+b" if path.exists() else "wb") as file:
         file.seek(offset)
         file.write(payload)
-    return {}
 
 
 def keep(*, place: str, version: str) -> dict[str, Any]:

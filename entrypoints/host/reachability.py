@@ -60,14 +60,13 @@ def dial(*, peers: list[dict[str, Any]], token: str) -> dict[str, Any]:
     return {"failed": [{"name": name, **fault} for name, fault in faults.items() if fault is not None]}
 
 
-def close_listener() -> dict[str, Any]:
-    """Stop listening; return {}."""
+def close_listener() -> None:
+    """Stop listening."""
     while _open:
         server = _open.pop()
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept; close alone does not
         server.close()
-    return {}
 
 
 def _bound(address: str, first: int, last: int) -> socket.socket:

@@ -88,8 +88,8 @@ def prepare(
     folders: list[str],
     links: dict[str, str],
     files: dict[str, str],
-) -> dict[str, Any]:
-    """Create the attempt's folder, which must be new, with the batch script and the agents' order; return {}.
+) -> None:
+    """Create the attempt's folder, which must be new, with the batch script and the agents' order.
 
     `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`. A failure
     leaves no folder of the attempt.
@@ -111,16 +111,15 @@ def prepare(
     except OSError as error:
         discard(folder=folder)
         raise Refused(f"{error.filename or folder} cannot be made: {error.strerror}: name another folder") from error
-    return {}
 
 
-def discard(*, folder: str) -> dict[str, Any]:
-    """Remove the folder of an attempt that got no job, and what is empty of the job's folder; return {}."""
+def discard(*, folder: str) -> None:
+    """Remove the folder of an attempt that got no job, and what is empty of the job's folder."""
     attempt = Path(folder)
     job = attempt.parent
     shutil.rmtree(attempt, ignore_errors=True)
     if any(job.glob("attempt-*")):
-        return {}
+        return
     with contextlib.suppress(OSError):
         for link in [path for path in (job / "output").glob("*") if path.is_symlink()]:
             link.unlink()
@@ -129,7 +128,6 @@ def discard(*, folder: str) -> dict[str, Any]:
                 (job / name).rmdir()
         (job / "owner").unlink(missing_ok=True)
         job.rmdir()
-    return {}
 
 
 def door(*, folder: str) -> dict[str, Any]:

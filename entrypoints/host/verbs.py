@@ -64,8 +64,8 @@ _START = (
 
 def make(
     here: Here, *, job: str, root: str, owner: str, record: dict[str, Any], folders: list[str], links: dict[str, str]
-) -> dict[str, Any]:
-    """Create the node's folder, which must be new, and the folders that the job sees; return {}.
+) -> None:
+    """Create the node's folder, which must be new, and the folders that the job sees.
 
     `job` and `root` are the job's and the node's folder, `owner` is the submitter's id; absent `folders` and `links`
     (name in the output folder -> target) are created. `record` is kept for `jobs`.
@@ -89,7 +89,6 @@ def make(
                 Path(link).symlink_to(Path(target).expanduser())
     finally:
         os.umask(0o077)
-    return {}
 
 
 def jobs(here: Here) -> dict[str, Any]:
@@ -114,13 +113,12 @@ def _owner(job: Path, owner: str) -> str:
     return mark.read_text()
 
 
-def unpack(*, path: str, sha256: str, root: str) -> dict[str, Any]:
+def unpack(*, path: str, sha256: str, root: str) -> None:
     """Unpack the code in the agent's folder: the build of the environment may need the code."""
     try:
         bundle_file.unpack(Path(path), sha256, Path(root))
     except bundle_file.BundleError as error:
         raise Refused(str(error)) from error
-    return {}
 
 
 def prepare(*, spec: dict[str, Any]) -> dict[str, Any]:
@@ -214,11 +212,11 @@ def close_admission(*, root: str) -> dict[str, Any]:
     return {"started": started}
 
 
-def give_up(*, root: str, for_ever: bool) -> dict[str, Any]:
+def give_up(*, root: str, for_ever: bool) -> None:
     """Kill the node's agent and all processes it may have started; `for_ever` also forbids any later start."""
     node = Path(root)
     if not node.is_dir():
-        return {}
+        return
     with processes.locked(node / START_LOCK):
         if for_ever:
             (node / NEVER_SENT).touch()
@@ -230,7 +228,6 @@ def give_up(*, root: str, for_ever: bool) -> dict[str, Any]:
             node_folder.sweep(node)
         (node / STATE).unlink(missing_ok=True)
         (node / EXIT).unlink(missing_ok=True)
-    return {}
 
 
 def script(*, root: str, argv: list[str]) -> dict[str, Any]:
