@@ -2,6 +2,6 @@
 
     python -m cloudtrain.entrypoints.export < order.json
 
-`build` writes the folder, in a process without torch. `reference` builds the model from the task and the checkpoint,
-and records its results. `check` opens the exported files in a third process and compares. `card` writes the README.
+`build` writes the folder and its card, in a process without torch. `reference` builds the model from the task and the
+checkpoint, and records its results. `check` opens the exported files in a third process and compares.
 """

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.export import build, card, check, loading
+from cloudtrain.entrypoints.export import build, check, loading
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.order import ExportOrder
@@ -477,7 +477,7 @@ def test_transformers_opens_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert folders.verify(tmp_path / "model", checked=True).config["name"] == "words"
     assert "library_name: transformers" in (tmp_path / "model/README.md").read_text()
     unchecked = {**found["check"], "passed": None, "why": "asked for with --unchecked", "forms": {}}
-    assert "library_name: transformers" in card.text(
+    assert "library_name: transformers" in build.card(
         json.loads((tmp_path / "model/config.json").read_text()), unchecked
     )
     from transformers import AutoModelForCausalLM
