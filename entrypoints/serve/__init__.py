@@ -3,6 +3,6 @@
     python -m cloudtrain.entrypoints.serve FOLDER --port 8080
 
 `connections` has the limits of connections, also for the page of `cloudtrain ui`; `server` bounds a request, and drains
-at the end; `routes` has the contracts of the platforms, `bodies` turns JSON into tensors and back, `engine` has the
-model and its batches.
+at the end; `routes` has the contracts of the platforms, and turns JSON into tensors and back; `engine` has the model
+and its batches.
 """
