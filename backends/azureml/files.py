@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.entrypoints.format import one_line
-from cloudtrain.entrypoints.stores import azure_access
-from cloudtrain.entrypoints.stores.azure import AzureStore
+from cloudtrain.entrypoints.stores.azure import AzureStore, BlobLocation, client, is_broken_off
 from cloudtrain.launcher.errors import ConfigError
 
 from ..http import object_in
@@ -68,7 +67,7 @@ class _BlobJobStore(AzureStore):
                 return FileNotFoundError(name)
             words = str(error.message).partition("\n")[0]  # request ids and the signed text follow
             return api.AzureError(error.status_code or 0, code, one_line(words, 300))
-        if isinstance(error, core.AzureError) or azure_access.is_broken_off(error):
+        if isinstance(error, core.AzureError) or is_broken_off(error):
             return api.AzureError(0, "", one_line(error, 300))
         return error
 
@@ -92,23 +91,23 @@ def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) 
             return use(folder(_secret(access, datastore)))
 
 
-def _client(place: azure_access.BlobLocation, credential: Any) -> Any:
+def _client(place: BlobLocation, credential: Any) -> Any:
     try:
-        return azure_access.client(place, credential, ATTEMPTS)
+        return client(place, credential, ATTEMPTS)
     except ImportError as error:
         raise api.not_installed(error) from error
 
 
-def _place(access: AzureAccess, uri: str) -> tuple[azure_access.BlobLocation, str | None]:
+def _place(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:
     """Return the container and the prefix, and the datastore that the URI names."""
     if found := _DATASTORE.fullmatch(uri):
         url, container = datastore_of(access, found[1])
-        return azure_access.BlobLocation(urlsplit(url).netloc, container, found[2].strip("/")), found[1]
+        return BlobLocation(urlsplit(url).netloc, container, found[2].strip("/")), found[1]
     if found := _HADOOP.fullmatch(uri):
-        return azure_access.BlobLocation(f"{found[2]}.blob.{found[3]}", found[1], found[4].strip("/")), None
+        return BlobLocation(f"{found[2]}.blob.{found[3]}", found[1], found[4].strip("/")), None
     split = urlsplit(uri)
     container, _, prefix = unquote(split.path).strip("/").partition("/")
-    return azure_access.BlobLocation(split.netloc, container, prefix.strip("/")), None
+    return BlobLocation(split.netloc, container, prefix.strip("/")), None
 
 
 def _secret(access: AzureAccess, datastore: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.stores import azure_access, google_http
+from cloudtrain.entrypoints.stores import azure, google_http
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.money.conditional import ConditionalObject, located
@@ -55,7 +55,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return Store(place, "gs://no-such-bucket/money", double.fault, "storage.insert", "storage.download")
     double = request.getfixturevalue("azure")
     double.apply(monkeypatch)
-    monkeypatch.setattr(azure_access, "PAUSE_S", 0.01)
+    monkeypatch.setattr(azure, "PAUSE_S", 0.01)
     host = f"https://{ACCOUNT}.blob.core.windows.net"
     return Store(f"{host}/{CONTAINER}/money", f"{host}/missing/money", double.fault, "blob.put", "blob.get")
 

@@ -212,11 +212,11 @@ def metadata(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set three attempts, a very short pause, and small parts (the smallest that S3 allows)."""
-    from cloudtrain.entrypoints.stores import azure, azure_access, gcs, google_access, google_http, s3
+    from cloudtrain.entrypoints.stores import azure, gcs, google_access, google_http, s3
 
     values: list[tuple[Any, dict[str, Any]]] = [
         (s3, {"_ATTEMPTS": 3, "_PART_BYTES": 5 * MIB}),
-        (azure_access, {"ATTEMPTS": 3, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}),
+        (azure, {"ATTEMPTS": 3, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}),
         (azure, {"_BLOCK_BYTES": MIB}),
         (google_http, {"ATTEMPTS": 3, "PAUSE_S": 0.01}),
         (google_access, {"TRIES": 2, "PAUSE_S": 0.01}),
@@ -230,9 +230,9 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use `brisk`, and time out after 0.5 s, too little for a busy machine: only for servers that never answer."""
-    from cloudtrain.entrypoints.stores import azure_access, google_access, google_http, s3
+    from cloudtrain.entrypoints.stores import azure, google_access, google_http, s3
 
     for name in ("CONNECT_S", "READ_S"):
         monkeypatch.setattr(s3, f"_{name}", 0.5)
-        for module in (azure_access, google_http, google_access):
+        for module in (azure, google_http, google_access):
             monkeypatch.setattr(module, name, 0.5)

@@ -276,7 +276,7 @@ def test_clouds_have_their_own_names(suffix: str) -> None:
 LOUD = """
 import os, sys
 from pathlib import Path
-from cloudtrain.entrypoints.stores import azure_access as azureaccess, store
+from cloudtrain.entrypoints.stores import azure as azureaccess, store
 azureaccess.ATTEMPTS, azureaccess.PAUSE_S = 2, 0.01
 place = store.open_store(sys.argv[1])
 for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):

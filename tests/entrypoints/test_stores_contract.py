@@ -29,7 +29,7 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, mirror
 from cloudtrain.entrypoints.checkpoints.mirror import Uploader
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
-from cloudtrain.entrypoints.stores import azure, azure_access, gcs, google_http, s3
+from cloudtrain.entrypoints.stores import azure, gcs, google_http, s3
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
 from doubles.google.names import BUCKET, SERVICE_ACCOUNT
@@ -218,7 +218,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.fixture
 def patient(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use `brisk` with eight attempts."""
-    for module, name in ((s3, "_ATTEMPTS"), (azure_access, "ATTEMPTS"), (google_http, "ATTEMPTS")):
+    for module, name in ((s3, "_ATTEMPTS"), (azure, "ATTEMPTS"), (google_http, "ATTEMPTS")):
         monkeypatch.setattr(module, name, 8)
     monkeypatch.setattr(azure, "_BODY_ATTEMPTS", 8)
 
