@@ -73,9 +73,7 @@ class Record:
         return values
 
 
-@cache
-def _types(record: type[Record]) -> dict[str, Any]:
-    return get_type_hints(record)
+_types = cache(get_type_hints)
 
 
 def _loaded(record: type[Record], key: str, kind: Any, value: Any) -> Any:

@@ -301,5 +301,4 @@ class Agent:
 
 def _failed(reason: str, message: str) -> ExitReport:
     """Return the verdict of a node that cannot receive node 0's verdict."""
-    error = {"rank": None, "kind": "lost", "message": message}
-    return ExitReport("failed", reason, error)
+    return ExitReport("failed", reason, {"rank": None, "kind": "lost", "message": message})

@@ -221,7 +221,9 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
                 print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
                 return _Ended(None, bool(asked_s))
         if now_s > limit_s:
-            return _Ended(None, bool(asked_s), (_overdue(),) if patience_s is None else ())
+            message = "the job's deadline passed long ago, and the node's supervisor has not ended the job"
+            overdue = {"rank": None, "kind": "deadline", "message": message, "time_s": time.time()}
+            return _Ended(None, bool(asked_s), (overdue,) if patience_s is None else ())
         if hangs := beats.look(now_s):
             failures = tuple(_hang(hang) for hang in hangs)
             heartbeat.print_stacks(folder)
@@ -238,11 +240,6 @@ def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
     if deadline_s is None:
         return math.inf
     return max(now_s, deadline_s) + float(environ.get("CLOUDTRAIN_GRACE", GRACE_S)) + SLACK_S
-
-
-def _overdue() -> dict[str, Any]:
-    message = "the job's deadline passed long ago, and the node's supervisor has not ended the job"
-    return {"rank": None, "kind": "deadline", "message": message, "time_s": time.time()}
 
 
 def _patience_s(folder: Path, nproc: int) -> float | None:

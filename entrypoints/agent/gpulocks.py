@@ -140,12 +140,8 @@ def holders(folder: Path) -> list[dict[str, Any]]:
     `owner` is the login according to the machine: the owner of the note's file. A holder without a note has `name` and
     `label` only.
     """
-    found = []
-    for path in sorted(folder.glob("*.lock")):
-        if not is_free(path):
-            name = path.stem
-            found.append(_holder(folder, name) or {"name": name, "label": _label(name)})
-    return found
+    held = [path.stem for path in sorted(folder.glob("*.lock")) if not is_free(path)]
+    return [_holder(folder, name) or {"name": name, "label": _label(name)} for name in held]
 
 
 def _lock(folder: Path, name: str, label: str | None) -> int:

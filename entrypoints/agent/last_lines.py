@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 
 from .. import events
@@ -28,11 +29,6 @@ def of_rank(rank: int) -> list[str]:
 
 def of_text(text: str) -> list[str]:
     """Return the last lines, without event tails and empty lines, long lines cut, progress bars in the last state."""
-    found: list[str] = []
-    for line in reversed(text.split("\n")):
-        shown = events.parse(line.rstrip("\r").rpartition("\r")[2])[0].rstrip()
-        if shown:
-            found.append(shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 1]}…")
-        if len(found) == MOST:
-            break
-    return found[::-1]
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in reversed(text.split("\n")))
+    found = list(islice(filter(None, (events.parse(line)[0].rstrip() for line in lines)), MOST))
+    return [line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1]}…" for line in found[::-1]]

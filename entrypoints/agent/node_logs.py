@@ -77,7 +77,9 @@ def read(
     `has_ended`: whether the node has ended, if the agent's process cannot be seen from this machine.
     """
     if has_ended is None:
-        has_ended = _has_ended(root)
+        found = atomic_json.read_json(root / STATE)
+        state = found and AgentState.load(found)
+        has_ended = (root / EXIT).exists() or bool(state and not processes.alive(state.pid, state.stamp))
     sizes = {path: _size(path) for path in _files(root / "log", ranks)}
     news = {path: size for path, size in sizes.items() if size > offsets.get(path.name, 0)}
     limit = max(FILE_BYTES, page_bytes // max(1, len(news)))
@@ -148,12 +150,6 @@ def before(log: Path, since_s: float) -> int:
             return size
     except OSError:
         return 0
-
-
-def _has_ended(root: Path) -> bool:
-    found = atomic_json.read_json(root / STATE)
-    state = found and AgentState.load(found)
-    return (root / EXIT).exists() or (state is not None and not processes.alive(state.pid, state.stamp))
 
 
 def _size(path: Path) -> int:

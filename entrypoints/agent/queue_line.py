@@ -103,16 +103,10 @@ def held_by(locks: Path) -> tuple[Holding, ...]:
     found = []
     for each in gpulocks.holders(locks):
         root, until_s = each.get("root"), _number(each.get("until_s"))
-        holding = Holding(
-            name=each["name"],
-            job=_plain(each.get("job", "?")),
-            user=_plain(each.get("owner", "somebody")),
-            until_s=until_s,
-            priority=int(_number(each.get("priority")) or 0),
-            root=root if isinstance(root, str) else None,
-            spared_until_s=_number(each.get("spared_until_s")) or 0.0,
-        )
-        found.append(holding)
+        job, user = _plain(each.get("job", "?")), _plain(each.get("owner", "somebody"))
+        priority, spared_s = int(_number(each.get("priority")) or 0), _number(each.get("spared_until_s")) or 0.0
+        kept = root if isinstance(root, str) else None
+        found.append(Holding(each["name"], job, user, until_s, priority, kept, spared_s))
     return tuple(found)
 
 

@@ -258,8 +258,7 @@ class QueueWait:
         """Return the note of the locks: until when the job holds them at most, and whether the job can be preempted."""
         spared_s = 0.0 if self.earlier.preempted_s is None else self.earlier.preempted_s + SPARED_S
         until_s, run = time.time() + self._ticket().cap_s, self.spec.job.run
-        saves = run.is_own or run.on_stop == "save" or bool(run.keep)
-        root = self.spec.root if saves else None
+        root = self.spec.root if run.is_own or run.on_stop == "save" or run.keep else None
         more = {"priority": self.queue["priority"], "root": root, "spared_until_s": spared_s}
         return {**self.locks["about"], "until_s": until_s, **more}
 

@@ -123,7 +123,10 @@ def _spec(order: AgentSpec, step: _Step, root: Path, used_s: float) -> tuple[Age
         address = _own_address(step, step.head)
         server = _listen(address, PORTS[step.job % len(PORTS)])
         head = server.getsockname()[:2]
-        _fence_earlier(step, {"life": step.life, "address": head[0], "port": head[1]})
+        states = [atomic_json.read_json(path) or {} for path in step.attempt.glob(f"node-*/{STATE}")]
+        atomic_json.write_json(step.attempt / HEAD, {"life": step.life, "address": head[0], "port": head[1]})
+        if any(state.get("phase") != "ended" for state in states):
+            time.sleep(FENCE_S)  # an earlier agent may run on a node that Slurm lost
     else:
         head = _head(step)
         address = _own_address(step, "") or nodes.towards(head[0])
@@ -168,14 +171,6 @@ def _listen(address: str, port: int) -> socket:
             if error.errno != errno.EADDRINUSE:
                 raise
     raise OSError(errno.EADDRINUSE, f"no free port between {PORTS.start} and {PORTS.stop - 1} on {address}")
-
-
-def _fence_earlier(step: _Step, head: dict[str, object]) -> None:
-    """Tell the followers the address; wait for the end of earlier agents, which may run on a node that Slurm lost."""
-    states = [atomic_json.read_json(path) or {} for path in step.attempt.glob(f"node-*/{STATE}")]
-    atomic_json.write_json(step.attempt / HEAD, head)
-    if any(state.get("phase") != "ended" for state in states):
-        time.sleep(FENCE_S)
 
 
 def _head(step: _Step) -> tuple[str, int]:

@@ -181,8 +181,7 @@ def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *
     """
     files: dict[str, str] = {}
     lines = list(_lines(requirements, folder, files, set()))
-    sees_any = sees_system or bool(how)
-    about = {**asdict(base), "packages": base.packages if sees_any else None}
+    about = {**asdict(base), "packages": base.packages if sees_system or how else None}
     about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
     inputs = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
     return hashlib.sha256(inputs.encode()).hexdigest()[:24]

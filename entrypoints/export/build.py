@@ -132,7 +132,10 @@ def _filled(
     stored: Mapping[str, tensors.StoredTensor],
 ) -> dict[str, Any]:
     """Write all files of the folder; return the check."""
-    _require_room(order, partial, stored)
+    weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
+    needed = weights * len({*order.forms} - {HUGGINGFACE}) + _SPARE_BYTES
+    if (free := shutil.disk_usage(partial).free) < needed:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
     if order.archive is not None:
         bundle_file.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
         shutil.copytree(work / "bundle" / "code", partial / folders.CODE)  # a link becomes a copy of its target
@@ -167,14 +170,6 @@ def _filled(
     if order.key is not None:
         folders.sign(partial, Path(order.key))
     return check
-
-
-def _require_room(order: ExportOrder, partial: Path, stored: Mapping[str, tensors.StoredTensor]) -> None:
-    weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
-    copies = len({*order.forms} - {HUGGINGFACE})
-    needed, free = weights * copies + _SPARE_BYTES, shutil.disk_usage(partial).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
 
 
 def _reference(

@@ -309,8 +309,7 @@ def _asked(folder: str, number: int) -> dict[str, Any]:
         return {"program": "scontrol", "text": done["stdout"], "by": _canceller(number, done["stdout"])}
     if "Invalid job id" not in done["stderr"]:
         return {"program": None, "text": "", "error": " ".join(done["stderr"].split()) or f"code {done['code']}"}
-    fields = "JobIDRaw,State,ExitCode,Start,End,NodeList"
-    done = run(argv=["sacct", "-nPXD", "-j", str(number), "-o", fields])
+    done = run(argv=["sacct", "-nPXD", "-j", str(number), "-o", "JobIDRaw,State,ExitCode,Start,End,NodeList"])
     if done["code"] == 0 and done["stdout"].strip():
         return {"program": "sacct", "text": done["stdout"]}
     return {"program": None, "text": ""}

@@ -35,7 +35,10 @@ class TensorSlot(Record):
 def describe(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, Tensors]:
     """Return the call's form and its tensors by name. Raises TypeError for an argument without a JSON form."""
     tensors: Tensors = {}
-    names = _parameters(model, len(args))
+    # The positional arguments have the names of the parameters of `forward`.
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = [name for name, each in inspect.signature(model.forward).parameters.items() if each.kind in kinds]
+    names = [known[i] if i < len(known) else f"arg{i}" for i in range(len(args))]
     listed = [_form(value, name, tensors) for name, value in zip(names, args, strict=True)]
     return {"args": listed, "kwargs": {name: _form(value, name, tensors) for name, value in kwargs.items()}}, tensors
 
@@ -68,13 +71,6 @@ def slots(calls: Mapping[int, Tensors]) -> list[TensorSlot]:
         is_batched = all(shape[:1] == (size,) for shape, size in zip(shapes, calls, strict=True))
         found.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), sides, is_batched))
     return found
-
-
-def _parameters(model: torch.nn.Module, count: int) -> list[str]:
-    """Return names for the positional arguments: the parameters' of `forward`."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known = [name for name, each in inspect.signature(model.forward).parameters.items() if each.kind in kinds]
-    return [known[i] if i < len(known) else f"arg{i}" for i in range(count)]
 
 
 def _form(value: Any, name: str, tensors: Tensors) -> Form:

@@ -211,8 +211,7 @@ def _written(piece: memoryview, tensor: StoredTensor) -> memoryview:
 
     from ..checkpoints.shards import DTYPES
 
-    values = torch.frombuffer(piece, dtype=DTYPES[tensor.dtype])
-    changed = values.to(DTYPES[tensor.target])
+    changed = torch.frombuffer(piece, dtype=DTYPES[tensor.dtype]).to(DTYPES[tensor.target])
     return memoryview(ctypes.string_at(changed.data_ptr(), changed.nbytes))
 
 

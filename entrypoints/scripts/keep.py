@@ -130,7 +130,13 @@ class FileKeeper:
             if self._shipped is None:
                 self._shipped = _listing(self._code)
             self._link()
-            self._bring()
+            # Each kept file is copied to the working directory, unless the file there is equal.
+            for name, there in self._found(self._kept).items():
+                here = _stamp(self._code / name)
+                if here is None or here != self._here.get(name) or there != self._there.get(name):
+                    _copy(self._kept / name, self._code / name)
+                self._there[name] = there
+            self._here = self._seen = self._found(self._code)
             self.newest = newest(self._kept)
         except Exception as error:
             self.fault = f"the files that `keep` names cannot be copied to the working directory: {error}"
@@ -208,15 +214,6 @@ class FileKeeper:
         names = [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
         stamps = {name: _stamp(root / name) for name in _matching(root, names) if not self._is_linked(name)}
         return {name: stamp for name, stamp in stamps.items() if stamp is not None}
-
-    def _bring(self) -> None:
-        """Copy each kept file to the working directory, unless the file there is equal."""
-        for name, there in self._found(self._kept).items():
-            here = _stamp(self._code / name)
-            if here is None or here != self._here.get(name) or there != self._there.get(name):
-                _copy(self._kept / name, self._code / name)
-            self._there[name] = there
-        self._here = self._seen = self._found(self._code)
 
     def _copy_kept(self, *, is_last: bool) -> None:
         """Copy changed files to the checkpoint folder, and remove kept files that the script has removed."""

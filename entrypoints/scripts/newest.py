@@ -56,8 +56,7 @@ def newest(folder: Path) -> tuple[str, float] | None:
 
 def _last(series: list[_Candidate]) -> _Candidate:
     """Return the last checkpoint of a series, or the previous if the last was cut off and lacks a kind of file."""
-    is_cut_off = len(series) > 1 and not series[-2].kinds <= series[-1].kinds
-    return series[-2] if is_cut_off else series[-1]
+    return series[-2] if len(series) > 1 and not series[-2].kinds <= series[-1].kinds else series[-1]
 
 
 def is_torn(path: Path) -> bool:

@@ -132,7 +132,13 @@ class _Application:
             raise RefusedRequest(505, "the server speaks HTTP/1.1")
         if not path.startswith("/"):
             raise RefusedRequest(400, "the first line is no request of HTTP/1.1")
-        self._require_length(request)
+        if "transfer-encoding" in request.headers:
+            raise RefusedRequest(411, "send the body with Content-Length, not in chunks")
+        length = request.headers.get("content-length")
+        if length is None and request.method == "POST":
+            raise RefusedRequest(411, "a POST needs Content-Length")
+        if length is not None and int(length) > self._limits.body_bytes:
+            raise RefusedRequest(413, f"the body has {length} bytes; at most {self._limits.body_bytes} are taken")
         if request.method != "POST":
             return self._packed_answer(request.method, path, b"")
         body = await self._body(request)
@@ -144,16 +150,6 @@ class _Application:
             return await loop.run_in_executor(self._threads, self._packed_answer, request.method, path, body)
         finally:
             self._free += 1
-
-    def _require_length(self, request: Request) -> None:
-        """Raise RefusedRequest for a body without a length, or with too many bytes."""
-        if "transfer-encoding" in request.headers:
-            raise RefusedRequest(411, "send the body with Content-Length, not in chunks")
-        length = request.headers.get("content-length")
-        if length is None and request.method == "POST":
-            raise RefusedRequest(411, "a POST needs Content-Length")
-        if length is not None and int(length) > self._limits.body_bytes:
-            raise RefusedRequest(413, f"the body has {length} bytes; at most {self._limits.body_bytes} are taken")
 
     async def _body(self, request: Request) -> bytes:
         """Return the whole body; if the unfinished bodies have too many bytes, the oldest is refused.

@@ -127,7 +127,10 @@ class Service:
     ) -> Iterator[Reply]:
         """Yield the answer to one request; a body in pieces needs a Content-Length. Raises as `ask`."""
         length = {"Content-Length": str(len(body))} if body and isinstance(body, bytes) else {}
-        token = self._token()
+        try:
+            token = None if self.identity is None else self.identity.token()
+        except ConnectionError as error:
+            raise Lost(str(error)) from error
         if token is not None:
             length["Authorization"] = f"Bearer {token}"
         connection = self._take()
@@ -150,12 +153,6 @@ class Service:
         with self._lock:
             _close(self._idle)
             self._idle.clear()
-
-    def _token(self) -> str | None:
-        try:
-            return None if self.identity is None else self.identity.token()
-        except ConnectionError as error:
-            raise Lost(str(error)) from error
 
     def _send(
         self,
