@@ -12,7 +12,10 @@ import random
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any
+
+from .survey import probed
 
 DIAL_S = 5.0  # a host whose cores all import torch answers late
 LISTEN_S = 120.0  # the channel may outlive the preflight by days
@@ -44,19 +47,9 @@ def dial(*, peers: list[dict[str, Any]], token: str) -> dict[str, Any]:
 
     A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`.
     """
-    answers: dict[str, dict[str, Any] | None] = {}
-
-    def call(peer: dict[str, Any]) -> None:
-        answers[peer["name"]] = _dialled(peer, token)
-
-    threads = [threading.Thread(target=call, args=(peer,), daemon=True) for peer in peers]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + DIAL_S + 1.0
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    late = {"how": "timeout", "text": f"no answer within {DIAL_S:.0f} s"}
-    faults = {peer["name"]: answers.get(peer["name"], late) for peer in peers}
+    answers, late = probed({peer["name"]: partial(_dialled, peer, token) for peer in peers}, DIAL_S + 1.0)
+    timeout = {"how": "timeout", "text": f"no answer within {DIAL_S:.0f} s"}
+    faults = {name: timeout if name in late else answer for name, answer in answers.items()}
     return {"failed": [{"name": name, **fault} for name, fault in faults.items() if fault is not None]}
 
 

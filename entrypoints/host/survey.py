@@ -61,7 +61,7 @@ def facts(
         looks["checkpoint_disk"] = lambda: probes.disk(Path(checkpoint).expanduser())
     if python:
         looks["python"] = lambda: probes.interpreter(python, here.umask, 0.9 * patience_s)
-    probed, errors = _probed(looks, patience_s)
+    found, errors = probed(looks, patience_s)
     system = os.uname()
     own = {
         "name": system.nodename,
@@ -72,7 +72,7 @@ def facts(
         "workdir": str(here.workdir),
         "cores": processes.cores(),
     }
-    return {**own, **probed, "errors": errors}
+    return {**own, **found, "errors": errors}
 
 
 def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
     }
-    return _probed(probes, PATIENCE_S)[0]
+    return probed(probes, PATIENCE_S)[0]
 
 
 def address(*, interface: str | None = None) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _waiting(lock_folder: str | None) -> list[dict[str, Any]]:
     return [{**each.dump(), "locks": each.needs[""]} for each in queue_line.tickets(locks)]
 
 
-def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+def probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:
     """Run all probes at once; return the results, and the reasons of the failures."""
     results: dict[str, Any] = {}
     errors: dict[str, str] = {}
