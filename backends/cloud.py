@@ -78,11 +78,11 @@ class CloudAdapter(Adapter):
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the job's saved weights, by the headers alone."""
-        from cloudtrain.entrypoints.models import saved
+        from cloudtrain.entrypoints.models import tensors
 
         handle = self.REF.load(ref)
         uri, doing = str(handle.checkpoint_uri), "read the checkpoints"
-        return self._with_files(handle, uri, doing, lambda files: saved.shapes(files.open_at(uri), averaged=averaged))
+        return self._with_files(handle, uri, doing, lambda files: tensors.shapes(files.open_at(uri), averaged=averaged))
 
     def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
         """Return what the vendor's own tools take to serve the model."""

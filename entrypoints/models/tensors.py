@@ -2,7 +2,8 @@
 
 The tensors come from a checkpoint's shards, where each rank has boxes of a tensor, or from the files of a model folder.
 No torch: importing it takes 220 MB. A file holds 5 GB at most, with an index in the form of Hugging Face's libraries.
-Source: safetensors' README, version 0.4, and huggingface_hub's `split_torch_state_dict_into_shards`.
+The shapes of saved weights are read by manifest, index and headers alone, so a laptop can look at a checkpoint in a
+bucket. Source: safetensors' README, version 0.4, and huggingface_hub's `split_torch_state_dict_into_shards`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .folder import INDEX, WEIGHTS
+from ..checkpoints import folder as checkpoints
+from ..checkpoints import matching
+from ..stores.store import Store, in_threads, open_store
+from .folder import INDEX, WEIGHT_FILES, WEIGHTS
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +36,16 @@ SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, 
 SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
 _PIECE_BYTES = 1 << 22
 HEADER_BYTES = 100_000_000  # safetensors' own limit
+THREADS = 16
+FIRST_BYTES = 1 << 16  # holds the header of most files
+_MANIFEST_OF_STEP = re.compile(r"step-\d{8,}/" + re.escape(checkpoints.MANIFEST))
 
 Shape = tuple[int, ...]
 _Run = tuple[int, Path, int, int]  # position in the tensor, file, position in the file, bytes
+
+
+class NoShapesError(Exception):
+    """The weights may be whole, but no header has their shapes: a file of torch.save."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +95,42 @@ def find(files: Sequence[Path]) -> dict[str, StoredTensor]:
     return _joined(pair for file in files for pair in _header(file))
 
 
-def shapes(headers: Mapping[str, bytes]) -> dict[str, Shape]:
-    """Return each tensor's whole shape, by the headers of the files without their values. Raises ValueError."""
-    pairs = (pair for name, text in headers.items() for pair in _boxes(text, Path(name)))
-    return {name: tensor.shape for name, tensor in _joined(pairs).items()}
+def at(place: str, *, averaged: bool = True) -> dict[str, Shape]:
+    """Return the shapes at a path or uri, of a folder or a file. Raises as `shapes`."""
+    if "://" in place:
+        is_file, (folder, _, name) = place.endswith((".safetensors", ".pt")), place.rpartition("/")
+    else:
+        is_file, folder, name = Path(place).is_file(), str(Path(place).parent), Path(place).name
+    return _of_files(open_store(folder), [name]) if is_file else shapes(open_store(place), averaged=averaged)
+
+
+def shapes(store: Store, *, averaged: bool = True) -> dict[str, Shape]:
+    """Return the shapes of the weights by the model's names; of several checkpoints, of the newest.
+
+    All checkpoints of a job have the same shapes. `averaged`: of the average, if kept. Raises the errors of the store,
+    FileNotFoundError without weights, ValueError for damaged files, CheckpointError for another version's manifest,
+    NoShapesError.
+    """
+    above = ""
+    if (manifest := store.read(checkpoints.MANIFEST)[0]) is None:
+        steps = [name for name in store.names("step-") if _MANIFEST_OF_STEP.fullmatch(name)]
+        if steps:
+            manifest, above = store.read(max(steps))[0], max(steps).partition("/")[0] + "/"
+    if manifest is not None:
+        files = checkpoints.parse_manifest(manifest, "the checkpoint")
+        found = _of_files(store, [above + name for name in files if name.startswith("shard-")])
+        return {name: found[full] for name, full in matching.saved_names(found, averaged=averaged).items()}
+    if (index := store.read(INDEX)[0]) is not None:
+        return _of_files(store, _listed(index))
+    try:
+        return _of_files(store, [WEIGHTS])
+    except FileNotFoundError:
+        other = WEIGHT_FILES[-1]  # of torch.save
+    try:
+        store.head(other, 1)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is neither a checkpoint nor {', '.join(WEIGHT_FILES)}") from None
+    return _of_files(store, [other])
 
 
 def write(folder: Path, tensors: Mapping[str, StoredTensor], file_bytes: int = FILE_BYTES) -> dict[str, str]:
@@ -260,3 +304,33 @@ def _named_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
         yield from _pieces(tensor)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def _listed(index: bytes) -> set[str]:
+    """Return the files that an index names. Raises ValueError."""
+    try:
+        files = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{INDEX} is damaged: it is no list of files by weights") from error
+    if wrong := [name for name in files if not isinstance(name, str) or "/" in name or "\0" in name]:
+        raise ValueError(f"{INDEX} names {wrong[0]!r:.80}, which is no file of this folder")
+    if not files:
+        raise ValueError(f"{INDEX} names no file")
+    return files
+
+
+def _of_files(store: Store, files: Collection[str]) -> dict[str, Shape]:
+    if other := [name for name in files if not name.endswith(".safetensors")]:
+        raise NoShapesError(f"{other[0]} has no header with shapes")
+    headers: dict[str, bytes] = {}
+
+    def fetch(name: str) -> None:
+        data = store.head(name, FIRST_BYTES)
+        length = int.from_bytes(data[:8], "little")
+        if not 0 < length <= HEADER_BYTES:
+            raise ValueError(f"{name} has no header")
+        headers[name] = (data if len(data) >= 8 + length else store.head(name, 8 + length))[8 : 8 + length]
+
+    in_threads(fetch, files, THREADS)
+    pairs = (pair for name, text in headers.items() for pair in _boxes(text, Path(name)))
+    return {name: tensor.shape for name, tensor in _joined(pairs).items()}

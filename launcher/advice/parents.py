@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.format import one_line
-from cloudtrain.entrypoints.models import saved
+from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.folder import WEIGHT_FILES
 
 from .. import backend as backends
@@ -91,8 +91,8 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
         else:
             here = prepared.config_file.parent.resolve() / place
             whole = place if "://" in place else str(_chosen(here, config.init_from.checkpoint))
-            shapes = saved.at(whole, averaged=is_averaged)
-    except (OSError, ValueError, folders.CheckpointError, saved.NoShapesError) as error:
+            shapes = tensors.at(whole, averaged=is_averaged)
+    except (OSError, ValueError, folders.CheckpointError, tensors.NoShapesError) as error:
         return {"why": one_line(error)}
     except CloudtrainError as error:
         return {"why": error.message}
@@ -183,7 +183,7 @@ def _require_whole(place: Path, checkpoint: str | None, *, is_task: bool) -> Non
         if not (place.is_file() or place.is_dir()):
             raise _fault(f"{place} is neither a file nor a folder", "name a checkpoint, or a file of weights", "path")
         if is_task:
-            saved.at(str(chosen))
+            tensors.at(str(chosen))
     except folders.Unreadable as error:
         raise _fault(str(error), "name another checkpoint, as in step-200", "checkpoint") from error
     except folders.CheckpointError as error:
@@ -191,7 +191,7 @@ def _require_whole(place: Path, checkpoint: str | None, *, is_task: bool) -> Non
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:
         hint = f"name a checkpoint, a file, or a folder with {', '.join(WEIGHT_FILES)}"
         raise _fault(f"the weights at {place} cannot be read: {one_line(error)}", hint, "path") from error
-    except (OSError, saved.NoShapesError):
+    except (OSError, tensors.NoShapesError):
         return
 
 

@@ -12,7 +12,7 @@ from trainerruns import Run, run, whole_run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import shards, weights
-from cloudtrain.entrypoints.models import saved
+from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.trainer import fitting
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def fit(child: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the comparison before the submit of this child, with the shapes alone."""
     monkeypatch.chdir(child.folder)
-    return fitting.compare("spec.json", saved.at(str(place)))
+    return fitting.compare("spec.json", tensors.at(str(place)))
 
 
 def begin(folder: Path, place: Path, ranks: int = 1, init: dict[str, Any] | None = None, **settings: Any) -> Run:
@@ -144,7 +144,7 @@ def test_plain_weights_of_other_programs(
     child = begin(tmp_path / "child", place, 2 if name == "model.pt" else 1)
     assert child.code == 0, child.errors
     if name == "model.pt":  # a pickle has no header with shapes
-        with pytest.raises(saved.NoShapesError, match=r"model\.pt"):
+        with pytest.raises(tensors.NoShapesError, match=r"model\.pt"):
             fit(child, place, monkeypatch)
     else:
         assert fit(child, place, monkeypatch) == {"fits": len(found)}

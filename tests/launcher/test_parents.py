@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
-from cloudtrain.entrypoints.models import saved
+from cloudtrain.entrypoints.models import tensors
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.advice import memory, parents
 from cloudtrain.launcher.advice.preparing import prepare
@@ -272,7 +272,7 @@ def test_parent_that_no_job_can_read_is_refused(
         parents.resolved(config, tmp_path)
     assert words in refusal.value.faults[0].message
     with pytest.raises((ValueError, FileNotFoundError, CheckpointError)):
-        saved.at(f"file://{tmp_path}/export")
+        tensors.at(f"file://{tmp_path}/export")
 
 
 def test_pipe_is_no_parent(load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
