@@ -69,9 +69,8 @@ def main() -> int:
         return _finish(EXIT_RENDEZVOUS, [{"rank": None, "kind": "rendezvous", "message": str(error)}])
     restart = os.environ.get("CLOUDTRAIN_RESTART", "0")
     begun = f"restart {restart}: node" if restart != "0" else "node"
-    resume = (
-        f", newest checkpoint {os.environ['CLOUDTRAIN_RESUME_PATH']}" if "CLOUDTRAIN_RESUME_PATH" in os.environ else ""
-    )
+    path = os.environ.get("CLOUDTRAIN_RESUME_PATH")
+    resume = "" if path is None else f", newest checkpoint {path}"
     where = f"at {node.address}, head {head} ({node.platform}: {node.evidence})"
     events.emit(
         "boot",
@@ -296,7 +295,6 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         if failure["rank"] not in by_rank:  # a rank's own record is more precise than its exit code
             by_rank[failure["rank"]] = _with_lines(failure)
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
-    outcome = atomic_json.read_json(folder / "outcome.json") or {}
     failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
     if ended.was_stopped:  # a rank that died of the stop signal has not failed
         failures = [f for f in failures if f.get("signal") != "SIGTERM"]
@@ -306,14 +304,13 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         failures = root_cause_first(failures)
         codes = {"config": EXIT_CONFIG, "rendezvous": EXIT_RENDEZVOUS}
         return codes.get(failures[0]["kind"], EXIT_FAILED), failures
-    if saved_ranks or outcome.get("outcome") in ("saved", "paused"):
+    if saved_ranks or _trainer_code(folder) == EXIT_SAVED:
         return EXIT_SAVED, []
     if ended.was_stopped:
         return EXIT_STOPPED, []
     kind = "signal" if ended.code is not None and ended.code < 0 else "exit"
-    return EXIT_FAILED, [
-        {"rank": None, "kind": kind, "message": f"torchrun ended with code {ended.code}{_last_words()}"}
-    ]
+    message = f"torchrun ended with code {ended.code}{_last_words()}"
+    return EXIT_FAILED, [{"rank": None, "kind": kind, "message": message}]
 
 
 def _alone(folder: Path, spec: JobSpec, nodes_count: int) -> dict[str, Any] | None:

@@ -56,10 +56,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             taken = _take(request.get("locks"), specs[0])
         except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
-        server = None
-        for spec in specs:
-            if spec.node == 0:
-                server = transport.on_free_port(spec, partial(transport.listen, spec.address))
+        first = next((spec for spec in specs if spec.node == 0), None)
+        server = None if first is None else transport.on_free_port(first, partial(transport.listen, first.address))
         head = server.getsockname()[:2] if server else None
         pids: list[int] = []
         try:

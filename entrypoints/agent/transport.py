@@ -115,8 +115,7 @@ class LeaderEnd:
         if desired == self._sent[1] and now - self._sent[0] < BEAT_S:
             return
         self._sent = (now, desired)
-        for wire in self._wires:
-            wire.send(desired.dump())
+        self.beat()
 
     def beat(self) -> None:
         """Send the last state again; the beat's own thread calls this method."""
@@ -235,12 +234,10 @@ class FollowerEnd:
         now = time.monotonic()
         if self._wire is None and not self._connect():
             return
-        if report == self._sent[1] and now - self._sent[0] < BEAT_S:
-            return
-        assert self._wire is not None
-        if self._wire.seal.is_met:
+        is_due = report != self._sent[1] or now - self._sent[0] >= BEAT_S
+        if is_due and self._wire is not None and self._wire.seal.is_met:
             self._sent = (now, report)
-            self._wire.send(asdict(report))
+            self.beat()
 
     def beat(self) -> None:
         """Send the last report again; the beat's own thread calls this method."""

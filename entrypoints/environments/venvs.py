@@ -221,10 +221,7 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> N
     shutil.rmtree(place, ignore_errors=True)
     # If the interpreter's pip is visible inside, use it: to install pip takes 3 s, and needs ensurepip.
     has_pip = base.has_pip and spec.holds_torch
-    flags = [
-        *(["--system-site-packages"] if spec.system_site_packages else []),
-        *(["--without-pip"] if has_pip else []),
-    ]
+    flags = ["--system-site-packages"] * spec.system_site_packages + ["--without-pip"] * has_pip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, builds.LIMIT_S, held, environment)

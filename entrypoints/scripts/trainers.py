@@ -43,7 +43,17 @@ class Stopping:
     def begin(self) -> None:
         """Handle SIGTERM from the start of a training, after the libraries' own handlers; collective."""
         self._begin_s = 0.0
-        self._agreement = self._made() if self.is_wanted else None
+        if not self.is_wanted:
+            return
+        import torch.distributed as dist
+
+        from ..rank.agree import Agreement
+
+        meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if meets and self._group is None:
+            self._group = dist.new_group(backend="gloo")  # NCCL cannot sum numbers of the CPU
+        self._agreement = Agreement(variables.deadline_s(os.environ), self._group, is_alone=not meets)
+        self._agreement.start(dist.get_rank() if meets else 0, None, FIRST_SAVE_S)
 
     def end(self) -> None:
         """Let SIGTERM end the script again: after the training all data are saved."""
@@ -77,18 +87,6 @@ class Stopping:
             line = events.format_line("preempt", text, {"step": step, "reason": reason, "saved": True, "path": path})
             streams.say(f"{saved}\n{line}\n")
         raise SystemExit(EXIT_SAVED)
-
-    def _made(self) -> Agreement:
-        import torch.distributed as dist
-
-        from ..rank.agree import Agreement
-
-        meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if meets and self._group is None:
-            self._group = dist.new_group(backend="gloo")  # NCCL cannot sum numbers of the CPU
-        agreement = Agreement(variables.deadline_s(os.environ), self._group, is_alone=not meets)
-        agreement.start(dist.get_rank() if meets else 0, None, FIRST_SAVE_S)
-        return agreement
 
 
 def hugging_face(module: ModuleType, steps: Steps, stopping: Stopping) -> None:

@@ -60,11 +60,9 @@ def _load(routes: Routes, options: argparse.Namespace, server: ModelServer, scra
         engine = open_engine(_folder(options.folder, scratch), options.batch, options.threads)
         routes.engine = engine
         _say(f"ready: {engine.name} ({engine.form}, {engine.version}) on http://{_address(options.host, server.port)}")
-    except ModelFolderError as error:
-        _refused(str(error))
-        server.should_exit = True
-    except Exception as error:  # of the task's code, of torch, of a store
-        _refused(f"the model cannot be loaded: {type(error).__name__}: {error}")
+    except Exception as error:  # also of the task's code, of torch, of a store
+        told = f"the model cannot be loaded: {type(error).__name__}: {error}"
+        _refused(str(error) if isinstance(error, ModelFolderError) else told)
         server.should_exit = True
 
 

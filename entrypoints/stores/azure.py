@@ -336,24 +336,21 @@ def _read(ask: Callable[[], Any]) -> Any:
 
 
 def _settings(attempts: int | None) -> dict[str, Any]:
-    return {
-        "connection_timeout": CONNECT_S,
-        "read_timeout": READ_S,
-        "retry_policy": _retries(attempts or ATTEMPTS),
-        "raw_response_hook": _refuse_haste,
-        "max_chunk_get_size": RANGE_BYTES,
-    }
-
-
-def _retries(attempts: int) -> Any:
     from azure.storage.blob import ExponentialRetry
 
     # The default is three attempts for each kind of failure.
-    each: Any = dict.fromkeys(("retry_total", "retry_connect", "retry_read", "retry_status"), attempts - 1)
+    kinds = ("retry_total", "retry_connect", "retry_read", "retry_status")
+    each: Any = dict.fromkeys(kinds, (attempts or ATTEMPTS) - 1)
     policy: Any = ExponentialRetry(**each)
     # The default pause has no upper limit.
     policy.get_backoff_time = lambda settings: drawn_s(settings["count"], PAUSE_S, LONGEST_PAUSE_S)
-    return policy
+    return {
+        "connection_timeout": CONNECT_S,
+        "read_timeout": READ_S,
+        "retry_policy": policy,
+        "raw_response_hook": _refuse_haste,
+        "max_chunk_get_size": RANGE_BYTES,
+    }
 
 
 def _refuse_haste(response: Any) -> None:
