@@ -10,8 +10,7 @@ from ..contract import AgentSpec, has_checkpoint
 from ..replication import copies
 from ..replication.replicas import Replicas
 from ..replication.restore import Gathering
-from ..scripts.keep import FileKeeper, report_unkept
-from ..scripts.newest import newest
+from ..scripts.keep import FileKeeper, newest, report_unkept
 from . import transport
 from .coordinate import Desired
 

@@ -23,8 +23,7 @@ from typing import Any
 from .. import atomic_json, events, processes
 from ..contract import JobSpec, RunSpec
 from ..rank import heartbeat
-from ..scripts.keep import FileKeeper
-from ..scripts.newest import newest
+from ..scripts.keep import FileKeeper, newest
 from .search import BATCH, Segment, script_args, steps_of
 
 _VARIABLE = "env."  # the beginning of a key whose value is an environment variable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.scripts.newest import newest
+from cloudtrain.entrypoints.scripts.keep import newest
 
 
 def save(root: Path, name: str, time_s: float) -> None:
