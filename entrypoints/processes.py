@@ -158,16 +158,12 @@ def catches(pid: int, signum: int) -> bool:
     return False
 
 
-def waits_in_kernel(pid: int) -> bool:
-    """Return whether the process is in an uninterruptible wait, for example for a lost disk or network share."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] == "D"
+def state(pid: int) -> str:
+    """Return the letter of the process's state in /proc: T if a signal (SIGSTOP) has stopped the process.
 
-
-def is_stopped(pid: int) -> bool:
-    """Return whether the process was stopped by a signal (SIGSTOP)."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] == "T"
+    D is an uninterruptible wait, for example for a lost disk or network share; empty if the process is gone.
+    """
+    return (_stat(pid) or [""])[0]
 
 
 def announce(pipe: int | None) -> None:

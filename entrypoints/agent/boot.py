@@ -271,7 +271,7 @@ def _left_code(folder: Path, nproc: int) -> int | None:
 def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
     """Return the failure, with the time of the last beat: if several ranks wait, the cause was silent first."""
     where = "its stack is in the log"
-    if processes.waits_in_kernel(hang.pid):
+    if processes.state(hang.pid) == "D":
         where = "it waits for a disk or a network share, and cannot print its stack"
     message = f"made no step for {hang.silent_s:.0f} s; {where}"
     failure = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}

@@ -130,7 +130,7 @@ class Supervisor:
 
     def look(self, now_s: float) -> None:
         """Kill an agent that has been stopped for STOPPED_S; `now_s` is of any monotonic clock."""
-        if not processes.is_stopped(self.pid):
+        if processes.state(self.pid) != "T":
             self.stopped_s = None
         elif self.stopped_s is None:
             self.stopped_s = now_s
@@ -139,7 +139,7 @@ class Supervisor:
 
     def wait(self) -> None:
         """Return when the agent is not stopped: either killed, or running."""
-        while processes.is_stopped(self.pid):
+        while processes.state(self.pid) == "T":
             self.look(time.monotonic())
             time.sleep(0.2)
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 from .. import processes
@@ -86,29 +87,24 @@ def _inner(path: Path) -> Path:
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
+    most = _MOST_THREADS * processes.cores()
+    port = partial(_whole, 0, 65_535, "port (0 to 65535); AIP_HTTP_PORT gives the default")
+    threads = partial(_whole, 1, most, f"number from 1 to {most}, {_MOST_THREADS} for each processor")
     parser = argparse.ArgumentParser(prog="serve")
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--host", default="127.0.0.1" if "AIP_HTTP_PORT" not in os.environ else "0.0.0.0")
-    parser.add_argument("--port", type=_port, default=os.environ.get("AIP_HTTP_PORT", _PORT))
+    parser.add_argument("--port", type=port, default=os.environ.get("AIP_HTTP_PORT", _PORT))
     parser.add_argument("--max-body", type=int, default=ServeLimits.body_bytes, help="bytes")
     parser.add_argument("--max-concurrency", type=int, default=ServeLimits.concurrency)
     parser.add_argument("--batch", type=int, default=32, help="samples of a call of the model")
-    parser.add_argument("--threads", type=_threads, default=None, help="of torch")
+    parser.add_argument("--threads", type=threads, default=None, help="of torch")
     return parser.parse_args(argv)
 
 
-def _port(text: str) -> int:
-    """Return the port. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"`{text}` is no port (0 to 65535); AIP_HTTP_PORT gives the default")
-    return int(text)
-
-
-def _threads(text: str) -> int:
-    """Return the number of threads. Raises ArgumentTypeError."""
-    most = _MOST_THREADS * processes.cores()
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 1 to {most}, {_MOST_THREADS} for each processor")
+def _whole(least: int, most: int, what: str, text: str) -> int:
+    """Return the whole number. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"`{text}` is no {what}")
     return int(text)
 
 

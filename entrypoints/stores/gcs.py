@@ -270,8 +270,13 @@ class GcsStore:
         return StoreError(f"{self._uri(name)}: {words}", is_passing=True)
 
     def _refusal(self, error: ServiceError, name: str) -> OSError:
-        if error.status == 404:
-            return self._absence(error, name)
+        if error.status == 404:  # a missing object, or a missing bucket; other messages prove no absence
+            words = error.message.lower()
+            if name and words.startswith("no such object"):
+                return FileNotFoundError(f"{self._uri('')} has no {name}")
+            if "bucket" in words and "exist" in words:
+                return StoreError(f"{self._explained(_NO_BUCKET, name)} ({error})")
+            return StoreError(f"{self._uri(name)}: {error}")
         if error.status == 401:
             return PermissionError(f"{self._explained(_REFUSED, name)} ({error})")
         if error.status == 429 or (error.status == 403 and (error.is_passing or error.reason == "quotaExceeded")):
@@ -284,15 +289,6 @@ class GcsStore:
                 said = _BILLING
             return PermissionError(f"{self._explained(said, name)} ({error})")
         return StoreError(f"{self._uri(name)}: {error}", is_passing=error.is_passing)
-
-    def _absence(self, error: ServiceError, name: str) -> OSError:
-        """Return the error for a 404: a missing object, or a missing bucket. Other messages prove no absence."""
-        words = error.message.lower()
-        if name and words.startswith("no such object"):
-            return FileNotFoundError(f"{self._uri('')} has no {name}")
-        if "bucket" in words and "exist" in words:
-            return StoreError(f"{self._explained(_NO_BUCKET, name)} ({error})")
-        return StoreError(f"{self._uri(name)}: {error}")
 
     def _explained(self, text: str, name: str) -> str:
         who = "it" if self._service.identity is None else self._service.identity.who

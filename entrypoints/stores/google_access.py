@@ -174,7 +174,11 @@ class _CredentialsFile:
         except (exceptions.GoogleAuthError, OSError, ValueError) as error:
             self._credentials = None  # the file may change before the next call
             raise self._failure(error, is_lost=isinstance(error, exceptions.TransportError)) from error
-        return str(self._credentials.token), _lasts_s(self._credentials.expiry)
+        token, expiry = str(self._credentials.token), self._credentials.expiry  # UTC without a time zone
+        if expiry is None:
+            return token, 3600.0
+        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        return token, max(1.0, (expiry.replace(tzinfo=None) - now).total_seconds())
 
     def _failure(self, error: Exception, *, is_lost: bool) -> OSError:
         reason = one_line(error)
@@ -192,11 +196,3 @@ def _about_account(item: str) -> str:
     request = urllib.request.Request(_METADATA.format(host=host, item=item), headers={"Metadata-Flavor": "Google"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=CONNECT_S) as answer:
         return str(answer.read().decode())
-
-
-def _lasts_s(expiry: datetime.datetime | None) -> float:
-    """Return the lifetime in seconds; google-auth's times are UTC without a time zone."""
-    if expiry is None:
-        return 3600.0
-    now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
-    return max(1.0, (expiry.replace(tzinfo=None) - now).total_seconds())

@@ -129,13 +129,13 @@ def test_stopped_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch, wait_until
         supervisor = heartbeat.Supervisor(process.pid)
         supervisor.look(100.0)
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.is_stopped(process.pid))
+        wait_until(lambda: processes.state(process.pid) == "T")
         supervisor.look(101.0)
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: not processes.is_stopped(process.pid))
+        wait_until(lambda: processes.state(process.pid) != "T")
         supervisor.look(103.0)
         assert process.poll() is None
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.is_stopped(process.pid))
+        wait_until(lambda: processes.state(process.pid) == "T")
         supervisor.wait()
         assert process.wait() == -signal.SIGKILL
