@@ -32,8 +32,8 @@ from .. import atomic_json, events, processes
 from ..contract import ExitReport, JobSpec
 from ..rank import heartbeat, variables
 from ..scripts import meeting
-from . import last_lines
 from . import node as nodes
+from .node_logs import last_lines
 
 EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED = 0, 64, 69, 70, 75, 143
 
@@ -275,7 +275,7 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
         where = "it waits for a disk or a network share, and cannot print its stack"
     message = f"made no step for {hang.silent_s:.0f} s; {where}"
     failure = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
-    return {**failure, "lines": last_lines.of_rank(hang.rank)}
+    return {**failure, "lines": last_lines(hang.rank)}
 
 
 def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) -> tuple[int, list[dict[str, Any]]]:
@@ -328,7 +328,7 @@ def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
     """
     if failure["rank"] is None:
         return failure
-    lines = last_lines.of_rank(failure["rank"])
+    lines = last_lines(failure["rank"])
     if not lines or failure["kind"] != "exit":
         return {**failure, "lines": lines}
     return {**failure, "message": f"{failure['message']}; last line: {lines[-1]}", "lines": lines}

@@ -16,18 +16,20 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .. import atomic_json, processes
+from .. import atomic_json, events, processes
 from ..contract import EXIT, STATE, AgentState
 
 PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # at most for all files together, at least for each file
 LINE_BYTES = 1 << 20  # a longer line is split
 BOOT = "boot.log"
 BLOCK, INDEX_BLOCK = 1 << 16, 1 << 12
+MOST_LAST, LINE_CHARACTERS = 10, 200  # of the lines before a rank's end, which often name the cause
+_END_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
 SUFFIX = ".times"  # of the file with the times of a log's lines
 
 
@@ -100,8 +102,30 @@ def near_end(
         size = path.stat().st_size
         at = 0 if since_s is None else _back(path, before(path, since_s), 1)
         # A line more than requested: the last line may not be whole yet.
-        found[path.name] = at if lines is None else max(at, _last_lines(path, size, lines + 1))
+        found[path.name] = at if lines is None else max(at, _offset_of_last(path, size, lines + 1))
     return found
+
+
+def last_lines(rank: int) -> list[str]:
+    """Return the last lines of the rank's log on this node, as text for users; empty without a log."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    if not folder:
+        return []
+    try:
+        with (Path(folder) / f"rank-{rank}.log").open("rb") as log:
+            begin = max(0, log.seek(0, os.SEEK_END) - _END_BYTES)
+            log.seek(begin)
+            text = log.read(_END_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    return last_lines_of(text.partition("\n")[2] if begin and "\n" in text else text)
+
+
+def last_lines_of(text: str) -> list[str]:
+    """Return the last lines, without event tails and empty lines, long lines cut, progress bars in the last state."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in reversed(text.split("\n")))
+    found = list(islice(filter(None, (events.parse(line)[0].rstrip() for line in lines)), MOST_LAST))
+    return [line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1]}…" for line in found[::-1]]
 
 
 class TimeIndex:
@@ -208,7 +232,7 @@ def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:
     return bool(times) and times[-1][0] > last
 
 
-def _last_lines(path: Path, size: int, count: int) -> int:
+def _offset_of_last(path: Path, size: int, count: int) -> int:
     """Return the offset of the last `count` lines; a last line without a newline counts."""
     if size == 0:
         return 0

@@ -32,7 +32,7 @@ from .. import atomic_json, processes
 from ..checkpoints.folder import CheckpointError
 from ..rank import heartbeat, tracebacks, variables
 from ..scripts import rank
-from . import last_lines
+from .node_logs import last_lines
 
 EXIT_CONFIG = 64
 EXIT_SAVED = 75
@@ -159,14 +159,14 @@ def _record(error: BaseException) -> int:
             "type": type(error).__name__,
             "message": f"{str(error)[:4000]}{_full_disk(error)}",
             "traceback": _traceback(error),
-            "lines": last_lines.of_rank(number),
+            "lines": last_lines(number),
             "peer_lost": _is_echo(error),
             "time_s": time.time(),
         }
         with contextlib.suppress(OSError):
             atomic_json.write_json(Path(folder) / f"rank-{number}.json", failure)
         _flush()  # after the cause is on disk: a stream of the script may fail or block
-        if (printed := last_lines.of_rank(number)) != failure["lines"]:
+        if (printed := last_lines(number)) != failure["lines"]:
             with contextlib.suppress(OSError):
                 atomic_json.write_json(Path(folder) / f"rank-{number}.json", {**failure, "lines": printed})
         if failure["peer_lost"]:  # for example a collective's timeout: show which rank is stuck, and where

@@ -353,11 +353,11 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     rank = error.get("rank")
     if job.active or rank is None:
         return lines
-    from cloudtrain.entrypoints.agent import last_lines
+    from cloudtrain.entrypoints.agent import node_logs
 
     from ..logs import cache
 
-    if len(lines) >= last_lines.MOST:
+    if len(lines) >= node_logs.MOST_LAST:
         return lines
     place = cache.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:
@@ -370,5 +370,5 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     before, mark, _ = text.rpartition(_TRACEBACK)
     while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
         before = before.rpartition(_TRACEBACK)[0]
-    printed = [line for line in last_lines.of_text(before if mark else text) if line.strip() not in repeated]
+    printed = [line for line in node_logs.last_lines_of(before if mark else text) if line.strip() not in repeated]
     return printed if len(printed) > len(lines) else lines

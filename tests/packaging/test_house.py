@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "processes", "records"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices", "terms"}
 FROM_ENTRYPOINTS |= {"checkpoints.folder"}
-FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
+FROM_ENTRYPOINTS |= {"agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
     "models.folder",
