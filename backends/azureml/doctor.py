@@ -12,8 +12,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
-from . import api, files, machine_cluster, prices
-from . import secrets as job_secrets
+from . import api, files, jobs, machine_cluster, prices
 from .api import Azure, AzureAccess
 from .machine import block_of, choose, workspace_of
 from .records import plain_region
@@ -98,9 +97,9 @@ def _datastore(access: AzureAccess, name: str) -> Check:
 
 def _vault(access: AzureAccess) -> Check:
     """Store an entry and remove it: only a write proves the permission to write."""
-    url = job_secrets.url_of(access, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
-    with api.answers("store secrets in the key vault", needs=job_secrets.ROLE):
-        job_secrets.put(access, url, {})
-        job_secrets.remove(access, url)
+    url = jobs.vault_url(access, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
+    with api.answers("store secrets in the key vault", needs=jobs.VAULT_ROLE):
+        jobs.put_secrets(access, url, {})
+        jobs.remove_secrets(access, url)
     place = url.partition("/secrets/")[0]
     return Check("key vault", "ok", f"{place}; the job's identity needs the role Key Vault Secrets User there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import secrets
 import time
@@ -24,7 +25,6 @@ from cloudtrain.launcher.text.terminal import say
 from ..http import object_in
 from . import api, files, machine_cluster, status
 from . import logs as streams
-from . import secrets as job_secrets
 from .api import Azure, AzureAccess
 from .machine import block_of, workspace_of
 from .records import AzureMLRef, AzureMLSending, Unpriced
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
+VAULT_VERSION = "7.4"
+VAULT_ROLE = "Key Vault Secrets Officer on the workspace's key vault"
+MAX_SECRET_BYTES = 25_000  # of one entry
 OWNER, RECORD = "cloudtrain.owner", "CLOUDTRAIN_RECORD"
 RECORD_BYTES = 65_536  # of a variable; a job with a larger record can be listed, but not adopted
 JOB_VERSION = "2024-01-01-preview"  # for GET and cancel; the SDK's PUT has a version of its own
@@ -62,11 +65,11 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
         files.datastore_of(access, plan.datastore)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
-            sent["vault"] = job_secrets.url_of(access, request.name)
+            sent["vault"] = vault_url(access, request.name)
     try:
         if shipment.secrets:
-            with api.answers("store the job's secrets in the key vault", needs=job_secrets.ROLE):
-                job_secrets.put(access, sent["vault"], shipment.secrets)
+            with api.answers("store the job's secrets in the key vault", needs=VAULT_ROLE):
+                put_secrets(access, sent["vault"], shipment.secrets)
         job = {
             **request.body,
             "tags": {**request.body.get("tags", {}), OWNER: owner},
@@ -97,7 +100,7 @@ def find(azure: Azure, request: Request, home: Path) -> JobRef | None:
             time.sleep(SETTLE_S)
             there = describe(access, request.name)
         if there is None and plan.secrets:
-            job_secrets.remove(access, job_secrets.url_of(access, request.name))
+            remove_secrets(access, vault_url(access, request.name))
         if there is None or not _is_ours(there, owner):
             return None
         return _found(access, request, _services(there)).dump()
@@ -200,7 +203,7 @@ def stop(azure: RunHistory, ref: JobRef, *, now: bool) -> None:
 def _found(access: AzureAccess, request: Request, services: dict[str, Any]) -> AzureMLRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
     plan = AzureMLSending.load(request.sending)
-    url = job_secrets.url_of(access, request.name) if plan.secrets else None
+    url = vault_url(access, request.name) if plan.secrets else None
     return _ref(request, services, machine_cluster.idle_s(access, plan), url)
 
 
@@ -266,10 +269,47 @@ def _remove_secrets(access: AzureAccess, url: str | None) -> None:
     if url is None:
         return
     try:
-        with api.answers("remove the job's secrets from the key vault", needs=job_secrets.ROLE):
-            job_secrets.remove(access, url)
+        with api.answers("remove the job's secrets from the key vault", needs=VAULT_ROLE):
+            remove_secrets(access, url)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: az keyvault secret delete --id {url}")
+
+
+def vault_url(access: AzureAccess, job: str) -> str:
+    """Return the address of the job's entry in the key vault, unique for the workspace. Raises AzureError, ConfigError.
+
+    One entry has all of a job's secrets in transit, until the job's end is seen.
+    """
+    properties = api.get_json(access, "").get("properties") or {}
+    vault = str(properties.get("keyVault") or "").rpartition("/")[2]
+    if not vault:
+        message = f"the workspace {access.workspace.name} has no key vault for secrets"
+        raise ConfigError(message, hint="leave `secrets` out")
+    name = hashlib.sha256(f"{access.workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
+    return f"https://{vault}.{api.HOSTS[access.workspace.cloud][2]}/secrets/cloudtrain-{name}"
+
+
+def put_secrets(access: AzureAccess, url: str, values: Mapping[str, str]) -> None:
+    """Store the values. Raises AzureError, or ConfigError if the values are too long together."""
+    text = json.dumps(dict(values))
+    if len(text.encode()) > MAX_SECRET_BYTES:
+        message = f"the secrets have more than the {MAX_SECRET_BYTES} bytes that a key vault takes together"
+        raise ConfigError(message, key="secrets", hint="put long ones into a file of your own in blob storage")
+    _call_vault(access, "PUT", url, {"value": text})
+
+
+def remove_secrets(access: AzureAccess, url: str) -> None:
+    """Remove the entry if it exists. Raises AzureError."""
+    try:
+        _call_vault(access, "DELETE", url)
+    except api.AzureError as error:
+        if not api.is_absent(error):
+            raise
+
+
+def _call_vault(access: AzureAccess, method: str, url: str, body: Any = None) -> None:
+    audience = f"https://{api.HOSTS[access.workspace.cloud][2]}"
+    access.call(method, url, audience, params={"api-version": VAULT_VERSION}, body=body)
 
 
 def describe(access: AzureAccess, name: str) -> dict[str, Any] | None:

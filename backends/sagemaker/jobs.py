@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from cloudtrain.launcher.store.home import identity, known_identity
 
 from . import api, files, logs, status
 from . import request as requests
-from . import secrets as job_secrets
 from .api import AwsAccess, AwsClients
 from .machine import block_of, region_of
 from .records import SageMakerRef, SageMakerSending
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
+MAX_SECRET_BYTES, SECRETS_A_CALL = 4096, 10  # of a standard parameter of AWS's store (SSM), and of its removal
 _JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<number>\d+)/")
 
 
@@ -43,14 +44,14 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     files.of(access).put_order(plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
     try:
         if shipment.secrets:
-            job_secrets.put(access, handle.secrets_prefix, shipment.secrets)
+            _put_secrets(access, handle.secrets_prefix, shipment.secrets)
         shipment.sending.creates()
         _create(access, request)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(CloudtrainError):
                 files.of(access).retract(plan.job_uri + requests.SPEC)
-                job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
+                _remove_secrets(access, handle)
         raise
     return handle.dump()
 
@@ -68,7 +69,7 @@ def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
         if not _is_ours(describe(access, request.name), request):
             files.of(access).retract(plan.job_uri + requests.SPEC)
             if not _is_ours(describe(access, request.name), request):
-                job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
+                _remove_secrets(access, handle)
                 return None
     return handle.dump()
 
@@ -124,7 +125,7 @@ def state(clients: AwsClients, ref: JobRef) -> State:
             with contextlib.suppress(CloudtrainError):
                 has_checkpoint = files.of(access).has_checkpoint(handle.checkpoint_uri)
         with contextlib.suppress(CloudtrainError):
-            job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
+            _remove_secrets(access, handle)
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
 
 
@@ -177,6 +178,26 @@ def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
     if isinstance(order.secrets, ParameterSecrets):
         order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))
     return replace(order, token=secrets.token_hex(16)).dump()
+
+
+def _put_secrets(access: AwsAccess, prefix: str, values: Mapping[str, str]) -> None:
+    """Store the values as encrypted parameters below the prefix. Raises ConfigError if a value is too long."""
+    for name, value in values.items():
+        if len(value.encode()) > MAX_SECRET_BYTES:
+            message = f"the secret `{name}` has more than the {MAX_SECRET_BYTES} bytes that SSM takes"
+            raise ConfigError(message, key="secrets", hint="put it into a file of your own in S3")
+    client = api.client(access, "ssm")
+    with api.answers("store the job's secrets with SSM"):
+        for name, value in values.items():
+            client.put_parameter(Name=f"{prefix}/{name}", Value=value, Type="SecureString", Overwrite=True)
+
+
+def _remove_secrets(access: AwsAccess, handle: SageMakerRef) -> None:
+    """Remove the parameters that exist."""
+    paths = [f"{handle.secrets_prefix}/{name}" for name in handle.secrets]
+    with api.answers("remove the job's secrets from SSM"):
+        for at in range(0, len(paths), SECRETS_A_CALL):
+            api.client(access, "ssm").delete_parameters(Names=paths[at : at + SECRETS_A_CALL])
 
 
 def _create(access: AwsAccess, request: Request) -> None:

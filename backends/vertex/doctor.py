@@ -12,8 +12,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.metering.rate import Quote
 from cloudtrain.launcher.prices.refreshing import compared
 
-from . import api, files, logs_feed, prices_list
-from . import secrets as job_secrets
+from . import api, files, jobs, logs_feed, prices_list
 from .api import Google, GoogleError, VertexAccess
 from .machine import MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
 
@@ -116,8 +115,8 @@ def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check
 
 def _secrets(access: VertexAccess) -> Check:
     secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
-    with api.answers("store secrets in Secret Manager", needs=job_secrets.ROLE):
-        job_secrets.put(access, secret, {})
-        job_secrets.remove(access, secret)
+    with api.answers("store secrets in Secret Manager", needs=jobs.SECRETS_ROLE):
+        jobs.put_secrets(access, secret, {})
+        jobs.remove_secrets(access, secret)
     need = "the job's service account needs the role Secret Manager Secret Accessor"
     return Check("secrets", "ok", f"Secret Manager of {access.project}; {need}")

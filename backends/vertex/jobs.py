@@ -8,9 +8,12 @@ whose mark differs from the order's mark end at once; the process that sees such
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,6 @@ from cloudtrain.launcher.text.terminal import say
 
 from ..http import object_in
 from . import api, files, status
-from . import secrets as job_secrets
 from .api import Google, GoogleError, VertexAccess
 from .logs import LogReader
 from .machine import block_of, location_of, project_of
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # retries of a send; no retry after AGAIN_S
 OWNER_LABEL = "cloudtrain_owner"
+SECRETS_ROLE = "Secret Manager Admin (roles/secretmanager.admin)"
+SECRETS_S = 30 * 86_400  # until Google removes a job's secrets, even if cloudtrain never does
 SETTLE_TRIES = 4  # polls, one pause apart, for a job whose request was lost on the way
 NEW_S = 120.0  # since a send: until then, Vertex AI may not list a new job yet
 DUPLICATES_S = 900.0  # how long after a doubtful send to search for a second job
@@ -63,8 +67,8 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     secret = _secret(plan, owner)
     try:
         if shipment.secrets and secret is not None:
-            with api.answers("store the job's secrets", needs=job_secrets.ROLE):
-                job_secrets.put(access, secret, shipment.secrets)
+            with api.answers("store the job's secrets", needs=SECRETS_ROLE):
+                put_secrets(access, secret, shipment.secrets)
         name, is_doubtful = _create(access, request, owner, shipment)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
@@ -348,10 +352,41 @@ def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> N
 def _cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
-        object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
+        _post(access, f"{access.url('aiplatform')}/v1/{name}:cancel", {})
     except GoogleError as error:
         if error.status != 400 or error.code != "FAILED_PRECONDITION":
             raise
+
+
+def put_secrets(access: VertexAccess, secret: str, values: Mapping[str, str]) -> None:
+    """Store the values, a JSON object, as the newest version of `projects/P/secrets/NAME`. Raises GoogleError."""
+    base, (_, project, _, name) = access.url("secretmanager"), secret.split("/")
+    body = {"replication": {"automatic": {}}, "ttl": f"{SECRETS_S}s", "labels": {"cloudtrain_run": name}}
+    try:
+        _post(access, f"{base}/v1/projects/{project}/secrets", body, {"secretId": name})
+    except GoogleError as error:
+        if error.status != 409:  # an earlier try made the entry
+            raise
+    data = base64.b64encode(json.dumps(dict(values)).encode()).decode()
+    try:
+        _post(access, f"{base}/v1/{secret}:addVersion", {"payload": {"data": data}})
+    except GoogleError:
+        with contextlib.suppress(GoogleError):  # a role may allow creating an entry and forbid filling the entry
+            remove_secrets(access, secret)
+        raise
+
+
+def remove_secrets(access: VertexAccess, secret: str) -> None:
+    """Remove the entry with all its versions. Raises GoogleError."""
+    try:
+        api.call(access, "DELETE", f"{access.url('secretmanager')}/v1/{secret}")
+    except GoogleError as error:
+        if error.status != 404:
+            raise
+
+
+def _post(access: VertexAccess, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
+    object_in(api.call(access, "POST", url, params=params, body=body))  # raises for a proxy's page
 
 
 def _remove_secret(access: VertexAccess, secret: str | None) -> None:
@@ -359,7 +394,7 @@ def _remove_secret(access: VertexAccess, secret: str | None) -> None:
     if secret is None:
         return
     try:
-        with api.answers("remove the job's secrets", needs=job_secrets.ROLE):
-            job_secrets.remove(access, secret)
+        with api.answers("remove the job's secrets", needs=SECRETS_ROLE):
+            remove_secrets(access, secret)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: gcloud secrets delete {secret.rpartition('/')[2]}")
