@@ -12,7 +12,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.metering.rate import Quote
 from cloudtrain.launcher.prices.refreshing import compared
 
-from . import api, files, jobs, logs_feed, prices_list
+from . import api, files, jobs, logs, prices_list
 from .api import Google, GoogleError, VertexAccess
 from .machine import MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
 
@@ -77,7 +77,7 @@ def _jobs(access: VertexAccess) -> Check:
 
 def _log(access: VertexAccess) -> Check:
     with api.answers("read the log", needs="Logs Viewer (roles/logging.viewer)"):
-        logs_feed.lists(access, f"{logs_feed.query_of('0', None)} AND {logs_feed.since(4e9)}", "", {})
+        logs.lists(access, f"{logs.query_of('0', None)} AND {logs.since(4e9)}", "", {})
     return Check("Cloud Logging", "ok", "jobs' lines can be read")
 
 

@@ -1,11 +1,21 @@
 """A job's lines from Cloud Logging: no line is lost or repeated, and each node's lines keep their order.
 
-A reader begins with the existing lines, page by page (its backlog), and then joins the process's feed.
+A reader begins with the existing lines, page by page (its backlog), and then joins the process's feed, which all
+readers in the process share, since each call counts. A list begins a little before the newest line, requests missing
+lines by their numbers, and every SWEEP_S searches far back for lines without numbers. The feed gives entries to readers
+in order of arrival; each reader keeps its own memory (logs_order.py), which removes copies and restores the order.
 """
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import json
+import re
 import time
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +23,30 @@ from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
-from .api import Google, GoogleError, VertexAccess, translated
-from .logs_feed import FOLLOWING, PAGES, PASSING, WIDE_S, EntryFeed, LogQuota, lists, query_of, since
-from .logs_order import Order
+from ..http import object_in
+from . import api
+from .api import Google, GoogleError, VertexAccess
+from .logs_order import Gap, LogEntry, Order, joined, of_json, task_of
 
 PACE_S = 0.5  # between two polls; most polls make no call
 HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; the default window of its own tail
 PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count
+PAGE = 1000  # the most entries that one list call returns
+FRESH_S = 5.0  # a node is current if its newest line is at most this old, by the newest line of the job
+OVERLAP_S = 1.0  # a list begins this long before the newest lines of all current nodes
+SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, a list searches for late lines without numbers
+LIST_S, LONGEST_S = 2.5, 5.0  # between two lists, and between two lists in a long silence
+SLACKEN = 0.1  # this share of the silence is added to the pause
+PAGES = 5  # list pages in one poll
+KEPT = 20_000  # entries kept for readers that join later
+MOST_GAPS = 50  # gaps in one list's query: 9,000 of the 20,000 characters that a filter may have
+LAG_S = 120.0  # how far one replica's lines may be behind the newest line
+UNNUMBERED = "NOT jsonPayload.ct.n:*"
+MINUTE_S = 60.0
+FOLLOWING, PASSING = 30, 50  # calls a minute: for a follower, and for a command that reads the present lines and exits
+BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # the pause after the first refusal, and the longest pause after repeated refusals
+
+_numbers = itertools.count(1)
 
 
 class _LogQuestion(NamedTuple):
@@ -83,7 +110,7 @@ class LogReader(Google):
             if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page token expires
                 again = {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}
                 return LogPage([], again, is_clean=False, is_complete=False)
-            said = translated(error, "read the log", "Logs Viewer (roles/logging.viewer)")
+            said = api.translated(error, "read the log", "Logs Viewer (roles/logging.viewer)")
             raise UnreachableError(said.message, hint=said.hint) from error
 
     def _backlog(self, asked: _LogQuestion, at: dict[str, Any], order: Order, *, is_passing: bool) -> LogPage:
@@ -162,3 +189,196 @@ class LogReader(Google):
 
 def _has_nodes(feed: EntryFeed, nodes: frozenset[int] | None) -> bool:
     return feed.nodes is None or (nodes is not None and feed.nodes >= nodes)
+
+
+class LogQuota:
+    """The share of a project's calls: a project may send 60 list calls a minute, and cloudtrain uses only a part.
+
+    All processes of a home folder share one count, in a small file under a lock: more followers mean fewer calls for
+    each. A refusal pauses only this process.
+    """
+
+    def __init__(self, home: Path, project: str) -> None:
+        self._path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
+        self._not_before_s = self._pause_s = 0.0
+
+    def refused(self) -> None:
+        """Note that Cloud Logging has refused a call: this process pauses, twice as long after each refusal."""
+        self._pause_s = min(2 * self._pause_s, LONGEST_BUSY_S) or BUSY_S
+        self._not_before_s = time.monotonic() + self._pause_s
+
+    def answered(self) -> None:
+        """Note that Cloud Logging has answered."""
+        self._not_before_s = self._pause_s = 0.0
+
+    def may_ask(self, most: int = FOLLOWING) -> bool:
+        """Count one more call and return True; return False after `most` calls in a minute, or during a pause.
+
+        After half of a follower's share, calls are spaced evenly: several followers take turns.
+        """
+        if time.monotonic() < self._not_before_s:
+            return False
+        try:
+            with self._path.open("a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                now_s = time.time()
+                made = [when for when in _read(file.read()) if 0 <= now_s - when < MINUTE_S]
+                is_soon = len(made) >= FOLLOWING / 2 and now_s - made[-1] < MINUTE_S / FOLLOWING
+                if len(made) >= most or (most == FOLLOWING and is_soon):
+                    return False
+                file.seek(0)
+                file.truncate()
+                json.dump([*made, now_s], file)
+        except OSError:  # a full disk: reading the log matters more than the count
+            pass
+        return True
+
+
+def _read(text: str) -> list[float]:
+    try:
+        return [float(when) for when in json.loads(text or "[]")]
+    except (ValueError, TypeError):
+        return []
+
+
+class EntryFeed:
+    """The feed of one job, or of some of its nodes."""
+
+    def __init__(
+        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, quota: LogQuota
+    ) -> None:
+        self.number = f"{time.time_ns():x}-{next(_numbers)}"
+        self.nodes = nodes
+        self.since_s = since_s  # the feed has all entries from this time on
+        self.rounds = 0  # lists that were read to their end
+        self._access, self._job, self._quota = access, job, quota
+        self._entries: deque[LogEntry] = deque(maxlen=KEPT)
+        self._count = 0  # entries received since the start
+        self._high_s = since_s
+        self._keys: dict[str, float] = {}
+        self._parts: dict[str, dict[str, str]] = {}
+        self._page: tuple[str, str] | None = None  # query and page token of a list that is not finished
+        self._listed_s = self._swept_s = -1e9
+        self._newest: dict[int, float] = {}  # node -> stamp of its newest line
+        self._gap_turn = 0
+        self._news_s = time.monotonic()
+
+    def after(self, index: int) -> tuple[list[LogEntry], int]:
+        """Return the entries after the index, and the next index."""
+        missed = self._count - len(self._entries)
+        return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
+
+    @property
+    def begins_s(self) -> float:
+        """The time from which the feed still holds all entries, by Cloud Logging's clock."""
+        has_all = self._count == len(self._entries)
+        return self.since_s if has_all else max(entry.stamp_s for entry in itertools.islice(self._entries, PAGE))
+
+    def has_since(self, index: int) -> bool:
+        """Return whether the feed still holds all entries after the index."""
+        return index >= self._count - len(self._entries)
+
+    def look(self, gaps: list[Gap]) -> None:
+        """Take in new entries if a list is due. `gaps` are the reader's missing lines.
+
+        Raises GoogleError if Cloud Logging does not answer.
+        """
+        now_s = time.monotonic()
+        pause_s = min(LONGEST_S, LIST_S + (now_s - self._news_s) * SLACKEN)
+        if self._page is None and now_s - self._listed_s < pause_s:
+            return
+        query = self._page[0] if self._page else self._next_query(gaps, now_s)
+        token = self._page[1] if self._page else ""
+        self._list(query, token)
+
+    def _list(self, query: str, token: str) -> None:
+        for _ in range(PAGES):
+            if not self._quota.may_ask():
+                self._page = (query, token)
+                return
+            try:
+                entries, token = lists(self._access, query, token, self._parts)
+            except GoogleError as error:
+                self._page = None
+                if error.status != 429:
+                    raise
+                self._quota.refused()
+                return
+            self._quota.answered()
+            self._add(entries)
+            if not token:
+                break
+        self._page = (query, token) if token else None
+        self._listed_s = time.monotonic()
+        if not token:
+            self.rounds += 1
+
+    def _next_query(self, gaps: list[Gap], now_s: float) -> str:
+        current = {node: at_s for node, at_s in self._newest.items() if at_s >= self._high_s - FRESH_S}
+        # A numbered line before its node's newest line is a gap; lines without numbers need the longer overlap.
+        fresh = [since(min(current.values(), default=self._high_s) - OVERLAP_S)]
+        fresh.append(f"({since(self._high_s - FRESH_S)} AND {UNNUMBERED})")
+        if current:  # the remaining nodes may be silent, or late in Cloud Logging
+            fresh.append(f"({since(self._high_s - LAG_S)} AND NOT {of_nodes(current)})")
+        turn = self._gap_turn % max(1, len(gaps))
+        self._gap_turn += MOST_GAPS
+        fresh += [_missing(gap) for gap in [*gaps[turn:], *gaps[:turn]][:MOST_GAPS]]
+        if now_s - self._swept_s >= SWEEP_S:
+            self._swept_s = now_s
+            fresh.append(f"({since(self._high_s - WIDE_S)} AND {UNNUMBERED})")
+        return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
+
+    def _add(self, entries: list[LogEntry]) -> None:
+        for entry in entries:
+            if entry.key not in self._keys:
+                self._keys[entry.key] = entry.stamp_s
+                self._entries.append(entry)
+                self._news_s = time.monotonic()
+                self._count += 1
+                self._high_s = max(self._high_s, entry.stamp_s)
+                self._newest[entry.node] = max(self._newest.get(entry.node, 0.0), entry.stamp_s)
+        if len(self._keys) > 2 * KEPT:
+            self._keys = {key: at for key, at in self._keys.items() if at > self._high_s - 2 * WIDE_S}
+
+
+def query_of(job: str, nodes: frozenset[int] | None) -> str:
+    """Return the filter for a job's entries, of all replicas or of some nodes."""
+    text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
+    return text if nodes is None else f"{text} AND {of_nodes(nodes)}"
+
+
+def of_nodes(nodes: Iterable[int]) -> str:
+    """Return the filter for entries of the nodes."""
+    names = " OR ".join(f'"{task_of(node)}"' for node in sorted(nodes))
+    return f"resource.labels.task_name=({names})"
+
+
+def since(when_s: float) -> str:
+    """Return the filter for entries at or after the time."""
+    return f'timestamp>="{_rfc3339(when_s)}"'
+
+
+def _missing(gap: Gap) -> str:
+    """Return the filter for the gap's lines, and for the lines near the gap that the platform has kept as text."""
+    numbers = f"(jsonPayload.ct.n>={gap.first} AND jsonPayload.ct.n<={gap.last}) OR {UNNUMBERED}"
+    return f'({since(gap.before_s - 1)} AND timestamp<="{_rfc3339(gap.after_s + 1)}" AND ({numbers}))'
+
+
+def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[LogEntry], str]:
+    """Return one page of the query's entries, and the next page's token, "" at the end. Raises GoogleError."""
+    asked: dict[str, Any] = {
+        "resourceNames": [f"projects/{access.project}"],
+        "filter": query,
+        "orderBy": "timestamp asc",
+        "pageSize": PAGE,
+    }
+    if token:
+        asked["pageToken"] = token
+    found = object_in(api.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=1))
+    return [of_json(raw) for raw in joined(found.get("entries", ()), parts)], str(found.get("nextPageToken", ""))
+
+
+def _rfc3339(when_s: float) -> str:
+    when = datetime.fromtimestamp(max(0.0, when_s), timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond:06d}Z"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cloudtrain.backends.vertex import logs, logs_feed, logs_order
+from cloudtrain.backends.vertex import logs, logs_order
 from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
@@ -288,9 +288,9 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
     """Calls of all processes of the home folder count, in any number."""
-    quota = logs_feed.LogQuota(reader.home, PROJECT)
-    for _ in range(logs_feed.FOLLOWING):
-        assert quota.may_ask(logs_feed.PASSING)
+    quota = logs.LogQuota(reader.home, PROJECT)
+    for _ in range(logs.FOLLOWING):
+        assert quota.may_ask(logs.PASSING)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
     writer.write(0, "unseen")
     page = reader.page()
@@ -367,7 +367,7 @@ def test_follower_keeps_its_limit_in_a_backlog(google_project: Google, writer: W
         writer.write(0, *(f"{piece}-{number}" for number in range(100)))
     while reader.page().lines:
         pass
-    assert len(google_project.journal("logging.list")) <= logs_feed.FOLLOWING
+    assert len(google_project.journal("logging.list")) <= logs.FOLLOWING
 
 
 def test_refused_call_pauses_all_calls(google_project: Google, writer: Writer, reader: Reader) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import logs_feed, logs_order
-from cloudtrain.backends.vertex.logs_feed import LogQuota
+from cloudtrain.backends.vertex import logs, logs_order
+from cloudtrain.backends.vertex.logs import LogQuota
 from cloudtrain.backends.vertex.logs_order import HOLD_S, MOST_HELD, LogEntry, Order
 
 BOTH = frozenset({0, 1})
@@ -166,9 +166,9 @@ def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
 def test_followers_take_turns_after_half_of_the_share(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 15 calls of followers come at any time, later calls two seconds apart; a single pass does not wait."""
     now_s = 1000.0
-    monkeypatch.setattr(logs_feed.time, "time", lambda: now_s)
+    monkeypatch.setattr(logs.time, "time", lambda: now_s)
     assert [LogQuota(tmp_path, "p").may_ask() for _ in range(17)] == [*[True] * 15, False, False]
-    assert LogQuota(tmp_path, "p").may_ask(logs_feed.PASSING)
+    assert LogQuota(tmp_path, "p").may_ask(logs.PASSING)
     now_s += 1.9
     assert not LogQuota(tmp_path, "p").may_ask()
     now_s += 0.2
