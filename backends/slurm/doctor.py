@@ -13,7 +13,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from ..channel.calls import Fleet
 from .block import Slurm
 from .channel import Done, Login, host_of
-from .jobs_partitions import chosen, partitions, would_start
+from .jobs_submission import chosen, partitions, would_start
 
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 # Disks of a single machine, by the names of `stat -f`; other names are of network disks.

@@ -29,7 +29,6 @@ from ..channel.hosts import Host
 from . import jobs_submission as submission
 from .block import Slurm
 from .channel import Login, host_of
-from .jobs_partitions import would_start
 from .records import SlurmRef
 
 SILENCE_S = 8.0  # after this silence a node is lost, as on the ssh backend
@@ -39,7 +38,7 @@ TELL_S = 60.0  # of expected wait, from which on a message names the start
 
 def ready(fleet: Fleet, request: Request) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
-    start = would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
+    start = submission.would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
     if start is None:
         say("Slurm has no such nodes up at the moment; the job waits for the nodes")
     elif start.at_s is not None and start.at_s > time.time() + TELL_S:

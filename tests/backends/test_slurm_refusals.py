@@ -4,7 +4,6 @@ import pytest
 
 from cloudtrain.backends.slurm import channel
 from cloudtrain.backends.slurm import jobs_submission as submission
-from cloudtrain.backends.slurm.jobs_partitions import SlurmPartition
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -62,4 +61,4 @@ def test_channel_names_the_keys_of_the_block() -> None:
 )
 def test_time_limit_is_read(limit: str, minutes: float | None) -> None:
     """The limit of a partition as sinfo writes the limit."""
-    assert SlurmPartition("main", True, limit, 1, True, ()).minutes == minutes
+    assert submission.SlurmPartition("main", True, limit, 1, True, ()).minutes == minutes
