@@ -44,9 +44,8 @@ from ..contract import (
 )
 from ..format import failure
 from ..rank import tracebacks
-from . import elapsed, secrets
 from . import inputs as staging
-from .elapsed import Note
+from . import secrets
 from .folder_sync import Carrier
 from .log_relay import LogRelay
 
@@ -115,16 +114,16 @@ def _end_log(pump: LogRelay, node: int, *, is_final: bool) -> None:
     events.emit("end", f"node {node} has ended", **counted)
 
 
-def _helpers(order: ContainerOrder, spec: AgentSpec, root: Path) -> list[Sweeper | Note | Carrier]:
+def _helpers(order: ContainerOrder, spec: AgentSpec, root: Path) -> list[Sweeper | staging.Note | Carrier]:
     """Return the threads that run in addition to the agent and the log relay."""
-    found: list[Sweeper | Note | Carrier] = [
+    found: list[Sweeper | staging.Note | Carrier] = [
         Carrier(root / each.place, each.uri, by=f"node-{spec.node}") for each in order.carried
     ]
     if spec.node != 0:
         return found
     job, is_task = order.job, order.job.run.is_own
     if is_task or order.kept_in:  # a script's checkpoint folder belongs to the script
-        found.append(Note(_note_folder(order, root), job.job, job.attempt, spec.used_s, order.kept_in))
+        found.append(staging.Note(_note_folder(order, root), job.job, job.attempt, spec.used_s, order.kept_in))
     if is_task and order.places.copied_to:
         found.append(Sweeper(Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"]), order.places.copied_to))
     return found
@@ -187,7 +186,7 @@ def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
     """Return the container order, with the platform's paths from the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
-        return elapsed.with_lead_back(staging.order(source, given[0].removeprefix("fence=")), time.time())
+        return staging.with_lead_back(staging.order(source, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     order = ContainerOrder.load(json.loads(text))
     if name != source:  # values known only at submission
@@ -195,7 +194,7 @@ def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
         order = replace(order, token=sent.get("token", order.job.job), sent_s=sent.get("sent_s"))
         if isinstance(order.secrets, KeyVaultSecrets):
             order = replace(order, secrets=replace(order.secrets, vault=sent.get("vault")))
-    return elapsed.with_lead_back(replace(order, places=_placed(order.places, root, given)), time.time())
+    return staging.with_lead_back(replace(order, places=_placed(order.places, root, given)), time.time())
 
 
 def _placed(places: Places, root: Path, given: list[str]) -> Places:
@@ -222,7 +221,7 @@ def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpe
         folder.mkdir(parents=True, exist_ok=True)
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(root / path) for name, path in places.inputs.items()}
     folders = {"CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints), "CLOUDTRAIN_OUTPUT_DIR": str(output)}
-    used_s = elapsed.used_s(_note_folder(order, root), job.job, job.attempt, order.kept_in)
+    used_s = staging.used_s(_note_folder(order, root), job.job, job.attempt, order.kept_in)
     left_s = max(order.max_duration_s - used_s, LEAST_S)
     return AgentSpec(
         job=job,

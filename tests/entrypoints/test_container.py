@@ -20,7 +20,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent.node import identify
 from cloudtrain.entrypoints.container import log_relay as pump_module
 from cloudtrain.entrypoints.container.container import FAILURE_BYTES, account
-from cloudtrain.entrypoints.container.elapsed import Note, used_s, with_lead_back
+from cloudtrain.entrypoints.container.inputs import Note, used_s, with_lead_back
 from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport, has_checkpoint
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.container import folder_sync
-from cloudtrain.entrypoints.container.elapsed import NAME, Note, used_s
 from cloudtrain.entrypoints.container.folder_sync import Carrier, bring
+from cloudtrain.entrypoints.container.inputs import NAME, Note, used_s
 from cloudtrain.entrypoints.stores import gcs, google_http
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from doubles.google.handle import Google
