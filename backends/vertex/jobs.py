@@ -13,12 +13,14 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
+from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.retries import tries
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -44,6 +46,7 @@ SECRETS_S = 30 * 86_400  # until Google removes a job's secrets, even if cloudtr
 SETTLE_TRIES = 4  # polls, one pause apart, for a job whose request was lost on the way
 NEW_S = 120.0  # since a send: until then, Vertex AI may not list a new job yet
 DUPLICATES_S = 900.0  # how long after a doubtful send to search for a second job
+CREATE_S = 60.0
 
 
 def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
@@ -218,7 +221,6 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     Return the job's resource name, and whether a second job with the same label may still arrive. Raises
     UnreachableError if the outcome of the send is unknown.
     """
-    from . import sdk
     from .request import with_fence  # few users of this module need the function
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
@@ -230,7 +232,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
                 order = _order(plan, owner, fence, time.time()) | {"record": record}
                 files.of(access).put_order(plan.order_uri, order)
                 labels = {**request.body["labels"], OWNER_LABEL: owner}
-                made = sdk.create(access, with_fence({**request.body, "labels": labels}, fence), sending.creates)
+                made = create_once(access, with_fence({**request.body, "labels": labels}, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
                     _cancel_others(access, request.name, owner, made["name"])
@@ -398,3 +400,60 @@ def _remove_secret(access: VertexAccess, secret: str | None) -> None:
             remove_secrets(access, secret)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: gcloud secrets delete {secret.rpartition('/')[2]}")
+
+
+def create_once(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+    """Send the job once by Google's client; return its resource name and state. Raises GoogleError, ConfigError.
+
+    The client takes half a second and more of processor time to import. Its calls have neither a time limit nor retries
+    by default. `begins` is called directly before the request.
+    """
+    try:
+        from google.api_core import exceptions
+        from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+        from google.cloud.aiplatform_v1.types import CustomJob
+        from google.protobuf import json_format
+    except ImportError as error:
+        raise api.not_installed(error) from error
+    try:
+        message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
+    except json_format.ParseError as error:
+        hint = "fix vertex.raw, or update google-cloud-aiplatform if the field is a new one"
+        raise ConfigError(f"Google's client knows no such job: {one_line(error)}", hint=hint) from error
+    url = access.url("aiplatform")
+    is_plain = url.startswith("http://")
+    options = {"api_endpoint": url if is_plain else urlsplit(url).netloc}
+    transport = "rest" if is_plain else None  # REST for an address without TLS, because gRPC would need TLS
+    with _client_errors(exceptions):
+        credentials = access.google.login(access.project).credentials()
+        client = JobServiceClient(credentials=credentials, client_options=options, transport=transport)
+        with client:
+            begins()
+            made = client.create_custom_job(
+                parent=access.parent, custom_job=CustomJob.wrap(message), timeout=CREATE_S, retry=None
+            )
+    return {"name": made.name, "state": made.state.name}
+
+
+@contextlib.contextmanager
+def _client_errors(exceptions: Any) -> Iterator[None]:
+    """Raise all kinds of the clients' errors as GoogleError."""
+    from google.auth import exceptions as refused
+    from google.protobuf.json_format import ParseError
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except exceptions.GoogleAPICallError as error:
+        status = int(error.code or 0)
+        code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
+        words = str(error.message)  # of a REST error, with address and JSON around Google's message
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            words = str(error.response.json()["error"]["message"]) or words
+        raise GoogleError(status, code, one_line(words)) from error
+    except refused.RefreshError as error:
+        raise api.no_token(error) from error
+    except ParseError as error:
+        raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(error)}") from error
+    except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
+        raise GoogleError(0, "", one_line(error)) from error

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.vertex import api as rest
-from cloudtrain.backends.vertex import sdk
+from cloudtrain.backends.vertex import jobs
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.text.extras import install
 from doubles.google.handle import Google
@@ -270,7 +270,7 @@ def test_foreign_page_at_the_send_leaves_the_state_unknown(google_project: Googl
     with served(lambda request: Answer(200, {"Content-Type": "text/html"}, PAGE)) as url:
         access = rest.VertexAccess(PROJECT, REGION, (("aiplatform", url),))
         with pytest.raises(CloudtrainError) as raised, rest.answers("start the job"):
-            sdk.create(access, {"displayName": "x"})
+            jobs.create_once(access, {"displayName": "x"}, lambda: None)
     assert raised.value.exit_code == 7
 
 

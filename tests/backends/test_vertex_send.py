@@ -12,7 +12,7 @@ import pytest
 import yaml
 from google.oauth2.credentials import Credentials
 
-from cloudtrain.backends.vertex import api, files, sdk
+from cloudtrain.backends.vertex import api, files, jobs
 from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.jobs import queue
@@ -136,7 +136,7 @@ def test_slow_answer_is_not_awaited_endlessly(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch, kind: str, wait_until: Any
 ) -> None:
     """Google's client has no time limit of its own. A late job does not run."""
-    monkeypatch.setattr(sdk, "CREATE_S", 1.0)
+    monkeypatch.setattr(jobs, "CREATE_S", 1.0)
     google.fault("jobs.create", kind, count=1, delay_s=3.0)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder)
     assert done.code == 0, done.stderr
@@ -340,16 +340,16 @@ def test_order_is_changed_to_the_job_that_arrived(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try arrives, the second is lost: the order gets the first mark, which its replicas wait for."""
-    real, bodies = sdk.create, []
+    real, bodies = jobs.create_once, []
 
     def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
         begins()
         bodies.append(body)
         if len(bodies) == 2:
-            real(access, bodies[0])
+            real(access, bodies[0], lambda: None)
         raise api.GoogleError(503, "UNAVAILABLE", "gone")
 
-    monkeypatch.setattr(sdk, "create", create)
+    monkeypatch.setattr(jobs, "create_once", create)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     [job] = google.jobs()
     pools = body_of(google, job["id"])["jobSpec"]["workerPoolSpecs"]
@@ -360,7 +360,7 @@ def test_refusal_after_a_lost_try_leaves_the_state_unknown(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost job itself may use up the quota, so "not sent" would be wrong; it is found later."""
-    real, bodies = sdk.create, []
+    real, bodies = jobs.create_once, []
 
     def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
         begins()
@@ -369,11 +369,11 @@ def test_refusal_after_a_lost_try_leaves_the_state_unknown(
             raise api.GoogleError(503, "UNAVAILABLE", "gone")
         raise api.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
 
-    monkeypatch.setattr(sdk, "create", create)
+    monkeypatch.setattr(jobs, "create_once", create)
     monkeypatch.setattr("cloudtrain.backends.vertex.jobs.SETTLE_TRIES", 1)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder)
     assert (done.code, "whether an earlier try arrives is not known yet" in done.stderr) == (7, True), done.stderr
-    real(ACCESS, bodies[0])
+    real(ACCESS, bodies[0], lambda: None)
     assert vertex("status", "one", "--json", cwd=folder).json["state"] == "pending"
     assert active(google) == ["one-1"]
 
@@ -401,7 +401,7 @@ def test_job_in_line_is_sent_under_its_name(
             begins()
             raise api.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
 
-        patch.setattr(sdk, "create", refuse)
+        patch.setattr(jobs, "create_once", refuse)
         done = vertex(*SUBMIT, "--queue", "--name", "one", cwd=folder)
     assert (done.code, "in line, nothing is sent yet" in done.stderr) == (0, True), done.stderr
     monkeypatch.setattr(queue, "TRY_S", 0.0)
