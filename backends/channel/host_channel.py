@@ -22,9 +22,8 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 
 from . import master as masters
 from . import mux
-from .errors import BROKEN, fault_of, is_passing, last_words, no_ssh
 from .hosts import Host
-from .master import Masters
+from .master import BROKEN, Masters, fault_of, is_passing, last_words, no_ssh
 
 CALL_S = 60.0
 MAX_LINE = 64 << 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.channel.errors import fault_of
+from cloudtrain.backends.channel.master import fault_of
 from cloudtrain.backends.ssh import hosts_placement, preflight
 from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.backends.ssh.preflight.hostcheck import HostRequirements
