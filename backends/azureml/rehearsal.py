@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,11 +105,7 @@ def _environment(
     places = {f"AZURE_ML_OUTPUT_{name}": data[name] for name in body["outputs"]}
     places |= {f"AZURE_ML_INPUT_{name}": data[name] for name in body.get("inputs", {})}
     return {
-        "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
-        "HOME": "/tmp" if stage.has_own_places else str(stage.folder / f"node-{number}"),
-        "HOSTNAME": f"node-{number}",
-        "LANG": "C.UTF-8",
-        "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
+        **stage.container_variables(number, f"node-{number}", stage.folder / f"node-{number}"),
         **platform,
         **places,
         **ranks,

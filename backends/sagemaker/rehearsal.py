@@ -6,9 +6,7 @@ Source of paths and names: "How Amazon SageMaker Provides Training Information" 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
             NodeRun(
                 hostname=host,
                 argv=(*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())),
-                env=_environment(request, shown[number], disk, stage, number),
+                env=stage.container_variables(number, shown[number], disk) | _variables(request, stage),
                 agents=(ml / "cloudtrain",),
                 places={"/opt/ml": ml, "/opt/cloudtrain": disk / "cloudtrain", **_inputs(request, stage), **mirrored},
                 names=dict(zip(hosts, stage.addresses, strict=True)),
@@ -120,18 +118,13 @@ def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
     }
 
 
-def _environment(request: Request, host: str, disk: Path, stage: Stage, number: int) -> dict[str, str]:
+def _variables(request: Request, stage: Stage) -> dict[str, str]:
     body, region = request.body, SageMakerSending.load(request.sending).region
     return {
-        "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
-        "HOME": "/tmp" if stage.has_own_places else str(disk),
-        "HOSTNAME": host,
-        "LANG": "C.UTF-8",
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
         "AWS_EC2_METADATA_DISABLED": "true",  # hides this machine's credentials, if it is an EC2 machine
         "TRAINING_JOB_NAME": body["TrainingJobName"],
-        "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
         **body.get("Environment", {}),
         **stage.secrets,
         **stage.variables,

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -62,14 +61,10 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     for number, (pool, _) in enumerate(replicas):
         disk = stage.folder / hosts[number]
         (disk / "cloudtrain").mkdir(parents=True)
-        home = "/tmp" if stage.has_own_places else str(disk)
+        usual = stage.container_variables(number, hosts[number], disk)
         platform = {
-            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
-            "HOME": home,
-            "TMPDIR": home,
-            "HOSTNAME": hosts[number],
-            "LANG": "C.UTF-8",
-            "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
+            **usual,
+            "TMPDIR": usual["HOME"],
             **_platform(request, replicas, shown, number),
             "GCE_METADATA_HOST": stage.service.removeprefix("http://"),
             "CLOUDTRAIN_BOOT_PATIENCE_S": "20",
@@ -84,7 +79,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 env={**platform, **asked, **stage.secrets, **stage.variables},
                 agents=(disk / "cloudtrain/cloudtrain",),
                 places={"/tmp/cloudtrain": disk / "cloudtrain", **mirrored},
-                cwd=home,
+                cwd=usual["HOME"],
                 names=dict(zip(hosts, stage.addresses, strict=True)),
             )
         )

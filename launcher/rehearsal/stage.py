@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -52,6 +54,16 @@ class Stage:
         folder = self.kept / "mirror"
         folder.mkdir(parents=True, exist_ok=True)
         return replace(job, checkpoint=replace(job.checkpoint, mirror=str(folder))), {str(folder): folder}
+
+    def container_variables(self, number: int, hostname: str, disk: Path) -> dict[str, str]:
+        """Return the usual variables of a node's container; `disk` is the node's folder on this machine."""
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "HOME": "/tmp" if self.has_own_places else str(disk),
+            "HOSTNAME": hostname,
+            "LANG": "C.UTF-8",
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[number]),
+        }
 
 
 @dataclass(frozen=True)
