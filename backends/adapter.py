@@ -120,8 +120,14 @@ class HostsAdapter(Adapter):
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
-        return self.duty("doctor").checks(self.connections, config, self.capacity)
+        return self.duty("doctor").checks(self.connections, config, self._trial)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's machines."""
         return self.duty("doctor").hosts(self.connections, config)
+
+    def _trial(self, config: JobConfig) -> Request:
+        """Return the config's request for a job name that no job has."""
+        from cloudtrain.launcher.planning import planner
+
+        return self.request(planner.make(config, self.capacity(config)), config, f"{config.name}-dddddddd", 1, "")

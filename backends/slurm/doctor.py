@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from cloudtrain.launcher.backend import Capacity, Check, HostUse
+from cloudtrain.launcher.backend import Check, HostUse, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
 from ..channel.calls import Fleet
+from . import check
 from .block import Slurm
 from .channel import Done, Login, host_of
 from .jobs_submission import chosen, partitions, would_start
 
-NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 # Disks of a single machine, by the names of `stat -f`; other names are of network disks.
 LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")
 LEAST_PYTHON = (3, 10)
@@ -23,8 +24,8 @@ LEAST_PYTHON = (3, 10)
 _FREE, _HELD = ("idle",), ("mix", "alloc", "comp", "resv")
 
 
-def checks(fleet: Fleet, config: JobConfig | None, capacity: Callable[[JobConfig], Capacity]) -> list[Check]:
-    """Return the checks of the cluster; with a config, also the checks of its job. No job is made."""
+def checks(fleet: Fleet, config: JobConfig | None, trial: Callable[[JobConfig], Request]) -> list[Check]:
+    """Return the checks of the cluster, and of the config's job by a `trial` request; no job is made."""
     block = Slurm() if config is None else config.block(Slurm)
     login = Login.at(fleet, host_of(block.model_dump(mode="json")))
     try:
@@ -53,7 +54,7 @@ def checks(fleet: Fleet, config: JobConfig | None, capacity: Callable[[JobConfig
     if block.container != "none":
         asks["container"] = partial(_container, login, block.container)
     if config is not None:
-        asks["job"] = partial(_job, login, config, capacity)
+        asks["job"] = lambda: _job(login, trial(config).body)
     return [*found, *(_tried(name, ask) for name, ask in asks.items())]
 
 
@@ -189,14 +190,8 @@ def _container(login: Login, program: str) -> Check:
     return Check("container", "warn", found, "the compute nodes may have it: the job's script checks there")
 
 
-def _job(login: Login, config: JobConfig, capacity: Callable[[JobConfig], Capacity]) -> Check:
+def _job(login: Login, body: dict[str, Any]) -> Check:
     """Ask Slurm when the config's job would start, without a job."""
-    from cloudtrain.launcher.planning import planner as plans
-
-    from . import check, request
-
-    plan = plans.make(config, capacity(config))
-    body = request.build(plan, config, f"{config.name}-{NAME}", 1, "").body
     if faults := [fault for fault in check.faults(body) if not fault.is_warning]:
         return Check(faults[0].key, "fail", faults[0].message, faults[0].hint)
     start = would_start(login, body)

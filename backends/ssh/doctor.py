@@ -7,30 +7,24 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from cloudtrain.launcher.backend import Capacity, Check, HostUse
+from cloudtrain.launcher.backend import Check, HostUse, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 
 from ..channel.calls import Call, Fleet
+from . import check
 from .block import Ssh
 from .hosts_placement import examine
 from .request import of_config
 
-NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
-
-def checks(fleet: Fleet, config: JobConfig | None, capacity: Callable[[JobConfig], Capacity]) -> list[Check]:
-    """Return the checks of the config's hosts; `capacity` is the backend's."""
+def checks(fleet: Fleet, config: JobConfig | None, trial: Callable[[JobConfig], Request]) -> list[Check]:
+    """Return the checks of the config's hosts; `trial` returns a request for a name that no job has."""
     own = _own_ssh()
     if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
         return [own]
-    from cloudtrain.launcher.planning import planner as plans
-
-    from . import check, request
-
-    body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
-    faults = [fault for fault in check.faults(body) if not fault.is_warning]
-    if faults:
+    body = trial(config).body
+    if faults := [fault for fault in check.faults(body) if not fault.is_warning]:
         return [own, *(Check(fault.key, "fail", fault.message, fault.hint) for fault in faults)]
     return [own, *examine(body, fleet)]
 
