@@ -61,8 +61,13 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     ref = SshRef(nodes, job.nproc_per_node, can_shrink, job.job, job.attempt).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
-    pairs = zip(assignments, nodes, strict=True)
-    _all(fleet, {seat.host: Call("verbs.make", _folders(node) | made_of) for seat, node in pairs})
+    calls = {}
+    for node in nodes:
+        folders = [node.checkpoints, node.output, *node.outputs.values()]
+        links = {f"{node.output}/{name}": target for name, target in node.outputs.items()}
+        asked = {"job": node.job, "root": node.root, "folders": folders, "links": links}
+        calls[node.host] = Call("verbs.make", asked | made_of)
+    _all(fleet, calls)
     paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
@@ -164,12 +169,6 @@ def _checkpoints(fleet: Fleet, host: Host, body: Mapping[str, Any]) -> str:
     return path_on(fleet, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
 
 
-def _folders(node: SshNode) -> dict[str, Any]:
-    folders = [node.checkpoints, node.output, *node.outputs.values()]
-    links = {f"{node.output}/{name}": target for name, target in node.outputs.items()}
-    return {"job": node.job, "root": node.root, "folders": folders, "links": links}
-
-
 def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assignment]) -> list[Assignment]:
     """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
@@ -258,6 +257,7 @@ def agent_spec(
     job, visible = JobSpec.load(body["spec"]), "" if not body["gpus"] else ",".join(seat.takes)
     places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node.inputs.items()}
     places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node.checkpoints, "CLOUDTRAIN_OUTPUT_DIR": node.output}
+    written = [node.checkpoints, node.output, *node.outputs.values()]
     return AgentSpec(
         job=job,
         **{key: body[key] for key in ("max_duration_s", "limit_reason", "deadline_s", "grace_s", "ports")},
@@ -269,7 +269,7 @@ def agent_spec(
         python=made.python,
         container=made.container,
         environment_lock=made.lock,
-        mounts=_mounts(node),
+        mounts=(*((path, False) for path in written), *((path, True) for path in node.inputs.values())),  # read-only?
         gpus=tuple(seat.takes) if body["gpus"] else (),
         environment={"CUDA_VISIBLE_DEVICES": visible, **made.environment, **body["environment"], **places},
         secrets=dict(shipment.secrets),
@@ -284,12 +284,6 @@ def agent_spec(
 def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     """Return the file where the host notes the checkpoints that it has fetched from its peers."""
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
-
-
-def _mounts(node: SshNode) -> tuple[tuple[str, bool], ...]:
-    """Return a container's mounts besides the node's own folder: path, and whether the mount is read-only."""
-    written = [node.checkpoints, node.output, *node.outputs.values()]
-    return (*((path, False) for path in written), *((path, True) for path in node.inputs.values()))
 
 
 def _start(
