@@ -64,7 +64,7 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     for host in set(hosts[: max(map(hosts.index, chosen))]) - set(chosen) - set(fit):
         say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0].found}")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
-    found += dialled(_dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL), body["ports"])
+    found += _dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL)
     if _failed(found):
         raise _error(found, [])
     for check in found:
@@ -79,7 +79,7 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
     answers = _facts(fleet, hosts, body)
     found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in hosts if answers[host].error is None]
-    return found + dialled(_dial(fleet, assignments, body, everybody=True), body["ports"])
+    return found + _dial(fleet, assignments, body, everybody=True)
 
 
 def requirements_of(body: Mapping[str, Any]) -> HostRequirements:
@@ -179,10 +179,10 @@ def address_of(fleet: Fleet, host: Host) -> str:
     return came_in
 
 
-def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
-    """Return for each caller the hosts that the caller cannot reach, or why a host could not be tested."""
+def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> list[Check]:
+    """Return the findings about callers that cannot reach other hosts, and about hosts that could not be tested."""
     if len(nodes) < 2:
-        return {}
+        return []
     token = secrets.token_hex(8)
     common = {"token": token, "ports": body["ports"]}
     calls = {s.host: Call("reachability.listen", {**common, "name": s.host.name, "address": s.address}) for s in nodes}
@@ -197,4 +197,4 @@ def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *,
         calls[seat.host] = Call("reachability.dial", {"token": token, "peers": peers})
     answers = fleet.ask(calls, is_urgent=True)
     fleet.ask({seat.host: Call("reachability.close_listener", {}) for seat in nodes})
-    return {"unheard": unheard, "failed": {h.name: a.reply.get("failed", []) for h, a in answers.items()}}
+    return dialled(unheard, {h.name: a.reply.get("failed", []) for h, a in answers.items()}, body["ports"])

@@ -444,16 +444,16 @@ def _call(name: str, how: str = "timeout") -> Fact:
     return {"name": name, "how": how, "text": f"10.0.0.9 port 20001 ({how})"}
 
 
-def _round(failed: Callable[[str, str], bool], count: int = 8, how: str = "timeout") -> Fact:
+def _round(failed: Callable[[str, str], bool], count: int = 8, how: str = "timeout") -> list[Check]:
     hosts = [f"h{number}" for number in range(count)]
-    return {"failed": {a: [_call(b, how) for b in hosts if a != b and failed(a, b)] for a in hosts}, "unheard": {}}
+    calls = {a: [_call(b, how) for b in hosts if a != b and failed(a, b)] for a in hosts}
+    return dialled({}, calls, [20000, 27999])
 
 
 def test_peers_that_reach_each_other_are_one_line() -> None:
-    """If no peer was dialled, the check has no line."""
-    checks = dialled(_round(lambda a, b: False))
+    """One line has all hosts."""
+    checks = _round(lambda a, b: False)
     assert [(check.verdict, check.found) for check in checks] == [("ok", "each is reached: all 8 hosts")]
-    assert dialled({}) == []
 
 
 @pytest.mark.parametrize(
@@ -471,14 +471,14 @@ def test_peers_that_reach_each_other_are_one_line() -> None:
 )
 def test_host_that_is_the_cause_is_named_alone(failed: Callable[[str, str], bool], found: list[str]) -> None:
     """Of 56 pairs only the distinguishing ones are named."""
-    checks = dialled(_round(failed), [20000, 27999])
+    checks = _round(failed)
     assert [check.found.partition(" (")[0] for check in checks] == found
     assert all(check.verdict == "fail" and "ufw allow 20000:27999/tcp" in check.cure for check in checks)
 
 
 def test_one_blocked_host_of_sixty_four_is_one_line() -> None:
     """63 callers fail, and one remedy fixes the fault."""
-    checks = dialled(_round(lambda a, b: b == "h40", 64))
+    checks = _round(lambda a, b: b == "h40", 64)
     assert len(checks) == 1
     assert checks[0].found.startswith("h40 cannot be reached by all others (timeout: from h0, ")
     assert "ssh -t h40 " in checks[0].cure
@@ -486,10 +486,10 @@ def test_one_blocked_host_of_sixty_four_is_one_line() -> None:
 
 def test_kind_of_failure_decides_the_remedy() -> None:
     """A firewall, no route, a wrong machine at the address, and a host that cannot listen have their own remedies."""
-    cures = [dialled(_round(lambda a, b: a == "h0", 2, how))[0].cure for how in ("unreachable", "wrong answer")]
+    cures = [_round(lambda a, b: a == "h0", 2, how)[0].cure for how in ("unreachable", "wrong answer")]
     assert "ssh h0 'ip route get 10.0.0.9'" in cures[0]
     assert "set `address` of h1 in ssh.hosts" in cures[1]
-    line = dialled({"unheard": {"h1": "cannot listen on 10.0.0.9: no such address"}, "failed": {"h0": []}})[0]
+    line = dialled({"h1": "cannot listen on 10.0.0.9: no such address"}, {"h0": []}, [20000, 27999])[0]
     assert line.found == "cannot listen on 10.0.0.9: no such address: h1"
 
 

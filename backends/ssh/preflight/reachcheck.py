@@ -76,16 +76,14 @@ def _reason(host: str, words: str) -> tuple[str, str]:
     return text, "ssh -v {} true"
 
 
-def dialled(report: Mapping[str, Any], ports: Sequence[int] | None = None) -> list[Check]:
-    """Return the findings of a round of test connections; an empty list if no host was tested.
+def dialled(
+    unheard: Mapping[str, str], failed: Mapping[str, Sequence[Mapping[str, Any]]], ports: Sequence[int]
+) -> list[Check]:
+    """Return the findings of a round of test connections.
 
-    `report["unheard"]` maps hosts that could not listen to the reason; `report["failed"]` maps each calling host to its
-    failed calls, in the form of reachability.dial.
+    `unheard` maps hosts that could not listen to the reason; `failed` maps each calling host to its failed calls, in
+    the form of reachability.dial.
     """
-    if not report:
-        return []
-    unheard: Mapping[str, str] = report.get("unheard") or {}
-    failed: Mapping[str, Sequence[Mapping[str, Any]]] = report.get("failed") or {}
     found = [
         Check("peers", "fail", f"{why}: {ranges(hosts)}", f"{local(hosts, 'ssh {} ip -4 addr')}; then set `address`")
         for why, hosts in groups(unheard).items()
@@ -95,7 +93,7 @@ def dialled(report: Mapping[str, Any], ports: Sequence[int] | None = None) -> li
     return found or [Check("peers", "ok", fold(dict.fromkeys(failed, "each is reached"), len(failed)))]
 
 
-def _folded(pairs: Pairs, hosts: Sequence[str], ports: Sequence[int] | None) -> Iterator[Check]:
+def _folded(pairs: Pairs, hosts: Sequence[str], ports: Sequence[int]) -> Iterator[Check]:
     """Yield a line for each host that explains all its failures, then a line for each group of remaining pairs."""
     left = dict(pairs)
     if len(hosts) > 2:
@@ -134,17 +132,17 @@ def _sides(pairs: Pairs, hosts: Sequence[str]) -> list[tuple[list[str], list[str
     return [(callers, list(missed)) for missed, callers in by_targets.items()]
 
 
-def _check(words: str, blamed: Sequence[str], pairs: Pairs, ports: Sequence[int] | None) -> Check:
+def _check(words: str, blamed: Sequence[str], pairs: Pairs, ports: Sequence[int]) -> Check:
     how = Counter(str(call["how"]) for call in pairs.values()).most_common(1)[0][0]
     (caller, target), call = next((pair, call) for pair, call in pairs.items() if call["how"] == how)
     found = f"{words} ({how}: from {caller}, {call['text']})"
     return Check("peers", "fail", found, _cure(how, blamed, caller, target, str(call["text"]), ports))
 
 
-def _cure(how: str, blamed: Sequence[str], caller: str, target: str, text: str, ports: Sequence[int] | None) -> str:
-    span = f"{ports[0]}:{ports[1]}" if ports else "20000:27999"
+def _cure(how: str, blamed: Sequence[str], caller: str, target: str, text: str, ports: Sequence[int]) -> str:
     if how == "timeout":
-        return f"open the ports of ssh.ports in the firewall: {remote(blamed, f'sudo ufw allow {span}/tcp')}"
+        allow = f"sudo ufw allow {ports[0]}:{ports[1]}/tcp"
+        return f"open the ports of ssh.ports in the firewall: {remote(blamed, allow)}"
     if how == "unreachable":
         address = text.partition(" ")[0].rstrip(":")
         return f"look at the way there: {remote([caller], f'ip route get {address}')}; or set `interface`"
