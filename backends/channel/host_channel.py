@@ -39,10 +39,6 @@ COMMAND = (
 )
 
 
-class HostRefusal(ConfigError):
-    """A host's refusal that the user must fix."""
-
-
 @dataclass
 class HostChannel:
     """One process's channel to a host: opens on the first call, runs one call at a time, reopens after a break."""
@@ -61,8 +57,8 @@ class HostChannel:
     ) -> tuple[dict[str, Any], bytes]:
         """Return the verb's result as JSON, and the bytes that follow.
 
-        Raises UnreachableError, CredentialError, ConfigError; Refusal with the host's own words. If the connection
-        breaks during a call, the call raises, because the host may or may not have run the call.
+        Raises UnreachableError, CredentialError, ConfigError, also with the host's own words. If the connection breaks
+        during a call, the call raises, because the host may or may not have run the call.
         """
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
@@ -79,7 +75,7 @@ class HostChannel:
                 said = last_words(words) or "its line is cut, or it went down"
                 raise UnreachableError(f"{self.host.name}: {BROKEN}: {said}") from error
         if "refused" in reply:
-            raise HostRefusal(f"{self.host.name}: {reply['refused']}")
+            raise ConfigError(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
             raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
         answer: dict[str, Any] = reply["told"]
@@ -192,7 +188,7 @@ class HostChannel:
             await self._write(b"%d\n%s" % (len(packed), packed))
             reply = json.loads(await self._line())
         if "refused" in reply:
-            raise HostRefusal(f"{self.host.name}: {reply['refused']}")
+            raise ConfigError(f"{self.host.name}: {reply['refused']}")
         begin_s = time.time()
         clock, _ = await self._exchange({"verb": "calls.clock", "ask": {}}, b"")
         self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2
