@@ -44,13 +44,19 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         if not _VALUE.fullmatch(module):
             yield Fault(f"`{module}` is not a module's name", key=f"slurm.modules[{number}]")
     yield from _node(block)
-    yield from _image(block["container"], block["image"])
+    container, image = block["container"], block["image"]
+    if container != "none" and not image:
+        hint = "name the image, for example `image: docker://registry/train:1` or /shared/train.sif"
+        yield Fault(f"`container: {container}` needs an `image`", key="image", hint=hint)
+    if image and container == "none":
+        hint = "--set slurm.container=apptainer, or leave `image` out"
+        yield Fault("on this backend `image` goes with `container`", key="image", hint=hint, is_warning=True)
     yield from _raw(block["raw"])
     for key, uri in places(order["checkpoint_dir"], order["inputs"], order["outputs"]).items():
         if uri and not re.match(r"/|~/", uri):
             hint = "use a whole path on the shared disk, for example /scratch/me/data or ~/data"
             yield Fault(f"`{uri}` is no path on the cluster's shared disk", key=key, hint=hint)
-        elif uri and block["container"] != "none" and re.search(r"[,:]", uri):
+        elif uri and container != "none" and re.search(r"[,:]", uri):
             yield Fault(f"`{uri}` has a comma or a colon, which a container's mounts cannot have", key=key)
 
 
@@ -78,15 +84,6 @@ def _node(block: dict[str, Any]) -> Iterator[Fault]:
     if block["cpus_per_node"] is None and not block["exclusive"]:
         hint = "--set slurm.cpus_per_node=N, or slurm.exclusive=true"
         yield Fault("each rank and its data loader share one core", key="slurm", hint=hint, is_warning=True)
-
-
-def _image(container: str, image: str | None) -> Iterator[Fault]:
-    if container != "none" and not image:
-        hint = "name the image, for example `image: docker://registry/train:1` or /shared/train.sif"
-        yield Fault(f"`container: {container}` needs an `image`", key="image", hint=hint)
-    if image and container == "none":
-        hint = "--set slurm.container=apptainer, or leave `image` out"
-        yield Fault("on this backend `image` goes with `container`", key="image", hint=hint, is_warning=True)
 
 
 def _raw(options: list[str]) -> Iterator[Fault]:

@@ -27,7 +27,9 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     name, block = platform_name(job_id, attempt), config.block(Slurm)
     spec = job_spec(plan, config, job_id, attempt)
     can_shrink = (spec.min_nodes or plan.instances) < plan.instances
-    per_node, around = _per_node(plan, block), job_surroundings(config)
+    # Without a number, the task would have a single core.
+    cores = block.cpus_per_node or (None if block.exclusive else max(plan.devices_per_node, 1))
+    per_node, around = [f"--cpus-per-task={cores}"] if cores else [], job_surroundings(config)
     places = [around["checkpoint_dir"], *around["inputs"].values(), *around["outputs"].values()]
     script = render.render_text(
         "slurm/job.sh",
@@ -83,12 +85,6 @@ def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
         yield f"--mem={block.mem}"
     if config.queue.priority == "low":  # a user may only lower the priority of a job
         yield f"--nice={LOW_NICE}"
-
-
-def _per_node(plan: Plan, block: Slurm) -> list[str]:
-    """Return the cores of the task; without a number, a task would have a single core."""
-    cores = block.cpus_per_node or (None if block.exclusive else max(plan.devices_per_node, 1))
-    return [f"--cpus-per-task={cores}"] if cores else []
 
 
 def _gres(accelerators: str | None) -> str | None:
