@@ -27,14 +27,25 @@ _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+
 _T = TypeVar("_T")
 
 
-def has_checkpoint(access: AzureAccess, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/contract.py."""
-    return _with_folder(access, uri, lambda folder: folder.has_checkpoint(uri))
-
-
 def used(azure: Azure, handle: AzureMLRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
-    """Return the result of `use` for the files at the URI. Raises CredentialError, UnreachableError, ConfigError."""
-    return _with_folder(AzureAccess(handle.workspace, azure), uri, use)
+    """Return the result of `use` for the files at the URI, by the caller's permission, else by the datastore's key.
+
+    Raises CredentialError, UnreachableError, ConfigError.
+    """
+    access = AzureAccess(handle.workspace, azure)
+    with api.answers(f"look into {uri}", needs=READER):
+        place, datastore = _place(access, uri)
+
+        def folder(credential: Any) -> JobFolder:
+            return JobFolder(lambda _: _BlobJobStore(place, lambda: (_client(place, credential), "")), workers=WORKERS)
+
+        try:
+            return use(folder(access.azure.credential(access.workspace.cloud)))
+        except api.AzureError as error:
+            if datastore is None or error.status not in (401, 403):
+                raise
+            properties = object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
+            return use(folder(str(properties.get("sasToken") or properties.get("key") or "")))
 
 
 def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
@@ -72,25 +83,6 @@ class _BlobJobStore(AzureStore):
         return error
 
 
-def _with_folder(access: AzureAccess, uri: str, use: Callable[[JobFolder], _T]) -> _T:
-    """Return the result of `use`, with the caller's own permission, else with the datastore's key.
-
-    Raises CredentialError, UnreachableError, ConfigError.
-    """
-    with api.answers(f"look into {uri}", needs=READER):
-        place, datastore = _place(access, uri)
-
-        def folder(credential: Any) -> JobFolder:
-            return JobFolder(lambda _: _BlobJobStore(place, lambda: (_client(place, credential), "")), workers=WORKERS)
-
-        try:
-            return use(folder(access.azure.credential(access.workspace.cloud)))
-        except api.AzureError as error:
-            if datastore is None or error.status not in (401, 403):
-                raise
-            return use(folder(_secret(access, datastore)))
-
-
 def _client(place: BlobLocation, credential: Any) -> Any:
     try:
         return client(place, credential, ATTEMPTS)
@@ -108,9 +100,3 @@ def _place(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:
     split = urlsplit(uri)
     container, _, prefix = unquote(split.path).strip("/").partition("/")
     return BlobLocation(split.netloc, container, prefix.strip("/")), None
-
-
-def _secret(access: AzureAccess, datastore: str) -> str:
-    """Return the datastore's own key or SAS. Raises AzureError."""
-    properties = object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
-    return str(properties.get("sasToken") or properties.get("key") or "")

@@ -27,7 +27,7 @@ from . import api, files, machine_cluster, status
 from . import logs as streams
 from .api import Azure, AzureAccess
 from .machine import block_of, workspace_of
-from .records import AzureMLRef, AzureMLSending, Unpriced
+from .records import AzureMLRef, AzureMLSending
 from .status import RunHistory
 
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ def state(azure: RunHistory, ref: JobRef) -> State:
         account = _account(azure, answer)
         if account is None and status.may_report_more(answer):
             return status.awaiting(answer, handle.studio)
-        if handle.checkpoint_uri is not None:
+        if (uri := handle.checkpoint_uri) is not None:
             with contextlib.suppress(Exception):  # a failed extra request must not hide the end
-                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
+                has_checkpoint = files.used(azure, handle, uri, "", lambda folder: folder.has_checkpoint(uri))
     if answer.is_over:
         _remove_secrets(access, handle.vault)
     outcome = status.state_of(
@@ -222,8 +222,8 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
         studio=(services.get("Studio") or {}).get("endpoint"),
         vault=vault_url,
         idle_s=idle_s,
-        # Without a price in the plan, the run's machines may have a price.
-        prices=None if plan.has_price or plan.instance_type else Unpriced(plan.region),
+        has_price=plan.has_price or bool(plan.instance_type),
+        region=plan.region,
     )
 
 
@@ -367,9 +367,9 @@ def _account(azure: Azure, answer: status.Details) -> dict[str, Any] | None:
 
 def _hourly_usd(answer: status.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
-    if handle.prices is None:
+    if handle.has_price:
         return None
     compute = answer.data.get("compute") or {}
-    size, region = compute.get("vmSize"), compute.get("region") or handle.prices.region
+    size, region = compute.get("vmSize"), compute.get("region") or handle.region
     machine = catalog.by_type("azureml", size, region) if size else None
     return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * handle.nodes

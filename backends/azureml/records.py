@@ -31,13 +31,6 @@ def plain_region(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Unpriced(StoredRecord):
-    """A plan without a price: the run's machines have the price in the run's region, else in `region`."""
-
-    region: str | None
-
-
-@dataclass(frozen=True)
 class AzureMLRef(CloudRef):
     """The handle of a run."""
 
@@ -52,8 +45,9 @@ class AzureMLRef(CloudRef):
     """The URL of the job's entry in the key vault, None if nothing is to be removed."""
     idle_s: float
     """Seconds that the cluster's machines idle after the job."""
-    prices: Unpriced | None
-    """None if the plan has a price."""
+    has_price: bool
+    """Whether the plan has a price; else the run's machines may have a price, in the run's region or `region`."""
+    region: str | None
 
 
 @dataclass(frozen=True)

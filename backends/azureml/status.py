@@ -117,7 +117,10 @@ def state_of(
     started_s = seconds(data.get("startTimeUtc"))
     common: dict[str, Any] = {"started_s": started_s, "billed_s": _billed_s(data, now_s), "idle_s": idle_s or None}
     if not details.is_over:
-        return State(_running(details.status), detail=_detail(details), **common)
+        is_waiting = details.status in (*WAITING, *_STARTING)
+        is_stopping = details.status in ("CancelRequested", "Canceling")
+        state: JobState = "stopping" if is_stopping else "pending" if is_waiting else "running"
+        return State(state, detail=_detail(details), **common)
     common["ended_s"] = seconds(data.get("endTimeUtc")) or started_s or time.time()
     common["billed_by"] = COMPUTE_DURATION if _SPAN.fullmatch(str(data.get(COMPUTE_DURATION) or "")) else None
     account = account or {}
@@ -154,12 +157,6 @@ def awaiting(details: Details, url: str | None) -> State:
 
 def _is_preempted(data: Mapping[str, Any]) -> bool:
     return bool(_PREEMPTED.search(f"{_error(data).get('code', '')} {_words(data)}"))
-
-
-def _running(status: str) -> JobState:
-    if status in ("CancelRequested", "Canceling"):
-        return "stopping"
-    return "pending" if status in WAITING or status in _STARTING else "running"
 
 
 def _detail(details: Details) -> str | None:
