@@ -98,7 +98,9 @@ class CloudAdapter(Adapter):
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the region for prices: the config's, else the environment's; None if unknown."""
-        return self.duty(self.PRICES).region(config)
+        machine = self.duty("machine")
+        region: str | None = machine.region_of(machine.block_of(config))
+        return region
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         """Return the vendor's prices of the types; without types, of all useful types, with the job's type."""

@@ -19,7 +19,7 @@ from cloudtrain.launcher.prices import catalog
 from ..http import object_in
 from . import api
 from .api import Azure
-from .machine import block_of, choose, region_of
+from .machine import choose
 
 URL = "https://prices.azure.com/api/retail/prices"
 VERSION = "2023-01-01-preview"
@@ -29,11 +29,6 @@ WORKERS = 4
 OTHERS = ("windows", "cloud services", "dedicated host")
 
 Meter = Mapping[str, Any]
-
-
-def region(config: JobConfig | None) -> str | None:
-    """Return the config's region, the default for prices."""
-    return region_of(block_of(config))
 
 
 def quotes(azure: Azure, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:

@@ -27,7 +27,7 @@ from cloudtrain.launcher.prices import catalog
 
 from . import api
 from .api import AwsAccess, AwsClients
-from .machine import block_of, choose, region_of
+from .machine import block_of, choose
 
 SERVICE = "AmazonSageMaker"
 HOME = "us-east-1"  # few regions serve GetProducts, each for all regions
@@ -46,11 +46,6 @@ class PriceRow(NamedTuple):
     usd: float | None
     why: str
     since: str
-
-
-def region(config: JobConfig | None) -> str | None:
-    """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
-    return region_of(block_of(config))
 
 
 def quotes(clients: AwsClients, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:

@@ -50,7 +50,7 @@ class VertexBackend(CloudAdapter):
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""
         from . import prices, request
-        from .machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
+        from .machine import block_of, choose, disk_of, kind_of, region_of, unknown_region
 
         request.require(config)
         choice, block, kind = choose(config), block_of(config), kind_of(config)
@@ -58,7 +58,7 @@ class VertexBackend(CloudAdapter):
         terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
         own, offer = block.price_per_hour, prices.hourly(choice.machine, kind)
         if own is not None or offer.usd is None:
-            where = location_of(block) or "an unknown region (vertex.location)"
+            where = region_of(block) or "an unknown region (vertex.location)"
             usd, source = catalog.unlisted("vertex", own, f"{choice.label}, vertex.price_per_hour", choice.label, where)
             doubt = unknown_region(config)
             return Capacity(choice.count, usd, source, terms, machine=choice.label, unknown_region=doubt)

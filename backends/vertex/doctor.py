@@ -14,13 +14,13 @@ from cloudtrain.launcher.prices.refreshing import compared
 
 from . import api, files, jobs, logs, prices_list
 from .api import Google, GoogleError, VertexAccess
-from .machine import MachineChoice, block_of, choose, kind_of, location_of, place_of, project_of
+from .machine import MachineChoice, block_of, choose, kind_of, place_of, project_of, region_of
 
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = block_of(config)
-    project, location = project_of(block), location_of(block)
+    project, location = project_of(block), region_of(block)
     if project is None or location is None:
         missing = "project" if project is None else "location"
         cure = "set vertex.project and vertex.location in the config, and name it: doctor vertex -f FILE"

@@ -32,7 +32,7 @@ from ..http import object_in
 from . import api, files, status
 from .api import Google, GoogleError, VertexAccess
 from .logs import LogReader
-from .machine import block_of, location_of, project_of
+from .machine import block_of, project_of, region_of
 from .records import VertexRef, VertexSending
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
 def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
     block = block_of(config)
-    project, location = project_of(block), location_of(block)
+    project, location = project_of(block), region_of(block)
     if project is None or location is None:
         missing = "project" if project is None else "location"
         raise ConfigError(f"no {missing} to look for jobs in", hint=f"set vertex.{missing} in the config")

@@ -88,7 +88,7 @@ def kind_of(config: JobConfig) -> Kind:
 def choose(config: JobConfig) -> MachineChoice:
     """Return the machine that the config requests. Raises ConfigError if the config names none, or an unknown one."""
     resources, block = config.resources, block_of(config)
-    location = location_of(block)
+    location = region_of(block)
     if resources.accelerators is not None:
         return _by_accelerators(resources.accelerators, block.machine_type, location)
     if resources.instance_type is not None and block.machine_type not in (None, resources.instance_type):
@@ -172,7 +172,7 @@ def _of(machine: Machine) -> MachineChoice:
 def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> VertexLocation:
     """Return where the job is kept. Raises ConfigError with all missing settings."""
     block = block_of(config)
-    project, location = project_of(block, environ), location_of(block, environ)
+    project, location = project_of(block, environ), region_of(block, environ)
     bucket = (block.staging_bucket or "").removeprefix("gs://").strip("/") or None
     faults = []
     make = f"; gcloud storage buckets create gs://my-bucket --location {location or 'europe-west4'} makes one"
@@ -226,10 +226,10 @@ def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
 
 def unknown_region(config: JobConfig) -> Fault | None:
     """Return a warning if the config's location is not known."""
-    return request_rules.unknown_region("vertex", "location", location_of(block_of(config)), REGIONS_AS_OF)
+    return request_rules.unknown_region("vertex", "location", region_of(block_of(config)), REGIONS_AS_OF)
 
 
-def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
+def region_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the region, in the order of Google's own tools: the config's, the environment's, then gcloud's."""
     chosen = block.location or environ.get("GOOGLE_CLOUD_LOCATION") or environ.get("CLOUDSDK_AI_REGION")
     return chosen or _of_gcloud("ai", "region", environ) or _of_gcloud("compute", "region", environ)

@@ -22,7 +22,7 @@ from cloudtrain.launcher.prices import catalog
 
 from . import api, prices
 from .api import Google, VertexAccess
-from .machine import Kind, block_of, choose, label_of, location_of, project_of
+from .machine import Kind, block_of, choose, label_of, project_of
 from .prices import FEE, MONTH_H
 
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
@@ -40,11 +40,6 @@ Mode = Literal["standard", "spot", "flex_start", "own", "fee"]  # Compute Engine
 
 class NotListed(LookupError):
     """Google lists no price for a part of the machine, or cloudtrain does not know the machine's parts."""
-
-
-def region(config: JobConfig | None) -> str | None:
-    """Return the config's region, the default for prices."""
-    return location_of(block_of(config))
 
 
 def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:

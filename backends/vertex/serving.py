@@ -10,7 +10,7 @@ from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.planning import serving
 from cloudtrain.launcher.planning.serving import Blank
 
-from .machine import block_of, location_of, named, project_of
+from .machine import block_of, named, project_of, region_of
 
 MACHINE = "n1-standard-4"  # 4 cores, 15 GB
 _PROJECT = Blank("PROJECT", "the id of your Google Cloud project", "my-project")
@@ -34,7 +34,7 @@ _VENDOR = serving.Vendor(
 def files(model: ServedModel, config: JobConfig) -> ServingFiles:
     """Return the files; pure. Raises ConfigError for a value that Vertex AI refuses."""
     block = block_of(config)
-    known, project = location_of(block), project_of(block) or _PROJECT.mark
+    known, project = region_of(block), project_of(block) or _PROJECT.mark
     choice = named(model.machine or MACHINE, "--machine", known)
     location = known or _LOCATION.mark
     registry, parent = f"{location}-docker.pkg.dev", f"projects/{project}/locations/{location}"
