@@ -116,7 +116,7 @@ DUTIES = {
 }
 SHARED = {"adapter", "cloud", "edge", "http", "job_folder"}  # for all platforms: see docs/architecture.md
 SHARED_FOLDERS = {"channel"}  # calls to hosts and files from hosts: for ssh and for Slurm's login nodes
-DUTIES |= {"preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "serving", "status"}
+DUTIES |= {"preflight", "prices", "records", "rehearsal", "request", "sdk", "serving", "status"}
 SDKS = {
     "azure",
     "boto3",
@@ -315,7 +315,7 @@ def test_every_room_is_in_the_table(folder: str) -> None:
 
 
 LEAST_LINES = 35  # of a module; a smaller module belongs to its main user
-SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backends/[^/]+/(block|records|secrets)\.py")
+SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backends/[^/]+/(block|records)\.py")
 SMALL = {
     "entrypoints/errors.py": "the root of the errors",
     "entrypoints/train.py": "the stub of a public name",
