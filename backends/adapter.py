@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
     from .channel.calls import Fleet
+
+_T = TypeVar("_T")
 
 
 class Adapter:
@@ -35,9 +38,10 @@ class Adapter:
         """What all calls to the platform share."""
         raise NotImplementedError
 
-    def duty(self, name: str) -> Any:
-        """Return a module of the backend's folder."""
-        return importlib.import_module(f".{name}", self.FOLDER)
+    def duty(self, module: str, function: str) -> Callable[..., _T]:
+        """Return a function of a module of the backend's folder; it returns the type that the caller expects."""
+        found: Callable[..., _T] = getattr(importlib.import_module(f".{module}", self.FOLDER), function)
+        return found
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the GPUs and the price of an instance of the configured kind."""
@@ -45,39 +49,39 @@ class Adapter:
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         """Return the request, the same bytes for the same input."""
-        return self.duty("request").build(plan, config, job_id, attempt, bundle_sha256)
+        return self.duty("request", "build")(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which the platform would refuse the request."""
-        return list(self.duty("check").faults(request.body))
+        return list(self.duty("check", "faults")(request.body))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start the job."""
-        return self.duty(self.SENDS).send(self.connections, request, shipment)
+        return self.duty(self.SENDS, "send")(self.connections, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job with the request's name on the platform, or None."""
-        return self.duty(self.SENDS).find(self.connections, request, home)
+        return self.duty(self.SENDS, "find")(self.connections, request, home)
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         """Return the running attempts; with a config, the attempts where the config's jobs run."""
-        return self.duty(self.SENDS).jobs(self.connections, config, home)
+        return self.duty(self.SENDS, "jobs")(self.connections, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the platform's state of the job."""
-        return self.duty("jobs").state(self.connections, ref)
+        return self.duty("jobs", "state")(self.connections, ref)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask the job to save and stop."""
-        self.duty("jobs").stop(self.connections, ref, now=now)
+        self.duty("jobs", "stop")(self.connections, ref, now=now)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
-        return self.duty("doctor").checks(self.connections, config)
+        return self.duty("doctor", "checks")(self.connections, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the start of the job's nodes on this machine."""
-        return self.duty("rehearsal").rehearsal(request, stage)
+        return self.duty("rehearsal", "rehearsal")(request, stage)
 
 
 class HostsAdapter(Adapter):
@@ -100,31 +104,31 @@ class HostsAdapter(Adapter):
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Check that a send from here is possible. Raises ConfigError, CredentialError, UnreachableError."""
-        self.duty(self.SENDS).ready(self.connections, request)
+        self.duty(self.SENDS, "ready")(self.connections, request)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        return self.duty("jobs").logs(self.connections, ref, cursor, ranks, now=now)
+        return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now)
 
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
-        return self.duty("jobs").logs_from(self.connections, ref, ranks, lines=lines, since_s=since_s)
+        return self.duty("jobs", "logs_from")(self.connections, ref, ranks, lines=lines, since_s=since_s)
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         """Return the command that runs `argv`, or a shell if `argv` is empty, where the node's ranks run."""
-        return self.duty("jobs").shell(self.connections, ref, node, argv)
+        return self.duty("jobs", "shell")(self.connections, ref, node, argv)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
-        return self.duty("doctor").checks(self.connections, config, self._trial)
+        return self.duty("doctor", "checks")(self.connections, config, self._trial)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's machines."""
-        return self.duty("doctor").hosts(self.connections, config)
+        return self.duty("doctor", "hosts")(self.connections, config)
 
     def _trial(self, config: JobConfig) -> Request:
         """Return the config's request for a job name that no job has."""

@@ -57,7 +57,7 @@ class CloudAdapter(Adapter):
     ) -> LogPage:
         """Return the lines after the cursor."""
         nodes = nodes_of(ranks, self.REF.load(ref).nproc_per_node)
-        page: LogPage = self.duty("jobs").lines(self.connections, ref, cursor, nodes, now=now)
+        page: LogPage = self.duty("jobs", "lines")(self.connections, ref, cursor, nodes, now=now)
         return page if ranks is None else page.only(ranks)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
@@ -86,11 +86,11 @@ class CloudAdapter(Adapter):
 
     def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
         """Return what the vendor's own tools take to serve the model."""
-        return self.duty("serving").files(model, config)
+        return self.duty("serving", "files")(model, config)
 
     def _with_files(self, handle: CloudRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
         """Return the result of `use` for the files at the URI; errors of the store become cloudtrain's."""
-        return self.duty("files").used(self.connections, handle, uri, doing, use)
+        return self.duty("files", "used")(self.connections, handle, uri, doing, use)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the place of the checkpoint folder, for a later job."""
@@ -98,13 +98,12 @@ class CloudAdapter(Adapter):
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the region for prices: the config's, else the environment's; None if unknown."""
-        machine = self.duty("machine")
-        region: str | None = machine.region_of(machine.block_of(config))
-        return region
+        block: Any = self.duty("machine", "block_of")(config)
+        return self.duty("machine", "region_of")(block)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         """Return the vendor's prices of the types; without types, of all useful types, with the job's type."""
-        return self.duty(self.PRICES).quotes(self.connections, config, region, types)
+        return self.duty(self.PRICES, "quotes")(self.connections, config, region, types)
 
 
 def machine_with(backend: str, whose: str, accelerators: str, region: str | None) -> Machine:

@@ -113,7 +113,7 @@ def test_backend_imports_its_modules_on_first_use(backend: str) -> None:
     """The backend's object imports a module of its folder when a method calls it."""
     program = f"import sys\nfrom cloudtrain.launcher.backend import load\nbackend = load('{backend}')\n"
     program += f"is_there = lambda: 'cloudtrain.backends.{backend}.jobs' in sys.modules\n"
-    program += "print(is_there(), callable(backend.duty('jobs').state), is_there())"
+    program += "print(is_there(), callable(backend.duty('jobs', 'state')), is_there())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False True True\n"
 
