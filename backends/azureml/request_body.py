@@ -47,6 +47,11 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
     body omits the git properties that the SDK adds from the current folder, and the experiment's name if the file has
     none, which the SDK also takes from that folder. The job's name is in the URL, not in the body.
     """
+    environment = job["environment"]
+    if isinstance(environment, Mapping):
+        environment_id: str | None = f"{workspace}/environments/{_ANONYMOUS}/versions/{{hash}}"
+    else:
+        environment_id = _asset_id(environment, "environments", workspace, local=environment)
     body = {
         "description": job.get("description"),
         "properties": dict(job.get("properties", {})),
@@ -60,7 +65,7 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
         "codeId": _asset_id(job.get("code"), "codes", workspace, local=f"{workspace}/codes/{{upload}}/versions/1"),
         "command": SINGLE_BRACKETS.sub(r"${{\1.\2}}", job["command"]),
         "distribution": _made(job, "distribution", _distribution),
-        "environmentId": _environment_id(job["environment"], workspace),
+        "environmentId": environment_id,
         "environmentVariables": dict(job.get("environment_variables", {})),
         "inputs": {name: _input(value, workspace) for name, value in job.get("inputs", {}).items()},
         "limits": _made(job, "limits", _limits),
@@ -103,12 +108,6 @@ def _asset_id(text: str | None, kind: str, workspace: str, local: str | None) ->
         return local
     version = found["version"] or f"{{{found['label']}}}"
     return f"{workspace}/{kind}/{found['name']}/versions/{version}"
-
-
-def _environment_id(environment: Any, workspace: str) -> str | None:
-    if isinstance(environment, Mapping):
-        return f"{workspace}/environments/{_ANONYMOUS}/versions/{{hash}}"
-    return _asset_id(environment, "environments", workspace, local=environment)
 
 
 def _compute_id(compute: str | None, workspace: str) -> str | None:

@@ -151,7 +151,7 @@ def _fault(error: Exception) -> RemoteFault | None:
 
 
 def _classified(error: Exception) -> RemoteFault:
-    code, words = code_of(error), _words(error)
+    code, words = code_of(error), " ".join(str(_said(error).get("Message") or error).split())
     if code in EXPIRED or type(error).__name__ in ("TokenRetrievalError", "SSOTokenLoadError", "LoginRefreshRequired"):
         return RemoteFault(CredentialError, "the AWS credentials have expired", "aws sso login, or renew them")
     if "UnauthorizedSSOToken" in type(error).__name__:
@@ -180,10 +180,6 @@ def _of_the_client(error: Exception, words: str) -> RemoteFault:
     if isinstance(error, (found.ConnectionError, found.HTTPClientError, botocore.parsers.ResponseParserError)):
         return RemoteFault(UnreachableError, f"AWS does not answer: {words}")
     return RemoteFault(ConfigError, words)
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(_said(error).get("Message") or error).split())
 
 
 def _said(error: Exception) -> dict[str, Any]:

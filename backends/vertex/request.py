@@ -88,14 +88,12 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     checkpoints = config.checkpoint.uri or config.checkpoint.mirror or f"{place.root}/checkpoints"
     checkpoint_uri = f"{checkpoints.rstrip('/')}/{job_id}"
     output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
-    spec = job_spec(plan, config, job_id, attempt)
-    own = _own_order(plan, config, name)
     order = container_order(
         plan,
         config,
-        spec,
+        job_spec(plan, config, job_id, attempt),
         bundle_sha256,
-        **own,
+        **_own_order(plan, config, name),
         carried=_carried(config, checkpoint_uri, output_uri, home),
         ended_uri=f"{home}/attempt-{attempt}/ended",
         kept_in=f"{home}/attempt-{attempt}",
@@ -103,12 +101,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     order_json = _without_shared_disk(plan, config, order, checkpoint_uri).dump()
     labels, renamed = _labels(config, job_id, attempt)
-    wheel = _wheel_uri(place.root) if _is_prebuilt(config) else None
+    file, data = wheel(boot_source())
+    wheel_uri = f"{place.root}/code/{hashlib.sha256(data).hexdigest()}/{file}" if _is_prebuilt(config) else None
     job = {
         **_asked(plan, config, choice, kind),
         "name": name,
         "labels": labels,
-        "package": wheel,
+        "package": wheel_uri,
         "module": BOOT_MODULE,
         "command": ["python3", "-u", "-c", boot_source()],
         "args": [code_uri, order_uri, name, *filter(None, [block_of(config).endpoints.get("storage")])],
@@ -122,7 +121,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         location=place.location,
         endpoints=dict(block_of(config).endpoints),
         code_uri=code_uri,
-        wheel_uri=wheel,
+        wheel_uri=wheel_uri,
         order_uri=order_uri,
         owner_uri=f"{home}/owner",
         checkpoint_uri=checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
@@ -134,11 +133,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     notes = (*changes, *renamed, *_notes(config, kind))
     carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
-    written = _files(body, sending)
-    archive = f"code/{bundle_sha256}/{BUNDLE}"
-    return Request(
-        name, body, render.as_yaml(body), written, sending.dump(), notes, frozenset(carried), archive=archive
-    )
+    text, written, archive = render.as_yaml(body), _files(body, sending), f"code/{bundle_sha256}/{BUNDLE}"
+    return Request(name, body, text, written, sending.dump(), notes, frozenset(carried), archive=archive)
 
 
 def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
@@ -170,22 +166,16 @@ def wheel(source: str) -> tuple[str, bytes]:
         f"{_INFO}/METADATA": f"Metadata-Version: 2.1\nName: {BOOT_MODULE.replace('_', '-')}\nVersion: 1\n",
         f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: cloudtrain\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = [f"{name},sha256={_hash(text)},{len(text.encode())}" for name, text in parts.items()]
+    record = []
+    for name, text in parts.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record.append(f"{name},sha256={digest},{len(text.encode())}")
     parts[f"{_INFO}/RECORD"] = "\n".join([*record, f"{_INFO}/RECORD,,"]) + "\n"
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, text in parts.items():
             archive.writestr(zipfile.ZipInfo(name, _TIME), text)
     return f"{BOOT_MODULE}-1-py3-none-any.whl", buffer.getvalue()
-
-
-def _hash(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-
-
-def _wheel_uri(root: str) -> str:
-    name, data = wheel(boot_source())
-    return f"{root}/code/{hashlib.sha256(data).hexdigest()}/{name}"
 
 
 def _is_prebuilt(config: JobConfig) -> bool:

@@ -126,7 +126,9 @@ def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:
         whole, newline = data, b""
     if not whole and not newline:
         return [], offset
-    lines = [line[at : at + MAX_LINE_BYTES] for line in whole.split(b"\n") for at in _starts(line)]
+    lines = []
+    for line in whole.split(b"\n"):
+        lines += [line[at : at + MAX_LINE_BYTES] for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
     return lines, offset + len(whole) + len(newline)
 
 
@@ -139,10 +141,6 @@ def _give_back(path: Path, size: int) -> None:
         fallocate = ctypes.CDLL(None).fallocate
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
         fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, 0, size)
-
-
-def _starts(line: bytes) -> range:
-    return range(0, max(len(line), 1), MAX_LINE_BYTES)
 
 
 def _write(out: int, data: bytes) -> None:
