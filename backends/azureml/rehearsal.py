@@ -87,28 +87,21 @@ def _environment(
     request: Request, order: ContainerOrder, data: dict[str, str], stage: Stage, number: int
 ) -> dict[str, str]:
     body, nodes = request.body, len(stage.addresses)
-    ranks = {
+    return {
+        **stage.container_variables(number, f"node-{number}", stage.folder / f"node-{number}"),
+        "AZUREML_RUN_ID": request.name,
+        "AZUREML_ROOT_RUN_ID": request.name,
+        "AZUREML_EXPERIMENT_NAME": str(body.get("experiment_name", "")),
+        "AZUREML_NODE_COUNT": str(nodes),
+        "AZUREML_CR_NODE_RANK": str(number),
+        **{f"AZURE_ML_OUTPUT_{name}": data[name] for name in body["outputs"]},
+        **{f"AZURE_ML_INPUT_{name}": data[name] for name in body.get("inputs", {})},
         "MASTER_ADDR": stage.addresses[0],
         "MASTER_PORT": MASTER_PORT,
         "WORLD_SIZE": str(nodes),
         "NODE_RANK": str(number),
         "RANK": str(number),
         "LOCAL_RANK": "0",
-    }
-    platform = {
-        "AZUREML_RUN_ID": request.name,
-        "AZUREML_ROOT_RUN_ID": request.name,
-        "AZUREML_EXPERIMENT_NAME": str(body.get("experiment_name", "")),
-        "AZUREML_NODE_COUNT": str(nodes),
-        "AZUREML_CR_NODE_RANK": str(number),
-    }
-    places = {f"AZURE_ML_OUTPUT_{name}": data[name] for name in body["outputs"]}
-    places |= {f"AZURE_ML_INPUT_{name}": data[name] for name in body.get("inputs", {})}
-    return {
-        **stage.container_variables(number, f"node-{number}", stage.folder / f"node-{number}"),
-        **platform,
-        **places,
-        **ranks,
         **{name: str(value) for name, value in body["environment_variables"].items()},
         ORDER: encoded(order.dump()),
         SENT: encoded({"token": request.name}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudtrain.entrypoints.contract import JobSpec
@@ -36,12 +35,15 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     shipment = Shipment(stage.bundle, kept, stage.base, stage.secrets)
     python = jobs.interpreter(body["python"], stage.base)
     specs = [jobs.agent_spec(node, body, shipment, environment, python, attempt) for node in body["nodes"]]
+    # Paths below /tmp that the job needs: apart from them, the job has a /tmp of its own.
+    below = (*inputs.values(), *(path.parents[1] for path in (Path(python).absolute(), Path(python).resolve())))
+    seen = [path for path in below if path.is_relative_to("/tmp") and path.exists()]
     node = NodeRun(
         hostname="localhost",
         argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
         env={**os.environ, **stage.variables},
         agents=tuple(Path(spec.root) for spec in specs),
-        places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,
+        places={str(path): path for path in (stage.kept, stage.folder, stage.bundle.path, *seen)} | mirrored,
         cwd=str(attempt),
         stdin=json.dumps(jobs.message(attempt, specs)),
         detaches=True,
@@ -54,11 +56,3 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=("checkpoints and outputs are in a folder that is thrown away",),
         sends_again=True,
     )
-
-
-def _places(stage: Stage, python: str, inputs: Iterable[Path]) -> Iterator[Path]:
-    """Yield the paths below /tmp that the job needs: apart from them, the job has a /tmp of its own."""
-    yield from (stage.kept, stage.folder, stage.bundle.path)
-    interpreters = (Path(python).absolute(), Path(python).resolve())
-    below = (*inputs, *(path.parents[1] for path in interpreters))
-    yield from (path for path in below if path.is_relative_to("/tmp") and path.exists())

@@ -32,8 +32,18 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
     hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
     checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
-    order = SageMakerSending.load(request.sending).order
+    plan = SageMakerSending.load(request.sending)
+    order = plan.order
     job, mirrored = stage.with_own_mirror(order.job)
+    variables = {
+        "AWS_REGION": plan.region,
+        "AWS_DEFAULT_REGION": plan.region,
+        "AWS_EC2_METADATA_DISABLED": "true",  # hides this machine's credentials, if it is an EC2 machine
+        "TRAINING_JOB_NAME": request.body["TrainingJobName"],
+        **request.body.get("Environment", {}),
+        **stage.secrets,
+        **stage.variables,
+    }
     nodes = []
     for number, host in enumerate(hosts):
         disk = stage.folder / host
@@ -48,7 +58,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
             NodeRun(
                 hostname=host,
                 argv=(*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())),
-                env=stage.container_variables(number, shown[number], disk) | _variables(request, stage),
+                env=stage.container_variables(number, shown[number], disk) | variables,
                 agents=(ml / "cloudtrain",),
                 places={"/opt/ml": ml, "/opt/cloudtrain": disk / "cloudtrain", **_inputs(request, stage), **mirrored},
                 names=dict(zip(hosts, stage.addresses, strict=True)),
@@ -115,17 +125,4 @@ def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
     found = {name: path for name, path in stage.inputs.items() if name in names}
     return {
         f"/opt/ml/input/data/{name}" + ("" if path.is_dir() else f"/{path.name}"): path for name, path in found.items()
-    }
-
-
-def _variables(request: Request, stage: Stage) -> dict[str, str]:
-    body, region = request.body, SageMakerSending.load(request.sending).region
-    return {
-        "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
-        "AWS_EC2_METADATA_DISABLED": "true",  # hides this machine's credentials, if it is an EC2 machine
-        "TRAINING_JOB_NAME": body["TrainingJobName"],
-        **body.get("Environment", {}),
-        **stage.secrets,
-        **stage.variables,
     }
