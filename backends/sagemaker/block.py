@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cloudtrain.launcher.config.kinds import ENDPOINTS, RAW, Duration, Many, Price, Section, Text
+from cloudtrain.launcher.config.kinds import ENDPOINTS, PRICE, RAW, Duration, Many, Price, Section, Text
 
 
 class MetricDefinition(Section):
@@ -51,11 +51,7 @@ class SageMaker(Section):
     keep_alive: Duration | None = Field(
         None, description="Keep the instances warm for the next job this long; the time is billed.", examples=["30m"]
     )
-    price_per_hour: Price | None = Field(
-        None,
-        description="Price of an instance with disk for an hour, in US dollars; beats the price list.",
-        examples=["2.50 USD"],
-    )
+    price_per_hour: Price | None = Field(None, description=PRICE, examples=["2.50 USD"])
     training_plan: Text | None = Field(
         None,
         description="ARN of a reserved training plan.",

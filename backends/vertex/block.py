@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cloudtrain.launcher.config.kinds import ENDPOINTS, RAW, Price, Section, Text
+from cloudtrain.launcher.config.kinds import ENDPOINTS, PRICE, RAW, Price, Section, Text
 
 
 class Vertex(Section):
@@ -60,11 +60,7 @@ class Vertex(Section):
         description="How inputs reach the job: below /gcs as files, where the machine has that, or copied first.",
         examples=["download"],
     )
-    price_per_hour: Price | None = Field(
-        None,
-        description="Price of an instance with disk for an hour, in US dollars; beats the price list.",
-        examples=["2.50 USD"],
-    )
+    price_per_hour: Price | None = Field(None, description=PRICE, examples=["2.50 USD"])
     endpoints: dict[str, Text] = Field(
         {}, description=ENDPOINTS, examples=[{"aiplatform": "https://europe-west4-aiplatform.googleapis.com"}]
     )

@@ -25,6 +25,7 @@ Many = Annotated[tuple[T, ...], Strict(False)]
 
 # Descriptions of keys that several backends' blocks have.
 RAW = "Merged last, deep, into the rendered request; the dry run shows the changes."
+PRICE = "Price of an instance with disk for an hour, in US dollars; beats the price list."
 ENDPOINTS = "Addresses in place of the vendor's own, by service; for private endpoints and tests."
 
 
