@@ -85,7 +85,8 @@ def own_name(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     def cure(hosts: Sequence[str]) -> str:
         lines = []
         for host in hosts[:4]:
-            report, address = facts[host]["own_name"], _address(facts[host])
+            report, interface = facts[host]["own_name"], _interface(facts[host])
+            address = facts[host].get("address") or (interface["address"] if interface else None)
             # In this order: after `d` has deleted the last line, sed would append no line.
             edit = f'sudo sed -i -e "$ a {address} {report["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
             by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in report["addresses"])
@@ -268,8 +269,3 @@ def _interface(fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return dict(known[0])
     inner = ("lo", "docker", "br-", "virbr", "veth", "cni", "podman")
     return next((each for each in there if not each["name"].startswith(inner)), None)
-
-
-def _address(fact: Mapping[str, Any]) -> str | None:
-    found = _interface(fact)
-    return fact.get("address") or (found["address"] if found else None)

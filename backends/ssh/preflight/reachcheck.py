@@ -136,15 +136,12 @@ def _check(words: str, blamed: Sequence[str], pairs: Pairs, ports: Sequence[int]
     how = Counter(str(call["how"]) for call in pairs.values()).most_common(1)[0][0]
     (caller, target), call = next((pair, call) for pair, call in pairs.items() if call["how"] == how)
     found = f"{words} ({how}: from {caller}, {call['text']})"
-    return Check("peers", "fail", found, _cure(how, blamed, caller, target, str(call["text"]), ports))
-
-
-def _cure(how: str, blamed: Sequence[str], caller: str, target: str, text: str, ports: Sequence[int]) -> str:
     if how == "timeout":
         allow = f"sudo ufw allow {ports[0]}:{ports[1]}/tcp"
-        return f"open the ports of ssh.ports in the firewall: {remote(blamed, allow)}"
+        return Check("peers", "fail", found, f"open the ports of ssh.ports in the firewall: {remote(blamed, allow)}")
     if how == "unreachable":
-        address = text.partition(" ")[0].rstrip(":")
-        return f"look at the way there: {remote([caller], f'ip route get {address}')}; or set `interface`"
+        look = remote([caller], f"ip route get {str(call['text']).partition(' ')[0].rstrip(':')}")
+        return Check("peers", "fail", found, f"look at the way there: {look}; or set `interface`")
     look = remote([target], "ip -4 addr")
-    return f"that address is another machine's, or its firewall's: {look}; then set `address` of {target} in ssh.hosts"
+    cure = f"that address is another machine's, or its firewall's: {look}; then set `address` of {target} in ssh.hosts"
+    return Check("peers", "fail", found, cure)
