@@ -14,7 +14,7 @@ from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, part
 
-from .machine import has_local_disk
+from .machine import LOCAL_DISK
 
 # The enumeration that AWS extends every month: an unknown word may be newer than the table.
 _GROWING = "TrainingInstanceType"
@@ -95,7 +95,7 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         message = f"{runtime} s is more than the 28 days that SageMaker lets a job run"
         yield "StoppingCondition.MaxRuntimeInSeconds", message, "lower limits.max_duration"
     kind = resources.get("InstanceType")
-    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and has_local_disk(kind):
+    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and LOCAL_DISK.match(kind):
         message = f"{kind} has local disks, which are encrypted by themselves and take no key"
         yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"
     channels = [channel.get("ChannelName") for channel in listed(body, "InputDataConfig") if isinstance(channel, dict)]

@@ -26,7 +26,7 @@ DISK_GB = 100  # if the config sets none
 # sheet of a public tool for SageMaker, read in 2026-10. AWS's month has 30 days.
 DISK_USD_PER_GB_MONTH, MONTH_H = 0.154, 720
 # Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
-_LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
+LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
 
 _CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")
 _TRAINIUM = re.compile(r"ml\.(trn|inf)\d")
@@ -64,14 +64,9 @@ def choose(config: JobConfig) -> Machine:
     return machine_with("sagemaker", "SageMaker", resources.accelerators, region)
 
 
-def has_local_disk(instance_type: str) -> bool:
-    """Return whether the type has local disks in place of a volume."""
-    return bool(_LOCAL_DISK.match(instance_type))
-
-
 def disk_usd(instance_type: str, size_gb: int) -> float:
     """Return the hourly price of the volume that SageMaker gives each instance, 0 for a type with local disks."""
-    return 0.0 if has_local_disk(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H
+    return 0.0 if LOCAL_DISK.match(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H
 
 
 def named(instance_type: str, region: str | None, nproc: int | str, *, key: str = "resources.instance_type") -> Machine:

@@ -87,7 +87,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
-    if config.image is None and not request_images.serves(machine.accelerator):
+    if config.image is None and machine.accelerator in request_images.UNSERVED:
         ours = f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86)"
         message = f"{ours} does not run on {machine.accelerator}"
         raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")

@@ -18,6 +18,7 @@ TORCH = "2.13"
 FRAMEWORKS = ("pytorch-amzn2023", "pytorch")
 _GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
 
+UNSERVED = ("V100", "GB200")  # on which the default image does not run: CUDA 13 ended with Volta; it is not for Arm
 # Of regions without a registry account of their own (regions.txt).
 _ACCOUNT = "763104351884"
 # By a region's first words, else amazonaws.com. Source: botocore 1.44.5, data/partitions.json.
@@ -40,11 +41,6 @@ def default_image(region: str, gpus: int) -> str:
     account = request_rules.regions("sagemaker").get(region) or _ACCOUNT
     domain = _DOMAINS.get(region.rsplit("-", 2)[0], "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
-
-
-def serves(accelerator: str) -> bool:
-    """Return whether the default image runs on the accelerator: CUDA 13 ended with Volta; the image is not for Arm."""
-    return accelerator not in ("V100", "GB200")
 
 
 def has_smddp(image: str, instance_type: str) -> bool:

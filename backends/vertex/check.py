@@ -339,7 +339,7 @@ def _machine(machine: Part, at: str) -> Iterator[Violation]:
     elif isinstance(kind, str) and not _MACHINE.fullmatch(kind):
         hint = "such as g2-standard-12 or a2-highgpu-8g"
         yield Violation(f"{at}.machineType", f"`{kind}` is not a Google machine type", hint)
-    elif isinstance(kind, str) and machine_types.is_tpu(kind):
+    elif isinstance(kind, str) and kind.startswith(machine_types.TPU_FAMILIES):
         yield Violation(f"{at}.machineType", f"{kind} has TPUs, which cloudtrain does not support", "take GPUs")
     elif isinstance(kind, str):
         yield from _pair(machine, kind, at)
@@ -352,11 +352,11 @@ def _machine(machine: Part, at: str) -> Iterator[Violation]:
 
 def _pair(machine: Part, kind: str, at: str) -> Iterator[Violation]:
     """Yield accelerators that do not match the machine."""
-    word, count, fixed = machine.get("acceleratorType"), machine.get("acceleratorCount"), machine_types.fixed(kind)
+    word, count, fixed = machine.get("acceleratorType"), machine.get("acceleratorCount"), machine_types.FIXED.get(kind)
     at_type, at_count = f"{at}.acceleratorType", f"{at}.acceleratorCount"
-    if not machine_types.is_known(kind):
+    if kind not in machine_types.KNOWN:
         message = f"`{kind}` is not in our table of {machine_types.AS_OF}; Vertex may know it"
-        yield Violation(f"{at}.machineType", message + meant(kind, machine_types.known()), is_warning=True)
+        yield Violation(f"{at}.machineType", message + meant(kind, machine_types.KNOWN), is_warning=True)
     if fixed is not None and word != fixed[0]:
         said = f"is required: {kind} has {fixed[0]}" if word is None else f"{kind} has {fixed[0]}, not {word}"
         yield Violation(at_type, said, f"set resources.accelerators, or acceleratorType: {fixed[0]}")

@@ -119,7 +119,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     if host is not None:
         return _with(host, kind, count, location)
     known = catalog.by_accelerators("vertex", wanted, location)
-    exact = [machine for machine in known if machine_types.fixed(machine.instance_type) == (kind, count)]
+    exact = [machine for machine in known if machine_types.FIXED.get(machine.instance_type) == (kind, count)]
     if exact:
         return _of(exact[0])
     hosts = machine_types.hosts_for(kind, count)
@@ -132,8 +132,8 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
 
 def _with(machine_type: str, kind: str, count: int, location: str | None) -> MachineChoice:
     """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
-    fixed, key = machine_types.fixed(machine_type), "vertex.machine_type"
-    if fixed == (kind, count) or not machine_types.is_known(machine_type):
+    fixed, key = machine_types.FIXED.get(machine_type), "vertex.machine_type"
+    if fixed == (kind, count) or machine_type not in machine_types.KNOWN:
         return named(machine_type, key, location)
     if fixed is not None:
         message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
@@ -154,18 +154,18 @@ def named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
         raise ConfigError(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)
-    if not machine_types.is_known(machine_type):
+    if machine_type not in machine_types.KNOWN:
         message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
-        close = get_close_matches(machine_type, machine_types.known(), 1)
+        close = get_close_matches(machine_type, machine_types.KNOWN, 1)
         other = f"did you mean `{close[0]}`?" if close else "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
         raise ConfigError(message, key=key, hint=f"{other} a newer cloudtrain may know more types")
-    name, count = machine_types.fixed(machine_type) or ("CPU", 0)
+    name, count = machine_types.FIXED.get(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)
     return _of(known or Machine(machine_type, name, count, catalog.rates("vertex", machine_type, location)))
 
 
 def _of(machine: Machine) -> MachineChoice:
-    kind, count = machine_types.fixed(machine.instance_type) or (None, 0)
+    kind, count = machine_types.FIXED.get(machine.instance_type) or (None, 0)
     return MachineChoice(machine.instance_type, kind, count, machine)
 
 
@@ -220,7 +220,7 @@ def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
 
 def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
     """Return the machine's name in a plan and in price lists: the type, and the attached accelerators."""
-    is_attached = accelerator is not None and machine_types.fixed(machine_type) is None
+    is_attached = accelerator is not None and machine_types.FIXED.get(machine_type) is None
     return f"{machine_type} + {count} x {accelerator}" if is_attached else machine_type
 
 

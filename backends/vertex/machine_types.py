@@ -15,7 +15,7 @@ from types import MappingProxyType
 AS_OF = "2026-11-22"
 
 # Accelerator-optimized machines: the built-in accelerator and its count; they take no further accelerators.
-_FIXED: dict[str, tuple[str, int]] = {
+FIXED: dict[str, tuple[str, int]] = {
     **{f"a2-highgpu-{count}g": ("NVIDIA_TESLA_A100", count) for count in (1, 2, 4, 8)},
     "a2-megagpu-16g": ("NVIDIA_TESLA_A100", 16),
     **{f"a2-ultragpu-{count}g": ("NVIDIA_A100_80GB", count) for count in (1, 2, 4, 8)},
@@ -65,8 +65,9 @@ _CPUS = {
     "m1-megamem": (96,),
 }
 _CPU_TYPES = {f"{family}-{size}": (size, family) for family, sizes in _CPUS.items() for size in sizes}
+KNOWN = (*FIXED, *_CPU_TYPES)
 _OTHER_CPUS = {"n2d", "n4a", "n4d", "c2d", "c3", "c3d", "c4", "c4a", "c4d", "t2a", "t2d", "m2", "m3", "m4", "h3", "x4"}
-_TPU_FAMILIES = ("cloud-tpu", "ct", "tpu")
+TPU_FAMILIES = ("cloud-tpu", "ct", "tpu")  # on which cloudtrain's code does not run
 
 # Config names, in small letters and digits only, and the API's names; without a machine type the first name is meant.
 _NAMES = {
@@ -90,11 +91,6 @@ _NAMES = {
 }
 
 
-def fixed(machine_type: str) -> tuple[str, int] | None:
-    """Return the machine's built-in accelerator and its count, or None if the machine has none."""
-    return _FIXED.get(machine_type)
-
-
 def choices(machine_type: str) -> Mapping[str, tuple[int, ...]]:
     """Return the accelerators that may be attached, with the legal counts; empty for all but N1 machines."""
     size, family = _CPU_TYPES.get(machine_type, (0, ""))
@@ -104,21 +100,11 @@ def choices(machine_type: str) -> Mapping[str, tuple[int, ...]]:
 
 def hosts_for(accelerator_type: str, count: int) -> list[str]:
     """Return the machines that have or take this number of the accelerator, the smallest machine first."""
-    built_in = [name for name, found in _FIXED.items() if found == (accelerator_type, count)]
+    built_in = [name for name, found in FIXED.items() if found == (accelerator_type, count)]
     order = list(_N1)  # by memory for each vCPU
     hosts = sorted((size, order.index(family), name) for name, (size, family) in _CPU_TYPES.items() if family in _N1)
     fitting = (name for *_, name in hosts if count in choices(name).get(accelerator_type, ()))
     return built_in + [name for name in fitting if name != _TOO_SMALL]
-
-
-def known() -> list[str]:
-    """Return every machine type of the table."""
-    return [*_FIXED, *_CPU_TYPES]
-
-
-def is_known(machine_type: str) -> bool:
-    """Return whether the table has the machine type."""
-    return machine_type in _FIXED or machine_type in _CPU_TYPES
 
 
 def is_cpu(machine_type: str) -> bool:
@@ -129,11 +115,6 @@ def is_cpu(machine_type: str) -> bool:
     }
 
 
-def is_tpu(machine_type: str) -> bool:
-    """Return whether the machine has TPUs, on which cloudtrain's code does not run."""
-    return machine_type.startswith(_TPU_FAMILIES)
-
-
 def enum_of(name: str, machine_type: str | None = None) -> str | None:
     """Return the API's name for an accelerator of the config (`A100-80GB`, `RTX PRO 6000`), or for an API name.
 
@@ -142,8 +123,8 @@ def enum_of(name: str, machine_type: str | None = None) -> str | None:
     """
     words = _NAMES.get("".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia"), ())
     words = words or tuple(word for found in _NAMES.values() for word in found if word == name)[:1]
-    if machine_type is None or not (is_known(machine_type) or is_cpu(machine_type)):
+    if machine_type is None or not (machine_type in KNOWN or is_cpu(machine_type)):
         return words[0] if words else None
-    built_in = fixed(machine_type)
+    built_in = FIXED.get(machine_type)
     possible = [built_in[0]] if built_in else list(choices(machine_type))
     return next((word for word in words if word in possible), None)

@@ -536,14 +536,14 @@ def test_pairs_know_every_machine_of_the_price_list() -> None:
     for row in (row for row in rows if row["backend"] == "vertex"):
         kind, name, count = row["instance_type"], row["accelerator"], int(row["count"])
         seen += 1
-        assert machine_types.is_known(kind), kind
+        assert kind in machine_types.KNOWN, kind
         if not count:
             assert {
                 word for name in ("T4", "V100", "P100", "P4") if (word := machine_types.enum_of(name, kind))
             } == set(machine_types.choices(kind)), kind
             continue
         word = machine_types.enum_of(name, kind)
-        assert (word, count) == machine_types.fixed(kind), row
+        assert (word, count) == machine_types.FIXED.get(kind), row
         assert ("80GB" in str(word)) == (row["accelerator_memory_gib"] == "80"), row
     assert seen > 50
 
@@ -552,8 +552,8 @@ def test_pairs_are_words_of_the_table() -> None:
     """Every accelerator of a machine is a word of the API, and every GPU of the API is on some machine."""
     words = json.loads((ROOT / "backends" / "vertex" / "rules.json").read_text())["shapes"]["MachineSpec"]["members"]
     known = {word for word in words["acceleratorType"]["enum"] if word.startswith("NVIDIA")}
-    built_in = {found[0] for kind in machine_types.known() if (found := machine_types.fixed(kind))}
-    attached = {word for kind in machine_types.known() for word in machine_types.choices(kind)}
+    built_in = {found[0] for kind in machine_types.KNOWN if (found := machine_types.FIXED.get(kind))}
+    attached = {word for kind in machine_types.KNOWN for word in machine_types.choices(kind)}
     assert built_in | attached == known
     assert built_in & attached == set()
 
