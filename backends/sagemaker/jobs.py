@@ -41,7 +41,11 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
     files.of(access).claim(plan.owner_uri, owner)
-    files.of(access).put_order(plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
+    order = plan.order  # without the fields that only a send knows
+    if isinstance(order.secrets, ParameterSecrets):
+        order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))
+    order_json = replace(order, token=secrets.token_hex(16)).dump() | {"record": dict(shipment.record)}
+    files.of(access).put_order(plan.job_uri + requests.SPEC, order_json)
     try:
         if shipment.secrets:
             _put_secrets(access, handle.secrets_prefix, shipment.secrets)
@@ -170,14 +174,6 @@ def _ref(request: Request, owner: str) -> SageMakerRef:
         secrets_prefix=f"{source.prefix}-{owner[:8]}",  # a job of another machine may have the same name
         secrets=list(source.names),
     )
-
-
-def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
-    """Return the container order: the plan's spec, with the fields that only a send knows."""
-    order = plan.order
-    if isinstance(order.secrets, ParameterSecrets):
-        order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))
-    return replace(order, token=secrets.token_hex(16)).dump()
 
 
 def _put_secrets(access: AwsAccess, prefix: str, values: Mapping[str, str]) -> None:

@@ -73,7 +73,12 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         },
     }
     login.call("slurm.prepare", prepared)
-    _note(shipment.home, login.host)
+    path = shipment.home / "slurm" / f"{login.host.key}.json"  # for a registry that has lost the job
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_json.write_json(path, login.host.dump())
+    except OSError as error:
+        raise ConfigError(f"the cluster cannot be noted: {error.strerror}", where=str(path)) from error
     shipment.sending.creates()
     if not submission.open_door(login.run, ref.folder):
         raise ConfigError(f"{ref.folder} was given up, or belongs to a different submit", hint="submit again")
@@ -173,13 +178,3 @@ def agent_spec(
         succeeds=job.nodes > 2,
         requeues="--requeue" in body["sbatch"],
     )
-
-
-def _note(home: Path, host: Host) -> None:
-    """Note the login node, for a registry that has lost the job."""
-    path = home / "slurm" / f"{host.key}.json"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic_json.write_json(path, host.dump())
-    except OSError as error:
-        raise ConfigError(f"the cluster cannot be noted: {error.strerror}", where=str(path)) from error

@@ -57,7 +57,9 @@ def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience
     no job was found after a lost answer: the door is closed then.
     """
     sent = run(["sbatch", "--hold", "--parsable", f"--chdir={folder}", *options, f"{folder}/job.sh"])
-    number = _number(sent.stdout) if sent.code == 0 else None
+    # A site's plug-in may print lines before the number.
+    found = re.findall(r"^(\d+)(?:;\S+)?$", sent.stdout, re.MULTILINE) if sent.code == 0 else []
+    number = int(found[-1]) if found else None
     if number is None and sent.code and not UNCERTAIN.search(sent.stderr):
         raise fault(sent.stderr)
     if number is None:
@@ -126,12 +128,6 @@ def patience_s(run: Run) -> float:
     told = run(["scontrol", "show", "config"]).stdout
     found = re.search(r"^MessageTimeout\s*=\s*(\d+)", told, re.MULTILINE)
     return 2 * (float(found[1]) if found else MESSAGE_TIMEOUT_S) + 5.0
-
-
-def _number(text: str) -> int | None:
-    """Return the job's number from the output of `sbatch --parsable`; a site's plug-in may print lines before."""
-    found = re.findall(r"^(\d+)(?:;\S+)?$", text, re.MULTILINE)
-    return int(found[-1]) if found else None
 
 
 class SlurmStart(NamedTuple):

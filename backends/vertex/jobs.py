@@ -66,7 +66,12 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
 
             files.upload(access, requests.wheel(requests.boot_source())[1], plan.wheel_uri)
         files.of(access).claim(plan.owner_uri, owner)
-    _require_new(access, request, owner)
+    with api.answers("look whether the job is there already"):
+        existing = _there(access, request.name, owner)
+    if existing:  # the registry was lost
+        number = str(existing[-1]["name"]).rpartition("/")[2]
+        message = f"Vertex AI has a job {request.name} of yours already, {number}, of which nothing is known here"
+        raise UsageError(message, hint="choose another --name")
     secret = _secret(plan, owner)
     try:
         if shipment.secrets and secret is not None:
@@ -265,16 +270,6 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
     if isinstance(order.secrets, SecretManagerSecrets):
         order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(plan, owner)}/versions/latest"))
     return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()
-
-
-def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
-    """Raise UsageError if Vertex AI has the attempt's job but the registry knows no send: the registry was lost."""
-    with api.answers("look whether the job is there already"):
-        existing = _there(access, request.name, owner)
-    if existing:
-        number = str(existing[-1]["name"]).rpartition("/")[2]
-        message = f"Vertex AI has a job {request.name} of yours already, {number}, of which nothing is known here"
-        raise UsageError(message, hint="choose another --name")
 
 
 def _awaited(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]:
