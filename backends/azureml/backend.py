@@ -89,7 +89,7 @@ class AzureMLBackend(CloudAdapter):
         from . import logs, status
 
         name = AzureMLRef.load(ref).name
-        answer, quiet_s = self.connections.known(name), self.connections.quiet_s(name)
+        answer, quiet_s = self.connections.known.get(name), self.connections.quiet_s(name)
         is_waiting = answer is not None and answer.status in (*status.WAITING, "Preparing")
         lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
         return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=logs.HOLD_BACK_S)

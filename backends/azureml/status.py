@@ -61,12 +61,12 @@ class RunHistory(Azure):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[str, Details] = {}
+        self.known: dict[str, Details] = {}
         self._last_line_s: dict[str, float] = {}
 
     def details(self, workspace: Workspace, root: str, name: str, fresh_s: float = 0.0) -> Details:
         """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
-        held = self._known.get(name)
+        held = self.known.get(name)
         if held is not None and time.monotonic() - held.answered_s < fresh_s:
             return held
         with api.polls(f"ask for {name}"):
@@ -82,12 +82,8 @@ class RunHistory(Azure):
             found = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
         except (ValueError, KeyError, TypeError) as error:
             raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
-        self._known[name] = found
+        self.known[name] = found
         return found
-
-    def known(self, name: str) -> Details | None:
-        """Return the newest answer in this process, or None."""
-        return self._known.get(name)
 
     def heard(self, name: str) -> None:
         """Note that a line of the job has arrived."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
@@ -42,10 +41,5 @@ class SageMakerSending(StoredRecord):
     """The folder of the channel `job`, with a slash at the end."""
     owner_uri: str
     """The object with the claim of the name."""
-    spec: dict[str, Any]
-    """The container order without the fields that only a send knows."""
-
-    @property
-    def order(self) -> ContainerOrder:
-        """The container order in `spec`."""
-        return ContainerOrder.load(self.spec)
+    order: ContainerOrder
+    """Without the fields that only a send knows."""

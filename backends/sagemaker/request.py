@@ -123,7 +123,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
     spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"]
     own = _own_order(config, place, name, checkpoint_uri, gathers=config.task is None and plan.instances > 1)
-    order = container_order(plan, config, spec, bundle_sha256, **own).dump()
+    order = container_order(plan, config, spec, bundle_sha256, **own)
     sending = SageMakerSending(
         region=place.region,
         profile=block.profile,
@@ -132,10 +132,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         code_uri=code_uri,
         job_uri=job_uri,
         owner_uri=f"{home}/owner",
-        spec=order,
+        order=order,
     )
     text = render.as_json(body)
-    files = {"create-training-job.json": text, SPEC: render.as_json(order)}
+    files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
     return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
 

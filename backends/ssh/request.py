@@ -19,6 +19,8 @@ from .block import Ssh
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
     name, block = platform_name(job_id, attempt), config.block(Ssh)
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", block.ports.strip())
+    ports = [int(match[1]), int(match[2])] if match else []  # the lowest and the highest
     body = render.render_json(
         "ssh/request.json",
         name=name,
@@ -30,7 +32,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,
         ranks_are_chosen=config.distributed.nproc_per_node != "auto",
         hosts=[host.dump() for host in of_config(config)],
-        ports=port_range(block.ports),
+        ports=ports if ports and 1024 <= ports[0] < ports[1] <= 65535 else None,
         gpu_locks=block.gpu_locks,
         allow_busy=block.allow_busy,
         runs_in={
@@ -44,13 +46,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_json(body)
     return Request(name, body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
-
-
-def port_range(text: str) -> list[int] | None:
-    """Return the lowest and the highest port of `20000-27999`, or None if the text is no such range."""
-    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
-    found = [int(match[1]), int(match[2])] if match else []
-    return found if found and 1024 <= found[0] < found[1] <= 65535 else None
 
 
 def of_config(config: JobConfig) -> list[Host]:

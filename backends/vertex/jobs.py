@@ -189,7 +189,7 @@ def stop(google: Google, ref: JobRef, *, now: bool) -> None:
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
     plan, numeric = VertexSending.load(request.sending), name.rpartition("/")[2]
-    order = plan.container_order
+    order = plan.order
     place = f"locations/{plan.location}/training/{numeric}?project={plan.project}"
     return VertexRef(
         project=plan.project,
@@ -216,7 +216,7 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> Verte
 
 def _secret(plan: VertexSending, owner: str) -> str | None:
     """Return the name of the job's entry in Secret Manager, with a part of the owner: a name may repeat elsewhere."""
-    source = plan.container_order.secrets
+    source = plan.order.secrets
     return f"{source.secret}-{owner[:8]}" if isinstance(source, SecretManagerSecrets) else None
 
 
@@ -266,7 +266,7 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
 
     `sent_s` is the time of the send, None if the job may have been sent before.
     """
-    order = plan.container_order
+    order = plan.order
     if isinstance(order.secrets, SecretManagerSecrets):
         order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(plan, owner)}/versions/latest"))
     return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()

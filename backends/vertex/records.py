@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
@@ -55,14 +54,7 @@ class VertexSending(StoredRecord):
     """The object with the claim of the name."""
     checkpoint_uri: str | None
     output_uri: str
-    order: dict[str, Any]
-    """The container order without the fields that only a send knows."""
-    label: str
-    """The machines' name for people."""
+    order: ContainerOrder
+    """Without the fields that only a send knows."""
     kind: str
     limit_s: int
-
-    @property
-    def container_order(self) -> ContainerOrder:
-        """The container order in `order`."""
-        return ContainerOrder.load(self.order)

@@ -44,7 +44,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     pools = request.body["jobSpec"]["workerPoolSpecs"]
     plan = VertexSending.load(request.sending)
     # As a send writes the order, but without secrets, which a rehearsal passes as variables.
-    order, mirrored = replace(plan.container_order, secrets=None, token=request.name), dict[str, Path]()
+    order, mirrored = replace(plan.order, secrets=None, token=request.name), dict[str, Path]()
     if not str(order.job.checkpoint.mirror).startswith("gs://"):  # a folder here replaces another cloud's store
         job, mirrored = stage.with_own_mirror(order.job)
         order = replace(order, job=job)
@@ -93,7 +93,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "Cloud Storage and the metadata server: a folder here answers, by an address added to the boot's arguments",
             f"the image {task.get('imageUri') or task.get('executorImageUri')}",
-            *(["Secret Manager"] if plan.container_order.secrets else []),
+            *(["Secret Manager"] if plan.order.secrets else []),
             *(["how pip installs the boot's package"] if "pythonModule" in task else []),
         ),
     )

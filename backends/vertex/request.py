@@ -99,7 +99,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         kept_in=f"{home}/attempt-{attempt}",
         fence=name,  # for files sent by hand; each send by cloudtrain writes a new fence here and into the arguments
     )
-    order_json = _without_shared_disk(plan, config, order, checkpoint_uri).dump()
     labels, renamed = _labels(config, job_id, attempt)
     file, data = wheel(boot_source())
     wheel_uri = f"{place.root}/code/{hashlib.sha256(data).hexdigest()}/{file}" if _is_prebuilt(config) else None
@@ -126,9 +125,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         owner_uri=f"{home}/owner",
         checkpoint_uri=checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
         output_uri=output_uri,
-        order=order_json,
+        order=_without_shared_disk(plan, config, order, checkpoint_uri),
         limit_s=plan.cap_s,
-        label=choice.label,
         kind=kind,
     )
     notes = (*changes, *renamed, *_notes(config, kind))
@@ -301,7 +299,7 @@ def _files(body: dict[str, Any], sending: VertexSending) -> dict[str, str]:
     ]
     return {
         "job-spec.yml": render.as_yaml(body["jobSpec"]),
-        ORDER: render.as_json(sending.order),
+        ORDER: render.as_json(sending.order.dump()),
         "create.sh": "\n".join(commands) + "\n",
     }
 

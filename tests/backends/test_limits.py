@@ -53,7 +53,7 @@ def told(name: str, request: Request) -> dict[str, Any]:
         return request.body["order"]
     if name == "azureml":
         return json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
-    return request.sending["spec" if name == "sagemaker" else "order"]
+    return request.sending["order"]
 
 
 @pytest.fixture
