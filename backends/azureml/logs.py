@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage, container_lines
+from cloudtrain.launcher.backend import LogLine, LogPage, container_output
 from cloudtrain.launcher.errors import UnreachableError
 
 from . import api
@@ -120,7 +120,7 @@ def last_event(azure: Azure, url: str, kind: str) -> dict[str, Any] | None:
     # Blob storage supports no ranges that count from the end.
     span = {"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}
     text = azure.call("GET", url, headers=span).content.decode(errors="replace")
-    return container_lines.last_word(text.splitlines(), kind, stamped=True)
+    return container_output.last_word(text.splitlines(), kind, stamped=True)
 
 
 def _urls(answer: Details, wanted: frozenset[int]) -> dict[str, str]:
@@ -185,10 +185,10 @@ def _at_the_end(
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 
-def _read_lines(piece: _Piece) -> tuple[list[container_lines.ContainerLine], list[float]]:
+def _read_lines(piece: _Piece) -> tuple[list[container_output.ContainerLine], list[float]]:
     """Return the piece's parsed lines, and their times, which never decrease."""
     found = [
-        container_lines.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
+        container_output.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
     ]
     # For lines before the first line with a time.
     begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
@@ -202,7 +202,7 @@ def _read_lines(piece: _Piece) -> tuple[list[container_lines.ContainerLine], lis
 def _lines(
     name: str,
     piece: _Piece,
-    lines: list[container_lines.ContainerLine],
+    lines: list[container_output.ContainerLine],
     times: list[float],
     until_s: float | None,
     places: dict[str, _FileCursor],

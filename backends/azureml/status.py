@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend import exit_report as accounts
+from cloudtrain.launcher.backend import container_output as accounts
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.text.times import seconds

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage, container_lines
+from cloudtrain.launcher.backend import LogLine, LogPage, container_output
 from cloudtrain.launcher.errors import UnreachableError
 
 from . import api
@@ -185,7 +185,7 @@ def _read(access: AwsAccess, name: str, stream: _Stream, tail: _Tail, limit: int
         text = str(event["message"])
         stream.same = stream.same + 1 if event["timestamp"] == stream.stamp_ms else 1
         stream.stamp_ms = int(event["timestamp"])
-        own = container_lines.parse(text, stamped=False).own
+        own = container_output.parse(text, stamped=False).own
         if own is not None and own["e"] == "end":
             stream.ended_s, stream.is_final = now_s, bool(own.get("final", True))
             continue
@@ -215,7 +215,7 @@ def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
     limit_ms = min((s.last_ms for name, s in behind.items() if name not in failed), default=None)
     ready = len(tail.held) if limit_ms is None else sum(at_ms <= limit_ms for at_ms, *_ in tail.held)
     for at_ms, _, name, text in tail.held[:ready]:
-        line = container_lines.parse(text, stamped=False)
+        line = container_output.parse(text, stamped=False)
         yield LogLine(line.text, tail.streams[name].node, line.rank, at_ms / 1000)
     del tail.held[:ready]
 

@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from cloudtrain.launcher.backend import exit_report
+from cloudtrain.launcher.backend import container_output
 from cloudtrain.launcher.job import JobState, State
 
 # States before any process runs. A status outside all lists counts as running.
@@ -86,9 +86,9 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
     """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
-    report = exit_report.report_in(words)
-    common["restarts"] += exit_report.restarts(report)
-    return exit_report.failed(
+    report = container_output.report_in(words)
+    common["restarts"] += container_output.restarts(report)
+    return container_output.failed(
         report,
         words,
         is_fault=kind is not None and kind[1] in _FAULTS,

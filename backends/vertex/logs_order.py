@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, container_lines
+from cloudtrain.launcher.backend import LogLine, container_output
 from cloudtrain.launcher.text.times import seconds
 
 HOLD_S = 1.5  # how old a line becomes, at most, while it waits for earlier lines; later ones are returned on arrival
@@ -75,7 +75,7 @@ def of_json(raw: dict[str, Any]) -> LogEntry:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # the platform may keep a line as plain text
             found = json.loads(message)
             message, mark = str(found["message"]), found["ct"]
-    line = container_lines.parse(message, stamped=False)
+    line = container_output.parse(message, stamped=False)
     if not isinstance(mark, dict) or "n" not in mark:
         return LogEntry(key, node, stamp_s, stamp_s, line.text, line.rank, own=line.own)
     time_s = float(mark.get("t", stamp_s * 1000)) / 1000

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.launcher.backend import exit_report as accounts
+from cloudtrain.launcher.backend import container_output as accounts
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.text.times import seconds
 
