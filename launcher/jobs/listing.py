@@ -100,7 +100,11 @@ def chosen(
         stored = _stored(registry, choice, described)
         trials = sweeps.trial_jobs(registry.database) if choice.hides_trials and unlisted else set()
         jobs = [job for job in unlisted if _is_wanted(registry, job, choice, trials)]
-    _keep_all(registry, [job.id for job in unlisted if not job.active])
+    if ended := [job.id for job in unlisted if not job.active]:
+        # Skipped instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.
+        with suppress(ConfigError), registry.database.at_once(), registry.database.transaction():
+            for job_id in ended:
+                keep(registry, job_id)
     if choice.limit is not None and not choice.states:  # ask only about listed jobs
         newest = sorted([*(job.seq for job in jobs), *(line.seq for line in stored)], reverse=True)[: choice.limit]
         jobs = [job for job in jobs if job.seq >= newest[-1]]
@@ -131,17 +135,6 @@ def keep(registry: Registry, job_id: str) -> None:
         row = row_of(job, registry.attempts(job), time.time())
         places = ", ".join("?" * len(row))
         registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", row)
-
-
-def _keep_all(registry: Registry, job_ids: Sequence[str]) -> None:
-    """Store the lines of ended jobs without a line of this form.
-
-    Skip them instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.
-    """
-    if job_ids:
-        with suppress(ConfigError), registry.database.at_once(), registry.database.transaction():
-            for job_id in job_ids:
-                keep(registry, job_id)
 
 
 def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[ListRow]:
@@ -198,7 +191,9 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
     plan = job.attempt.plan
     try:
         view = view_of(job, attempts, now_s)
-        how, far, money = outcome(job), shown(view.progress) or in_line(job) or "-", _spent(view)
+        how, far = outcome(job), shown(view.progress) or in_line(job) or "-"
+        spent, limit = view.money.spent_micro, view.money.limit_micro
+        money = "?" if spent is None else amount(spent) + (f" {100 * spent // limit}%" if limit else "")
         described = json_line(view.as_json())
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"
@@ -217,11 +212,3 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         described=described,
     )
     return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))
-
-
-def _spent(view: JobView) -> str:
-    money = view.money
-    if money.spent_micro is None:
-        return "?"
-    share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""
-    return amount(money.spent_micro) + share

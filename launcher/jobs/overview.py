@@ -58,7 +58,9 @@ def as_lines(
     `tests`: the tests of the job's weights.
     """
     columns, rows = size
-    figures = [*_head(view), *_pending(view), *_progress(view), *_below("test", tests), *_checkpoint(view)]
+    saved, lost = _newest_checkpoint(view), unkept(view.progress)
+    figures = [*_head(view), *_pending(view), *_progress(view), *_below("test", tests), *saved]
+    figures += [("" if saved else "checkpoint", lost)] if lost else []
     head = [f"{view.job.id}  {outcome(view.job)}", *labelled([*figures, *_money(view)])]
     tail = [*_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]
     lines: list[str] = []
@@ -127,11 +129,15 @@ def _progress(view: JobView) -> Rows:
     progress, rows = view.progress, Rows()
     trend = _trend(progress)
     if text := progress_words(progress | ({"loss": None} if trend else {})):
-        rows.append(("progress", f"{_done(view)}{text}{_left(view)}"))
+        share, signs = view.share_done, charts.signs_of()
+        done = "" if share is None else f"{charts.bar(share, _BAR, signs)} {percent(share)}  "
+        rows.append(("progress", f"{done}{text}{_left(view)}"))
     elif view.state.state == "running":
         rows += [("progress", "no step reported yet"), *_script_hint(view, "reports steps: docs/scripts.md, Curves")]
+    figures = progress | {"data_share": data_share(progress)}
+    speed = [words(number) for name, words in _SPEED.items() if isinstance(number := figures.get(name), float | int)]
     known = (
-        ("speed", _speed(progress) if view.job.active else ""),
+        ("speed", ", ".join(speed) if view.job.active else ""),
         ("exchange", exchange_figures.words(progress)),
         ("staleness", exchange_figures.histogram(progress, charts.signs_of().levels)),
         ("GPUs", view.gpus),
@@ -146,12 +152,6 @@ def _script_hint(view: JobView, words: str) -> Rows:
     return [] if view.job.asked.task else [("", f"(how a script {words})")]
 
 
-def _done(view: JobView) -> str:
-    """Return a bar and the percentage of the steps that are done; empty if the number of steps is unknown."""
-    share = view.share_done
-    return "" if share is None else f"{charts.bar(share, _BAR, charts.signs_of())} {percent(share)}  "
-
-
 def _left(view: JobView) -> str:
     """Return the remaining time; for a job without progress, the time since its last step."""
     if not view.job.active:
@@ -160,13 +160,6 @@ def _left(view: JobView) -> str:
         return f", {span(view.left_s)} to go"
     is_still = view.money.stalled_s is not None and view.money.stalled_s >= _STILL_S
     return f", no step for {span(view.money.stalled_s or 0.0)}" if is_still else ""
-
-
-def _speed(progress: dict[str, Any]) -> str:
-    """Return the throughput, the used share of the machine, and the parts of a step."""
-    figures = progress | {"data_share": data_share(progress)}
-    known = ((words, figures.get(name)) for name, words in _SPEED.items())
-    return ", ".join(words(figure) for words, figure in known if isinstance(figure, float | int))
 
 
 def _trend(progress: dict[str, Any]) -> str:
@@ -185,13 +178,8 @@ def _trend(progress: dict[str, Any]) -> str:
     return words if newest in (None, last) else f"smoothed {words}; last {newest}"
 
 
-def _checkpoint(view: JobView) -> Rows:
-    """Return the newest checkpoint, its age, the amount of work that would be lost or was lost, and lost files."""
-    rows, lost = _newest_checkpoint(view), unkept(view.progress)
-    return [*rows, ("" if rows else "checkpoint", lost)] if lost else rows
-
-
 def _newest_checkpoint(view: JobView) -> Rows:
+    """Return the newest checkpoint, its age, and the amount of work that would be lost or was lost."""
     money, progress, state = view.money, view.progress, view.state
     step, saved_s, at, number = money.checkpoint_step, money.saved_s, progress.get("step"), money.saved_attempt
     age = f", {when(saved_s, view.now_s)}" if saved_s is not None else ""
@@ -228,7 +216,10 @@ def _money(view: JobView) -> Rows:
         rows.append(("spend", f"{view.spent}{_gpu_hours(view)}"))
         if view.money.deadline_at_s is not None and view.limit_times:
             rows.append(("limit", view.limit_times))
-        rows += _outlook(view)
+        if view.money.finish_at_s is not None and view.left_s is not None:
+            cost = f" for {dollars(view.money.total_micro)}" if view.money.total_micro else ""
+            finish = f"done at {clock(view.money.finish_at_s, now_s)}, in {span(view.left_s)},{cost}".rstrip(",")
+            rows += _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
     else:
         from ..money.unit_cost import achieved, in_words
 
@@ -250,14 +241,6 @@ def _gpu_hours(view: JobView) -> str:
         for leg in meter.legs_of([attempt])
     )
     return f", {seconds / 3600:,.2f} GPU-hours"
-
-
-def _outlook(view: JobView) -> Rows:
-    if view.money.finish_at_s is None or view.left_s is None:
-        return []
-    cost = f" for {dollars(view.money.total_micro)}" if view.money.total_micro else ""
-    finish = f"done at {clock(view.money.finish_at_s, view.now_s)}, in {span(view.left_s)},{cost}".rstrip(",")
-    return _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
 
 
 def _failure(view: JobView, before: Sequence[str], most_frames: int, columns: int | None) -> Rows:

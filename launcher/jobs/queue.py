@@ -7,7 +7,6 @@ of the submit. After a refusal for want of capacity, later jobs for the same mac
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import CloudtrainError
@@ -27,17 +26,23 @@ def advance_queue(registry: Registry) -> list[str]:
     of processes may call the function at once: each job is sent once. A try is one call of the backend for each kind of
     machines, at most every TRY_S seconds.
     """
-    from . import submit
+    from ..money import shared_ledger_sync
+    from . import listing, submit
 
     told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
-    waiting = in_order(registry.jobs(active=True))
+    queued = [job for job in registry.jobs(active=True) if job.attempt.phase == "queued"]
+    waiting = sorted(queued, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
     refused: dict[tuple[Any, ...], str] = {}
     recent = registry.jobs(limit=RECENT) if waiting else ()
     ended_s = max((job.attempt.state.ended_s or 0.0 for job in recent if not job.active), default=0.0)
     for place, job in enumerate(waiting, 1):
-        now_s, kind = time.time(), _machines(job)
+        now_s, asked = time.time(), job.asked.resources
+        kind = job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))  # share a quota
         if _is_over(job, now_s, job.attempt.created_s):
-            told.append(_leave(registry, job))
+            state = State("stopped", "time_limit", detail="no machines within limits.max_wait", ended_s=now_s)
+            listing.end_unsent(registry, job.attempt, state)
+            shared_ledger_sync.push(registry.database)
+            told.append(f"{job.id} has left the line: {state.detail}")
             continue
         status = {**(job.attempt.state.queue or {}), "place": place, "of": len(waiting)}
         tried_s = status.get("tried_s") or 0.0
@@ -77,33 +82,11 @@ def _send_again(registry: Registry, job: Job) -> list[str]:
     return [f"sent again after its agents were lost in line: {sent.id}, attempt {sent.attempt.number}"]
 
 
-def in_order(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs that wait in line to be sent, in the order in which they are tried."""
-    waiting = [job for job in jobs if job.attempt.phase == "queued"]
-    return sorted(waiting, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
-
-
-def _machines(job: Job) -> tuple[Any, ...]:
-    """Return the kind of the job's machines: jobs of the same kind share a quota."""
-    asked = job.asked.resources
-    return job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))
-
-
 def _is_over(job: Job, now_s: float, since_s: float) -> bool:
     most = job.asked.max_wait
     if most is None:
         return False
     return now_s - since_s > (most if isinstance(most, int | float) else parse_duration(most))
-
-
-def _leave(registry: Registry, job: Job) -> str:
-    from ..money import shared_ledger_sync
-    from . import listing
-
-    state = State("stopped", "time_limit", detail="no machines within limits.max_wait", ended_s=time.time())
-    listing.end_unsent(registry, job.attempt, state)
-    shared_ledger_sync.push(registry.database)
-    return f"{job.id} has left the line: {state.detail}"
 
 
 def _show(registry: Registry, job: Job, status: dict[str, Any]) -> None:

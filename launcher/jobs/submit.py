@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,9 +84,7 @@ def send(
             sweeps.add_packed(registry.database, job)
         return job
 
-    def add() -> tuple[Job, bool]:
-        return registry.add(name or config.name, make, exclusive=name is not None, key=key)
-
+    add = partial(registry.add, name or config.name, make, exclusive=name is not None, key=key)
     job, is_new = _with_room(registry, add)
     if not is_new:
         return job, False

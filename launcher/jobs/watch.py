@@ -10,9 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.entrypoints import processes
 
@@ -81,23 +79,17 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
     """
     try:
         with processes.byte_locked(registry.folder / LOCK, zlib.crc32(job.id.encode())) as is_mine:
-            return _look(registry, notifier, job) if is_mine else _seen(registry, registry.find(job.id), is_mine=False)
+            now = registry.find(job.id)
+            if not is_mine:
+                return Seen(now, read_view(registry, now), is_mine=False)
+            now = refresh(registry, now)
+            notices, again = tuple(notifier.look(now)), None
+            if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
+                again = retry.send_if_due(registry, now)
+            ended, view = None if now.active else now.attempt, read_view(registry, again or now)
+            return Seen(again or now, view, notices, again is not None, ended=ended, was_active=job.active)
     except Exception as error:
         return Seen(job, fault=as_fault(error))
-
-
-def _look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
-    was_active = job.active
-    job = refresh(registry, registry.find(job.id))
-    notices, again = notifier.look(job), None
-    if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
-        again = retry.send_if_due(registry, job)
-    seen = _seen(registry, again or job, notices=tuple(notices), is_again=again is not None, was_active=was_active)
-    return seen if job.active else replace(seen, ended=job.attempt)
-
-
-def _seen(registry: Registry, job: Job, **more: Any) -> Seen:
-    return Seen(job, read_view(registry, job), **more)
 
 
 def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
