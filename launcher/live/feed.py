@@ -107,19 +107,6 @@ class JobFeed:
             if (before := self._watched.get(job_id)) is not None:
                 self._watched[job_id] = replace(before, **changes)  # type: ignore[arg-type]
 
-    def _watch(self, registry: Registry, jobs: list[Job]) -> None:
-        """Add new jobs and attempts to the picture; remove jobs that ended too long ago, unless named or in view."""
-        ids = {job.id for job in jobs} | {self.opened, self.marked}
-        for job in jobs:
-            before = self._watched.get(job.id)
-            if before is None or before.job.attempt.number != job.attempt.number:
-                view = read_view(registry, job)
-                with self._lock:
-                    self._watched[job.id] = WatchedJob(view)
-        if not self._names:
-            with self._lock:
-                self._watched = {job_id: watched for job_id, watched in self._watched.items() if job_id in ids}
-
     def _show(self, seen: Seen) -> None:
         watched = self._watched.get(seen.job.id)
         view = seen.view or view_of(seen.job, watched.view.attempts if watched is not None else ())
@@ -127,8 +114,16 @@ class JobFeed:
 
     def _step(self, registry: Registry, jobs: list[Job] | None) -> None:
         """Take in the chosen jobs, if changed; read the opened job's curves, if changed, and its alerts."""
-        if jobs is not None:
-            self._watch(registry, jobs)
+        for job in jobs or ():
+            before = self._watched.get(job.id)
+            if before is None or before.job.attempt.number != job.attempt.number:
+                view = read_view(registry, job)
+                with self._lock:
+                    self._watched[job.id] = WatchedJob(view)
+        if jobs is not None and not self._names:  # a job that ended too long ago leaves, unless in view
+            ids = {job.id for job in jobs} | {self.opened, self.marked}
+            with self._lock:
+                self._watched = {job_id: watched for job_id, watched in self._watched.items() if job_id in ids}
         job_id = self.opened
         watched = self._watched.get(job_id)
         if watched is None:

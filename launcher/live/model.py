@@ -94,13 +94,12 @@ class TailShot:
 def curves_of(series: Series) -> Curves:
     """Return the curves of the points."""
     steps, marks = series.steps, series.marks
-    loss = _track("loss", steps, lambda point: point.fields.get("loss"))
     split, step_s = _split(steps[-_NEWEST:])
     memory = next((value for point in reversed(steps) if _is_size(value := point.fields.get("memory_bytes"))), None)
     start = next((point.fields for point in reversed(marks) if point.kind == "start"), {})
     total = start.get("memory_total_bytes")
     return Curves(
-        loss=loss,
+        loss=_track("loss", steps, lambda point: point.fields.get("loss")),
         rate=_rate(steps),
         step_s=step_s,
         split=split,

@@ -204,17 +204,13 @@ class Screen:
             with self._still():
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTSTP)  # the whole process is suspended here until `fg`
-                self._await_going_on()
+                end_s = time.monotonic() + _STOPS_S
+                while not self._has_it and time.monotonic() < end_s:
+                    time.sleep(0.02)
+                if not self._has_it:  # the kernel does not stop an orphaned process group
+                    self._go_on(signal.SIGCONT, None)
         finally:
             signal.signal(signal.SIGTSTP, self._suspend)
-
-    def _await_going_on(self) -> None:
-        """Take the terminal back if the process was not stopped: the kernel does not stop an orphaned process group."""
-        end_s = time.monotonic() + _STOPS_S
-        while not self._has_it and time.monotonic() < end_s:
-            time.sleep(0.02)
-        if not self._has_it:
-            self._go_on(signal.SIGCONT, None)
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
         # In the background this call stops the process again until `fg`, as for every program that uses the terminal.

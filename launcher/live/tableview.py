@@ -13,7 +13,6 @@ from cloudtrain.entrypoints.format import amount, counted, dollars, span
 
 from ..errors import in_words
 from ..jobs.view import with_reason
-from ..money.forecast import Forecast
 from ..store import loss_bins
 from ..text import charts
 from ..text.charts import Signs
@@ -38,7 +37,9 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
     """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
     width, height = size
     texts = [_shown(watched, scene.now_s) for watched in scene.jobs]
-    shape = _shape(texts, width)
+    shape = widths, spark = _shape(texts, width)
+    curve = {"LOSS": spark + 1} if spark else {}
+    heads = [filled(head, columns + curve.get(head, 0)) for head, columns in widths.items()]
     notes = _notes(scene, len(texts), width, height, signs)
     room = max(1, height - 4 - len(notes))
     ids = [watched.job.id for watched in scene.jobs]
@@ -49,7 +50,7 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
         about = (f"  {begin} jobs above, {max(0, len(ids) - begin - room)} below", WARNS)
     rows = [
         sides(width, signs, [("cloudtrain watch", "bold"), about], [(_clock(scene.now_s), QUIET)]),
-        _head(shape, width, signs),
+        row(width, signs, (f"  {(' ' * _GAP).join(heads)}".rstrip(), QUIET)),
     ]
     for place in range(begin, min(len(ids), begin + room)):
         rows.append(_row(scene.jobs[place], texts[place], shape, width, signs, is_chosen=place == chosen))
@@ -85,6 +86,7 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     if job.attempt.unreachable_since_s is not None:
         state = replace(state, reason="no answer")
     word = with_reason(state) if job.attempt.word == state.state else job.attempt.word
+    spent, limit = view.money.spent_micro, view.money.limit_micro
     return {
         "JOB": job.id,
         "STATE": "paused" if state.reason == "paused" else word,
@@ -92,15 +94,8 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if left_s is None else span(left_s),
-        "USD SPENT": _spent(view.money),
+        "USD SPENT": "unknown" if spent is None else amount(spent) + (f", {100 * spent // limit} %" if limit else ""),
     }
-
-
-def _spent(money: Forecast) -> str:
-    if money.spent_micro is None:
-        return "unknown"
-    share = f", {100 * money.spent_micro // money.limit_micro} %" if money.limit_micro else ""
-    return f"{amount(money.spent_micro)}{share}"
 
 
 def _shape(texts: Sequence[dict[str, str]], width: int) -> _Shape:
@@ -120,13 +115,6 @@ def _shape(texts: Sequence[dict[str, str]], width: int) -> _Shape:
     widths["JOB"] = min(natural["JOB"], _MOST_NAME) + longer
     over = room - longer - 1
     return widths, min(_MOST_SPARK, over) if "LOSS" in kept and over >= _LEAST_SPARK else 0
-
-
-def _head(shape: _Shape, width: int, signs: Signs) -> Text:
-    widths, spark = shape
-    curve = {"LOSS": spark + 1} if spark else {}
-    parts = [filled(head, columns + curve.get(head, 0)) for head, columns in widths.items()]
-    return row(width, signs, (f"  {(' ' * _GAP).join(parts)}".rstrip(), QUIET))
 
 
 def _row(

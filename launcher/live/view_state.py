@@ -103,10 +103,9 @@ def _in_table(choice: ViewState, key: str, jobs: Sequence[str]) -> tuple[ViewSta
     if not jobs:
         return choice, None
     place = jobs.index(choice.chosen) if choice.chosen in jobs else 0
-    if key in _MOVES or key in ("home", "end", "page up", "page down"):
-        steps = {"home": -len(jobs), "end": len(jobs), "page up": -10, "page down": 10}
-        place = min(max(place + (_MOVES.get(key) or steps.get(key, 0)), 0), len(jobs) - 1)
-        return replace(choice, chosen=jobs[place]), None
+    steps = {"home": -len(jobs), "end": len(jobs), "page up": -10, "page down": 10} | _MOVES
+    if key in steps:
+        return replace(choice, chosen=jobs[min(max(place + steps[key], 0), len(jobs) - 1)]), None
     if key == "enter":
         opened = replace(choice, chosen=jobs[place], opened=jobs[place], ranks="", held=None, back=0)
         return opened, Action("open", jobs[place])
@@ -128,18 +127,12 @@ def _in_job(choice: ViewState, key: str, lines: Sequence[LogLine], page: int) ->
         return replace(choice, typing=choice.ranks), None
     if key == "s":
         return replace(choice, asks=choice.opened), None
-    if key in ("p", " "):
-        is_held = choice.held is not None
-        return replace(choice, held=None if is_held else tuple(lines), back=0), None
-    if key == "end":
+    if key == "end" or (key in ("p", " ") and choice.held is not None):
         return replace(choice, held=None, back=0), None
-    return _scrolled(choice, key, lines, page), None
-
-
-def _scrolled(choice: ViewState, key: str, lines: Sequence[LogLine], page: int) -> ViewState:
-    """Return the state with the log scrolled; scrolling back pauses the log so that its lines do not move."""
+    held = tuple(lines) if choice.held is None else choice.held  # scrolling back pauses: the lines do not move
+    if key in ("p", " "):
+        return replace(choice, held=held, back=0), None
     steps = {"page up": page, "page down": -page, "home": len(lines)} | _SCROLLS
     if key not in steps or (choice.held is None and steps[key] < 0):
-        return choice
-    held = tuple(lines) if choice.held is None else choice.held
-    return replace(choice, held=held, back=min(max(choice.back + steps[key], 0), max(0, len(held) - page)))
+        return choice, None
+    return replace(choice, held=held, back=min(max(choice.back + steps[key], 0), max(0, len(held) - page))), None

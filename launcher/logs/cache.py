@@ -152,7 +152,9 @@ class LogCacheWriter:
         self._committed_s, self._behind = time.monotonic(), behind
         if not self._is_alone:
             self._is_alone = True
-            _remove_others(self._folder, self.place.round)
+            for path in self._folder.iterdir():
+                if path.name.startswith(("lines-", "index-")) and not path.name.endswith(f"-{self.place.round}"):
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files; cut off uncommitted bytes, and remove files without a commit."""
@@ -227,12 +229,6 @@ def _cut(path: Path, size: int) -> int:
         os.close(file)
         raise
     return file
-
-
-def _remove_others(folder: Path, number: int) -> None:
-    for path in folder.iterdir():
-        if path.name.startswith(("lines-", "index-")) and not path.name.endswith(f"-{number}"):
-            path.unlink(missing_ok=True)
 
 
 def _write_at(file: int, data: bytes, offset: int) -> None:

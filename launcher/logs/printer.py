@@ -34,7 +34,9 @@ class Printer:
     def print(self, lines: list[LogLine]) -> None:
         """Print the lines that the view shows."""
         if self.view.raw and not self.view.as_json:
-            self._print_raw(lines)
+            if chosen := self.view.chosen(lines):
+                ends = ["" if line.text.endswith("\r") else "\n" for line in chosen]
+                write("".join([text + end for text, end in zip(self.view.shown(chosen), ends, strict=True)]))
             return
         if self._bars or "\r" in "\n".join([line.text for line in lines]):
             lines = self.ended(lines)
@@ -85,12 +87,6 @@ class Printer:
                     continue
             found.append(line)
         return found
-
-    def _print_raw(self, lines: list[LogLine]) -> None:
-        chosen = self.view.chosen(lines)
-        if chosen:
-            ends = ["" if line.text.endswith("\r") else "\n" for line in chosen]
-            write("".join([text + end for text, end in zip(self.view.shown(chosen), ends, strict=True)]))
 
     def _redraw(self) -> None:
         if not self._bars or time.monotonic() - self._drawn_s < REDRAW_S:

@@ -27,7 +27,7 @@ class Replay:
     def __init__(self, folder: Path, place: CachePosition, view: View) -> None:
         self._ranks, self._since_s = view.ranks, view.since_s
         self._find = view.grep if view.grep is not None and is_of_blocks(view.grep) else None
-        self._bits = None if view.ranks is None else _bits(view.ranks)
+        self._bits = None if view.ranks is None else sum({blocks.rank_bit(rank) for rank in view.ranks})
         self._next = 0
         self._entries = list(blocks.entries(folder / f"index-{place.round}", place.size))
         try:
@@ -92,7 +92,9 @@ class Replay:
         if self._since_s is not None and entry.last_s < self._since_s:
             return []
         block = blocks.read(self._file, entry)
-        if self._find is not None and self._find.search(block.text) is None and _has_no_controls(block.text):
+        is_absent = self._find is not None and self._find.search(block.text) is None
+        # Hidden characters, such as colours, could split a word.
+        if is_absent and block.text.replace("\n", "").replace("\t", "").replace("\r", "").isprintable():
             return []
         if self._ranks is None:
             return block.lines()
@@ -102,15 +104,3 @@ class Replay:
 def is_of_blocks(pattern: re.Pattern[str]) -> bool:
     """Return whether a block's text matches whenever a line matches; False for patterns with line anchors."""
     return _LOCAL_PATTERN.fullmatch(pattern.pattern) is not None
-
-
-def _bits(ranks: frozenset[int]) -> int:
-    found = 0
-    for rank in ranks:
-        found |= blocks.rank_bit(rank)
-    return found
-
-
-def _has_no_controls(text: str) -> bool:
-    """Return whether the text has no hidden characters, such as colours, that could split a word."""
-    return text.replace("\n", "").replace("\t", "").replace("\r", "").isprintable()

@@ -69,16 +69,16 @@ class View:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             texts = [visible.shown(text, colour=colour) for text in texts]
         if self.prefix and not self.raw:
-            before = {who: self._prefix(*who) for who in {line[1:3] for line in lines}}
-            texts = [before[line[1:3]] + text for line, text in zip(lines, texts, strict=True)]
+            before = {
+                (node, rank): coloured(f"[node{node}]", node) if rank is None else coloured(f"[r{rank}]", rank)
+                for node, rank in {line[1:3] for line in lines}
+            }
+            texts = [f"{before[line[1:3]]} {text}" for line, text in zip(lines, texts, strict=True)]
         if self.timestamps:
-            clock = _Clock()
-            texts = [f"{clock.at(line.time_s)} {text}" for line, text in zip(lines, texts, strict=True)]
+            times = [divmod(int(line.time_s * 1000), 1000) for line in lines]  # most lines share their second
+            clock = {second: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second)) for second in dict(times)}
+            texts = [f"{clock[second]}.{milli:03d} {text}" for (second, milli), text in zip(times, texts, strict=True)]
         return texts
-
-    def _prefix(self, node: int, rank: int | None) -> str:
-        who = f"[r{rank}]" if rank is not None else f"[node{node}]"
-        return f"{coloured(who, rank if rank is not None else node)} "
 
     def _json(self, line: LogLine) -> str:
         text, event = events.parse(line.text)
@@ -102,17 +102,3 @@ def parse_ranks(text: str) -> frozenset[int]:
             raise UsageError(f"`{text}` names no ranks", hint="write them as 0 or 0,3-5")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
-
-
-class _Clock:
-    """Formats times of lines; most lines share their second with the line before."""
-
-    def __init__(self) -> None:
-        self._second, self._text = -1, ""
-
-    def at(self, time_s: float) -> str:
-        milli_s = int(time_s * 1000)
-        if milli_s // 1000 != self._second:
-            self._second = milli_s // 1000
-            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._second))
-        return f"{self._text}.{milli_s % 1000:03d}"
