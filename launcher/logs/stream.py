@@ -21,7 +21,6 @@ from ..store.registry import Registry
 from . import cache
 from .blocks import DamagedError
 from .late_lines import CLEAN_PAGES, EndDetector, HoldBack
-from .replay import Replay
 from .view import View
 
 PATIENCE_S = 60.0  # how long to wait while existing lines cannot be read
@@ -56,7 +55,7 @@ class LogStream:
         self._has_begun = self.is_over = self._has_mended = False
         self.came = 0  # lines brought by the last poll, including unwanted lines; above 0 the next poll should not wait
         self.is_clean = True
-        self._replay: Replay | None = None
+        self._replay: cache.Replay | None = None
         self._keeper: cache.LogCacheWriter | None = None
         self._place = cache.CachePosition()
         self._cursor: dict[str, Any] | None = None
@@ -184,7 +183,7 @@ class LogStream:
         self._set_hold_back(self._place.held)
         if self._place.size:
             try:
-                self._replay = Replay(cache.folder_of(database, *key), self._place, self._view)
+                self._replay = cache.Replay(cache.folder_of(database, *key), self._place, self._view)
             except DamagedError:
                 self._mend(None)
 
@@ -308,7 +307,7 @@ class LogStream:
             self._end_replay()
         return lines
 
-    def _mend(self, replay: Replay | None) -> bool:
+    def _mend(self, replay: cache.Replay | None) -> bool:
         """Read damaged lines from the backend again, up to the same position; if impossible, report the loss."""
         self._replay = None
         self._drop_keeper()  # no writer can append after a damaged block
@@ -329,7 +328,7 @@ class LogStream:
         return False
 
     def _with_older(
-        self, older: Replay, count: int, wants: Callable[[LogLine], bool] | None, newest: list[LogLine]
+        self, older: cache.Replay, count: int, wants: Callable[[LogLine], bool] | None, newest: list[LogLine]
     ) -> list[LogLine]:
         try:
             return [*older.last(count - len(newest), wants), *newest]

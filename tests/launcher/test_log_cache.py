@@ -22,14 +22,14 @@ from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logs import blocks, cache, late_lines, replay, stream
+from cloudtrain.launcher.logs import blocks, cache, late_lines, stream
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
-ROOM_FILES = {str(module.__file__) for module in (blocks, late_lines, cache, replay, stream)}
+ROOM_FILES = {str(module.__file__) for module in (blocks, late_lines, cache, stream)}
 
 # Follow a job to its end in small commits; a signal kills the process after the given seconds of CPU time.
 FOLLOWER = """

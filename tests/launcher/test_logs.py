@@ -21,8 +21,8 @@ from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
 from cloudtrain.launcher.logs import reader
+from cloudtrain.launcher.logs.cache import is_of_blocks
 from cloudtrain.launcher.logs.printer import Printer
-from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
