@@ -11,7 +11,7 @@ import click
 from ..errors import CloudtrainError, UsageError
 from ..jobs.refresh import refresh
 from ..jobs.view import outcome
-from ..money import bill, bill_text, period
+from ..money import bill, period
 from ..store.budgets import month_of
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
@@ -65,14 +65,14 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
         print_json(who | bill.as_json(found))
     elif as_csv:
-        print_lines([csv_text(*bill_text.leg_cells(found.lines))])
+        print_lines([csv_text(*bill.leg_cells(found.lines))])
     else:
         # On a narrow terminal the less important columns are left out.
         columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
         room = None if columns is None else columns - len("  ")
-        rows = bill_text.leg_rows(found.lines)
-        legs = table(bill_text.LEG_HEAD, rows, drop=drop, columns=room) if rows else ["nothing was ever sent"]
-        print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)])
+        rows = bill.leg_rows(found.lines)
+        legs = table(bill.LEG_HEAD, rows, drop=drop, columns=room) if rows else ["nothing was ever sent"]
+        print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill.bill_lines(found)])
 
 
 def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: bool) -> None:
@@ -108,14 +108,14 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     if as_json:
         print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups))
     elif as_csv:
-        cells = bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)
+        cells = bill.spent_cells(spent) if groups is None else bill.group_cells(groups, by)
         print_lines([csv_text(*cells)])
     elif groups is None:
         drop = ("BACKEND", "NODE-HOURS")
-        print_lines(table(bill_text.SPENT_HEAD, bill_text.spent_rows(spent), drop=drop, columns=width()))
+        print_lines(table(bill.SPENT_HEAD, bill.spent_rows(spent), drop=drop, columns=width()))
     else:
-        head = (by if by.startswith("tag:") else by.upper(), *bill_text.GROUP_HEAD)
-        print_lines(table(head, bill_text.group_rows(groups, period.total(spent)), columns=width()))
+        head = (by if by.startswith("tag:") else by.upper(), *bill.GROUP_HEAD)
+        print_lines(table(head, bill.group_rows(groups, period.total(spent)), columns=width()))
         if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
             say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
 
