@@ -52,7 +52,7 @@ def page(
         count = len(piece.times) if until_s is None else bisect_right(piece.times, until_s)
         texts, size = piece.texts, len(piece.chunk.data)
         if count < len(texts):
-            texts, size = texts[:count], _size_of(piece.chunk.data, count)
+            texts, size = texts[:count], sum(map(len, piece.chunk.data.split(b"\n", count)[:count])) + count
         read_to[f"{piece.node}/{piece.chunk.name}"] = piece.chunk.offset + size
         rows.append(zip(texts, repeat(piece.node), repeat(piece.chunk.rank), piece.times))
     # Sorting merges runs that are already in order, at less cost than a heap.
@@ -78,8 +78,3 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:
     else:
         texts.pop()
     return _Chunk(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
-
-
-def _size_of(data: bytes, count: int) -> int:
-    """Return the number of bytes of the first `count` lines, newlines included."""
-    return sum(map(len, data.split(b"\n", count)[:count])) + count

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
+from cloudtrain.entrypoints.contract import ExitReport, NodeStatus
 
 from ..job import State
 
@@ -37,7 +37,8 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
             return State("stopping", **facts)
         if any(state.generation for state in states):
             return State("running", **facts)
-        return State("pending", queue=_queue(states), **facts)
+        queues = [dict(state.queue) for state in states if state.queue is not None]
+        return State("pending", queue=next(filter(None, queues), queues[0] if queues else None), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
     if len(seen) < nodes and others_may_go_on:
         # After `stop --now`, machines that cannot be reached count as stopped.
@@ -57,12 +58,6 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
         "billed_by": None if verdict.held_s is None else CLOCKS,
     }
     return State(state=verdict.state, **{**facts, **end_facts})
-
-
-def _queue(states: Sequence[AgentState]) -> dict[str, Any] | None:
-    """Return the place in line by the first node that knows the place, None if the job does not wait in line."""
-    found = [dict(state.queue) for state in states if state.queue is not None]
-    return next(filter(None, found), found[0] if found else None)
 
 
 def _verdict(looks: Mapping[int, NodeStatus]) -> ExitReport | None:

@@ -113,16 +113,11 @@ def uncertainty(rates: Mapping[Kind, Rate], kind: Kind) -> float:
     found = rate.factor * (DERIVED if rate.is_derived else 1.0)
     if kind == "spot" and on_demand is not None and (age is None or age > SPOT_OLD_DAYS):
         found = max(found, on_demand.usd * uncertainty(rates, "on_demand") / rate.usd)
-    else:
-        found *= 1 + _old_share(age)
+    elif age is None:
+        found *= 1 + OLD_MOST
+    elif age > OLD_DAYS:
+        found *= 1 + min(OLD_MOST, OLD_STEP * -(-age // OLD_STEP_DAYS))
     return round(found, 4)
-
-
-def _old_share(age: int | None) -> float:
-    """Return the extra share of a list price of the given age."""
-    if age is None:
-        return OLD_MOST
-    return min(OLD_MOST, OLD_STEP * -(-age // OLD_STEP_DAYS)) if age > OLD_DAYS else 0.0
 
 
 def stale(as_of: str | None) -> str | None:

@@ -184,19 +184,16 @@ def _dump(book: Book) -> bytes:
     fields = {
         "cloudtrain_ledger": FORM,
         "budgets": [asdict(each) for each in book.budgets.values()],
-        "held": {key: _held_fields(each) for key, each in book.held.items()},
+        "held": {
+            key: {"job" if name == "job_id" else name: value for name, value in asdict(held).items()}
+            for key, held in book.held.items()
+        },
         "closed": {key: asdict(each) for key, each in book.closed.items()},
         "spent": book.spent,
         "before_s": book.before_s,
         "nonces": book.nonces,
     }
     return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode()
-
-
-def _held_fields(held: Held) -> dict[str, Any]:
-    fields = asdict(held)
-    fields["job"] = fields.pop("job_id")
-    return fields
 
 
 def _budget(entry: dict[str, Any]) -> LedgerBudget:

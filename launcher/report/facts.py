@@ -171,9 +171,11 @@ def plan_rows(view: JobView) -> list[tuple[str, str, str]]:
         if not isinstance(forecast, list) or len(forecast) != 2 or not _is_number(forecast[1]):
             continue
         ended_s = attempt.state.ended_s if attempt is not last or not view.job.active else None
-        came = "runs" if ended_s is None else f"{moment(ended_s)} UTC, {_off(ended_s - forecast[1])}"
-        if ended_s is not None and attempt.state.state != "succeeded":
-            came = f"{moment(ended_s)} UTC, unfinished"
+        came = "runs"
+        if ended_s is not None:
+            late_s = ended_s - forecast[1]
+            off = f"{span(abs(late_s))} {'later' if late_s > 0 else 'earlier'}" if abs(late_s) >= 1 else "as reported"
+            came = f"{moment(ended_s)} UTC, {off if attempt.state.state == 'succeeded' else 'unfinished'}"
         planned = f"{moment(forecast[1])} UTC, reported at step {forecast[0]}"
         rows.append((f"end, attempt {attempt.number}", planned, came))
     if (hourly := last.hourly_usd) is not None:
@@ -271,12 +273,6 @@ def _ran_s(view: JobView) -> float:
 
 def _losses(series: Series) -> list[tuple[float, int | None]]:
     return [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
-
-
-def _off(seconds: float) -> str:
-    if abs(seconds) < 1:
-        return "as reported"
-    return f"{span(abs(seconds))} {'later' if seconds > 0 else 'earlier'}"
 
 
 def _at(step: int | None) -> str:

@@ -11,12 +11,12 @@ import functools
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints import atomic_json
 
 from ..errors import UsageError
 from ..job import Job
@@ -158,13 +158,9 @@ def require_free(path: Path, *, force: bool) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write the file, completely or not at all. Raises UsageError if the file cannot be written."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        atomic_json.write_text(path, text)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         hint = "name a file in a folder that is there and can be written to: -o"
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
@@ -211,7 +207,7 @@ def _picture(figures: Mapping[str, Any], words: str) -> dict[str, Any]:
         "count": len(table) if is_shown else 0,
         "cells": tuple(_cells(table)) if is_shown else (),
         "bars": tuple(_bar(place, *row) for place, row in enumerate(bins) if row[0]),
-        "dots": tuple((_x(row[2]), _y(row[1])) for row in bins if row[0]),
+        "dots": tuple((round(EDGE + SIDE * min(1.0, max(0.0, sure)), 1), _y(right)) for n, right, sure in bins if n),
         "pairs": tuple(f"{a:.0f} as {b:.0f}: {n:.0f}" for n, a, b in _rows(figures.get("pairs"), 3)),
         "residuals": quantiles(figures),
         "worst": tuple(tuple(_cell_text(each.get(key)) for key in keys) for each in worst),
@@ -236,10 +232,6 @@ def _cells(table: Sequence[Sequence[float]]) -> list[tuple[float, float, float, 
 def _bar(place: int, count: float, right: float, sure: float) -> tuple[float, float, float, str]:
     title = f"{count:.0f} samples, {100 * right:.1f} % right, at a probability of {100 * sure:.1f} % on average"
     return EDGE + place * SIDE / 10, _y(right), round(SIDE * right, 1), title
-
-
-def _x(share: float) -> float:
-    return round(EDGE + SIDE * min(1.0, max(0.0, share)), 1)
 
 
 def _y(share: float) -> float:

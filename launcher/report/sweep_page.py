@@ -176,8 +176,7 @@ def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]
 
 
 def _row(each: TrialEnd) -> list[str]:
-    values = [value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else str(value)
-              for value in each.values.values()]  # fmt: skip
+    values = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in each.values.values()]
     result = "-" if each.value is None else overview.figure(each.value)
     step, cost = "-" if each.step is None else str(each.step), "?" if each.micro is None else amount(each.micro)
     return [str(each.trial), result, step, each.state, cost, *values]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cloudtrain.entrypoints.format import down, up, usd
+from cloudtrain.entrypoints.format import down, first_of, up, usd
 
 from ..errors import BudgetError
 from ..text.units import format_money
@@ -189,8 +189,7 @@ def _borders(start_s: float, end_s: float) -> Iterator[float]:
 
 
 def _names(held: Iterable[Held]) -> str:
-    jobs = [f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held]
-    return ", ".join(jobs[:_NAMED]) + (f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else "")
+    return first_of([f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held], _NAMED)
 
 
 def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -27,13 +27,12 @@ GAP_S = 0.05
 MANY, MANY_GAP_S = 3, 0.25  # with more events at once a job prints faster than people read
 
 
-class Shown:
+class Shown(NamedTuple):
     """The content of a page: its parts by name. `is_live`: the parts change with time."""
 
-    def __init__(self, parts: dict[str, str], *, is_live: bool, curves: Any = None) -> None:
-        self.parts = parts
-        self.is_live = is_live
-        self.curves = curves
+    parts: dict[str, str]
+    is_live: bool
+    curves: Any = None
 
 
 def stream(
