@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.launcher.backend import JobRef, LogPage, ServedModel, ServingFiles, StoredRecord, nodes_of
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.backend import (
+    Check,
+    FoundAttempt,
+    JobRef,
+    LogPage,
+    Request,
+    ServedModel,
+    ServingFiles,
+    StoredRecord,
+)
+from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.rate import Machine, Quote
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
@@ -56,7 +67,8 @@ class CloudAdapter(Adapter):
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        nodes = nodes_of(ranks, self.REF.load(ref).nproc_per_node)
+        nproc = self.REF.load(ref).nproc_per_node
+        nodes = None if ranks is None else frozenset(rank // nproc for rank in ranks)
         page: LogPage = self.duty("jobs", "lines")(self.connections, ref, cursor, nodes, now=now)
         return page if ranks is None else page.only(ranks)
 
@@ -143,3 +155,30 @@ def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") ->
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
         yield Fault(f"{outputs_of} has one place for outputs, not {names}", key="outputs", hint=hint)
+
+
+def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:
+    """Return the config's faults by `asks`, which need no credentials, and the names of the skipped checks."""
+    faults: tuple[Fault, ...] = ()
+    try:
+        require_all(*(partial(ask, config) for ask in asks if config is not None))
+    except ConfigError as error:
+        faults = error.faults
+    checks = [Check("config", "fail", fault.message, fault.hint) for fault in faults]
+    return [*checks, Check("not checked without credentials", "warn", names)]
+
+
+def found_attempt(
+    name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
+) -> FoundAttempt:
+    """Return the attempt with the platform name, and the handle of its record's request; a damaged record is None.
+
+    `access`, the connection of this query, wins over the record: no address in a record is followed, because foreign
+    users may write records.
+    """
+    job_id, _, number = name.rpartition("-")
+    with suppress(LookupError, TypeError, ValueError, AttributeError):
+        request = Request.load(name, record["request"])
+        ref = ref_of(replace(request, sending={**request.sending, **access}))
+        return FoundAttempt(job_id, int(number), ref, record, is_own)
+    return FoundAttempt(job_id, int(number), {}, None, is_own)

@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
+from ..cloud import unasked
 from . import api, files, jobs, machine_cluster, prices
 from .api import Azure, AzureAccess
 from .machine import block_of, choose, workspace_of

@@ -22,6 +22,7 @@ from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
+from ..cloud import found_attempt
 from ..http import object_in
 from . import api, files, machine_cluster, status
 from . import logs as streams
@@ -134,8 +135,8 @@ def _as_found(access: AzureAccess, job: dict[str, Any], home: Path) -> FoundAtte
         return (handle if is_own else replace(handle, vault=None)).dump()
 
     with contextlib.suppress(api.AzureError):  # about the machines; the job can be listed without them
-        return FoundAttempt.of(name, record, {"workspace": access.workspace.dump()}, ref_of, is_own=is_own)
-    return FoundAttempt.of(name, None, {}, ref_of, is_own=is_own)
+        return found_attempt(name, record, {"workspace": access.workspace.dump()}, ref_of, is_own=is_own)
+    return found_attempt(name, None, {}, ref_of, is_own=is_own)
 
 
 def _kept(record: Mapping[str, Any]) -> dict[str, str]:

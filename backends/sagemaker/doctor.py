@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
+from ..cloud import unasked
 from . import api, prices, request_images
 from .api import AwsAccess, AwsClients
 from .machine import block_of, choose, place_of, region_of

@@ -16,6 +16,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
 
+from ..cloud import found_attempt
 from . import api, files, logs, status
 from . import request as requests
 from .api import AwsAccess, AwsClients
@@ -112,7 +113,7 @@ def _as_found(access: AwsAccess, name: str, home: Path) -> FoundAttempt | None:
         handle = _ref(request, owner)
         return (handle if is_own else replace(handle, secrets=[])).dump()
 
-    return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
+    return found_attempt(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(clients: AwsClients, ref: JobRef) -> State:

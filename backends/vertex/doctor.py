@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudtrain.launcher.backend import Check, unasked
+from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.metering.rate import Quote
 from cloudtrain.launcher.prices.refreshing import compared
 
+from ..cloud import unasked
 from . import api, files, jobs, logs, prices_list
 from .api import Google, GoogleError, VertexAccess
 from .machine import MachineChoice, block_of, choose, kind_of, place_of, project_of, region_of

@@ -28,6 +28,7 @@ from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
+from ..cloud import found_attempt
 from ..http import object_in
 from . import api, files, status
 from .api import Google, GoogleError, VertexAccess
@@ -136,7 +137,7 @@ def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAtt
         handle = _ref(request, job["name"], owner, is_doubtful=is_own)
         return (handle if is_own else replace(handle, secret=None)).dump()
 
-    return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
+    return found_attempt(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(google: LogReader, ref: JobRef) -> State:

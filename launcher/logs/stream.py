@@ -220,8 +220,8 @@ class LogStream:
         if self._now or self._place.is_complete:
             seconds = 0.0
         elif seconds is None:
-            nodes = backends.nodes_of(self._view.ranks, self._attempt.plan.nproc_per_node)
-            is_alone = self._attempt.plan.instances == 1 or (nodes is not None and len(nodes) == 1)
+            ranks, plan = self._view.ranks, self._attempt.plan
+            is_alone = plan.instances == 1 or len({rank // plan.nproc_per_node for rank in ranks or ()}) == 1
             seconds = 0.0 if is_alone else self.pace.hold_back_s
         self._hold_back = HoldBack(seconds, held)
 
