@@ -24,7 +24,7 @@ from .home import home
 BUSY_TIMEOUT_S = 60.0
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
 
-_JOBS = """
+_SCHEMA = """
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL,
@@ -53,11 +53,8 @@ CREATE TABLE attempts (
 );
 CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'stopping');
 CREATE INDEX by_name ON jobs(name);
-"""
-
-# A row for each notification of a job to a channel: written when first due, claimed by one of many followers until
-# `lease_s`, with `told_s` after the receiver has accepted the notification.
-_NOTICES = """
+-- A row for each notification of a job to a channel: written when first due, claimed by one of many followers until
+-- `lease_s`, with `told_s` after the receiver has accepted the notification.
 CREATE TABLE notices (
     job_id TEXT NOT NULL REFERENCES jobs(id),
     channel TEXT NOT NULL,
@@ -72,9 +69,6 @@ CREATE TABLE notices (
     PRIMARY KEY (job_id, channel, key)
 );
 CREATE INDEX untold ON notices(job_id) WHERE told_s IS NULL;
-"""
-
-_MONEY = """
 CREATE TABLE budgets (
     project TEXT NOT NULL,
     period TEXT NOT NULL,
@@ -113,11 +107,8 @@ CREATE TABLE tellings (
     PRIMARY KEY (job_id, attempt, ledger)
 );
 CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
-"""
-
-# Data for display: the events of rank 0 (`series`), the extent of the cached log (`logs`), and the rehearsed code and
-# config (`rehearsal`).
-_SHOWN = """
+-- Data for display: the events of rank 0 (`series`), the extent of the cached log (`logs`), and the rehearsed code and
+-- config (`rehearsal`).
 CREATE TABLE points (
     job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -161,9 +152,7 @@ CREATE TABLE listed (
     tags TEXT NOT NULL
 );
 CREATE INDEX listed_form ON listed(form, seq);
-"""
-# A row of `segments` is written before its segment is sent (`sweeps`).
-_SWEEPS = """
+-- A row of `segments` is written before its segment is sent (`sweeps`).
 CREATE TABLE sweeps (
     id TEXT PRIMARY KEY,
     created_s REAL NOT NULL,
@@ -190,7 +179,6 @@ CREATE TABLE segments (
 );
 CREATE INDEX segments_by_job ON segments(job_id);
 """
-_SCHEMA = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS)
 _VERSION = 7  # of the schema, in the file's user_version; a change to the tables raises the version
 
 
@@ -337,8 +325,7 @@ class Database:
             if self._version() == 0:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
-                script = "".join(_SCHEMA)
-                self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {_VERSION};COMMIT;")
+                self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
