@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import backend as backends
 from ..backend import Check, FoundAttempt
+from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Attempt, Job, require_name
 from ..money import shared_ledger_sync
@@ -21,9 +22,6 @@ from ..store.budgets import Held
 from ..store.home import where
 from ..store.registry import Registry, this_process
 from . import reserve
-
-if TYPE_CHECKING:
-    from ..config.schema import JobConfig
 
 
 def record_of(job: Job) -> dict[str, Any]:

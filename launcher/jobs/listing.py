@@ -98,7 +98,8 @@ def chosen(
     with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
         unlisted = registry.unlisted(FORM)
         stored = _stored(registry, choice, described)
-        trials = sweeps.trial_jobs(registry.database) if choice.hides_trials and unlisted else set()
+        of_sweeps = registry.database.execute(sweeps.TRIAL_JOBS) if choice.hides_trials and unlisted else ()
+        trials = {row["job_id"] for row in of_sweeps}
         jobs = [job for job in unlisted if _is_wanted(registry, job, choice, trials)]
     if ended := [job.id for job in unlisted if not job.active]:
         # Skipped instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.

@@ -13,6 +13,7 @@ from cloudtrain.entrypoints.rank import tracebacks
 from ..backend_table import traits
 from ..job import Attempt
 from ..metering import meter
+from ..money import unit_cost
 from ..store import exchange_figures, loss_bins
 from ..store.progress import data_share, lineage, unkept
 from ..store.progress import shown as progress_words
@@ -221,9 +222,7 @@ def _money(view: JobView) -> Rows:
             finish = f"done at {clock(view.money.finish_at_s, now_s)}, in {span(view.left_s)},{cost}".rstrip(",")
             rows += _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
     else:
-        from ..money.unit_cost import achieved, in_words
-
-        bought = in_words(achieved(view.attempts, now_s))
+        bought = unit_cost.in_words(unit_cost.achieved(view.attempts, now_s))
         rows.append(("cost", f"{view.spent}{f' ({bought})' if bought else _gpu_hours(view)}"))
     if attempt.idle_usd:
         rows.append(("idle", f"up to {attempt.idle_usd:.2f} USD more while its machines idle after it"))

@@ -11,6 +11,7 @@ from cloudtrain.entrypoints.format import down, up, usd
 from ..errors import CloudtrainError
 from ..job import Attempt
 from ..money import shared_ledger_sync
+from ..money.conditional import located
 from ..plan import Plan
 from ..store import ledger, sweeps
 from ..store.budgets import MOST_MICRO, OVERALL, Held, Standing
@@ -60,8 +61,6 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
 
     The project's ledger is the config's, else the one given to `budget set` on this machine.
     """
-    from ..money.conditional import located
-
     given = (config.get("project") or {}).get("ledger")
     known = ledger.ledgers(registry.database)
     own = known.get(project_of(config)) if given is None else located(given)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 from .. import backend as backends
 from ..backend import Bundle
 from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from ..metering.meter import spent_at_worst_micro
+from ..money.forecast import budget_micro
 from ..planning.search_spec import fixed, is_packed
 from ..text.terminal import say
+from ..text.units import format_money, parse_money
 from .shown_config import differences
 
 if TYPE_CHECKING:
@@ -156,16 +159,11 @@ def has_saved(registry: Registry, job: Job) -> bool:
 
 def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises or sets the job's budget. Raises UsageError."""
-    from ..money.forecast import budget_micro
-    from ..text.units import format_money
-
     return f"budget.limit={format_money(budget_after(job.id, budget_micro(job), text))}"
 
 
 def budget_after(name: str, before_micro: int | None, text: str) -> int:
     """Return the budget of a job or a sweep after `+50USD`, or `200USD`, in micro-dollars. Raises UsageError."""
-    from ..text.units import parse_money
-
     wanted = text.strip()
     try:
         micro = parse_money(wanted.removeprefix("+"))
@@ -183,8 +181,6 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
 
     A price given now also counts for attempts without a price.
     """
-    from ..metering.meter import spent_at_worst_micro
-
     typed: int | None = getattr(getattr(config, config.backend, None), "price_per_hour", None)
     spent_micro = spent_at_worst_micro(registry.attempts(job), time.time(), typed)
     if spent_micro is None and config.budget is not None:
@@ -210,10 +206,10 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
     A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
     returned. The reason for not sending is printed.
     """
-    from . import submit
-
     if not is_due(job):
         return None
+    from . import submit
+
     number, most = job.attempt.number + 1, job.asked.max_attempts
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:

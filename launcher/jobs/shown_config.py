@@ -57,14 +57,9 @@ def as_yaml(config: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100))
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each value by its dotted key; a list counts as a value."""
-    return dict(_leaves(config, ""))
-
-
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the keys on which the configs differ, each with its value in every config; None if not set."""
-    leaves = [flat(config) for config in configs]
+    leaves = [dict(_leaves(config, "")) for config in configs]  # a list counts as a value
     keys = dict.fromkeys(key for each in leaves for key in each)
     rows = {key: [each.get(key) for each in leaves] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
@@ -95,6 +90,7 @@ def _text(value: object) -> str:
 
 
 def _leaves(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value with its dotted key."""
     for key, each in value.items():
         if isinstance(each, Mapping):
             yield from _leaves(each, f"{before}{key}.")

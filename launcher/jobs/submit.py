@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .. import backend as backends
+from .. import config as configs
+from ..config.schema import JobConfig, carried_by
 from ..errors import (
     NOTHING,
     BudgetError,
@@ -28,16 +30,13 @@ from ..errors import (
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject
+from ..planning.prepare import Prepared
 from ..planning.search_spec import is_packed
 from ..store import budgets, ledger, sweeps
 from ..store.registry import Registry, this_process
 from ..text.terminal import say
 from . import adopt, listing, reserve
 from .refresh import refresh
-
-if TYPE_CHECKING:
-    from ..config.schema import JobConfig
-    from ..planning.prepare import Prepared
 
 T = TypeVar("T")
 
@@ -97,8 +96,6 @@ def send_queued(registry: Registry, job: Job) -> Job | None:
     Without capacity the job stays in line. Raises ConfigError for a secret that is not set here: then the job stays in
     line, too; and the errors of the backend: then the job has failed.
     """
-    from .. import config as configs
-
     attempt, backend = job.attempt, backends.load(job.backend)
     secrets = _secrets(configs.stored(job.config), os.environ)
     if not registry.claim(attempt):
@@ -270,8 +267,6 @@ def _send(
 
 def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:
     """Return the config without secrets for notifications that are not set here; print a note for each."""
-    from ..config.schema import carried_by
-
     addresses = {name for entry in config.notify for name in carried_by(entry)}
     unknown = [name for name in config.secrets if name in addresses and name not in environ]
     for name in unknown:

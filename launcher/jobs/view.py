@@ -13,11 +13,12 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, dollars, down, failure, usd
+from cloudtrain.entrypoints.terms import worst_case_micro
 
 from ..job import Attempt, Job, State, exit_code
 from ..metering import meter
 from ..money.forecast import Forecast, forecast, limit_micro
-from ..store import gpu_figures
+from ..store import budgets, gpu_figures, ledger
 from ..store.progress import data_share
 from ..store.registry import Registry, submitter_lives
 from ..text.tables import labelled
@@ -98,12 +99,6 @@ class JobView:
         """The cost and the budget; of an active job also the cost per hour."""
         burn = f"; {dollars(self.money.burn_micro_h)}/h" if self.job.active and self.money.burn_micro_h else ""
         return f"{of_limit(self.money.spent_micro, self.money.limit_micro)}{burn}"
-
-    @property
-    def spent_share(self) -> float | None:
-        """The used share of the budget; None without a budget or without a known price."""
-        spent, limit = self.money.spent_micro, self.money.limit_micro
-        return spent / limit if limit and spent is not None else None
 
     @property
     def limit_times(self) -> str:
@@ -301,11 +296,7 @@ def lacking_budgets(database: Database, view: JobView) -> list[str]:
 
     The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
     """
-    from cloudtrain.entrypoints.terms import worst_case_micro
-
     from ..metering import limit
-    from ..metering.meter import spent_at_worst_micro
-    from ..store import budgets, ledger
 
     plan, resume = view.job.attempt.plan, view.advice
     longest_s = (resume and resume.limit_s) or plan.cap_s
@@ -313,7 +304,7 @@ def lacking_budgets(database: Database, view: JobView) -> list[str]:
         return []
     amount_micro = worst_case_micro(int(longest_s), rate, plan.terms)
     if resume.limit_micro is not None:
-        spent_micro = spent_at_worst_micro(view.attempts, view.now_s) or 0
+        spent_micro = meter.spent_at_worst_micro(view.attempts, view.now_s) or 0
         chosen = limit.choose(resume.limit_micro, spent_micro, rate, plan.terms, int(longest_s))
         if isinstance(chosen, limit.LimitRefusal):
             return []

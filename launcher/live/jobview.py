@@ -239,12 +239,13 @@ def _memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
 
 def _spend(view: JobView, width: int, signs: Signs) -> list[Text]:
     """Return the cost and its share of the limit, the cost per hour, and the forecast cost."""
-    words, share = view.spent, view.spent_share
+    words, spent, limit = view.spent, view.money.spent_micro, view.money.limit_micro
     if view.job.active and view.money.total_micro:
         words += f"; {dollars(view.money.total_micro)} when done"
     room = min(_MOST_BAR, width - LABEL - len(words) - 1)
-    if share is None or room < _LEAST_BAR:
+    if spent is None or not limit or room < _LEAST_BAR:
         return [labelled(width, signs, "spend", words)]
+    share = spent / limit
     style = BAD if share >= 1 else WARNS if share >= 0.8 else GOOD
     return [labelled(width, signs, "spend", (charts.bar(share, room, signs), style), f" {words}")]
 

@@ -22,6 +22,7 @@ from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
 from cloudtrain.entrypoints.models.order import HUGGINGFACE, ExportOrder
 
+from .. import backend as backends
 from ..backend_table import DEFAULT
 from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Job
@@ -177,8 +178,6 @@ def saved_checkpoints(registry: Registry, job: Job, copies: Path, choice: str | 
 
     Raises CloudtrainError for a job without checkpoints, and the errors of the backend.
     """
-    from .. import backend as backends
-
     points = series.read(registry.database, job.id).marks
     for path in [str(point.fields.get("path")) for point in reversed(points) if point.kind == "checkpoint"]:
         if _is_of(Path(path), job):

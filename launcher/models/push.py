@@ -11,21 +11,20 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import models
+from cloudtrain.entrypoints.models import folder as folders
+from cloudtrain.entrypoints.stores import STORES
+from cloudtrain.entrypoints.stores.store import Store, in_threads, open_store
 
 from .. import backend as backends
 from ..backend import PushedModel, PushOutcome
 from ..backend_table import traits
+from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.stores.store import Store
-
-    from ..config.schema import JobConfig
 
 _HOSTS = re.compile(r"([\w.-][\w.@-]*(?:,[\w.-][\w.@-]*)*):([/~].*)")
 _DIGITS = 12  # of a version
@@ -37,8 +36,6 @@ def pushed(path: Path, name: str | None) -> PushedModel:
 
     Raises ConfigError for a damaged folder, or without proof of the trained model.
     """
-    from cloudtrain.entrypoints.models import folder as folders
-
     try:
         folder = folders.verify(path, checked=True)
     except folders.ModelFolderError as error:
@@ -73,8 +70,6 @@ def back(place: str, config: JobConfig | None) -> dict[str, PushOutcome]:
 
 def _is_store(place: str) -> bool:
     """Return whether the place is a uri of a bucket. Raises UsageError for an unknown scheme."""
-    from cloudtrain.entrypoints.stores import STORES
-
     scheme = urlsplit(place).scheme
     if "://" in place and scheme not in STORES:
         known = ", ".join(f"{name}://" for name in STORES)
@@ -126,9 +121,7 @@ def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> str:
 
 
 def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
-    """Store the files, SHA256SUMS last, and then change versions.json."""
-    from cloudtrain.entrypoints.models.folder import SUMS
-    from cloudtrain.entrypoints.stores.store import in_threads, open_store
+    """Store the files, SHA256folders.SUMS last, and then change versions.json."""
 
     def put(name: str) -> None:
         store.put(model.files[name], f"{model.version}/{name}")
@@ -138,10 +131,10 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
     if known["name"] not in (None, model.name) and not replaces:
         message = f"{place} holds the model {known['name']}, not {model.name}"
         raise UsageError(message, hint="choose another place, or add --replace")
-    if store.read(f"{model.version}/{SUMS}")[0] is None:
-        files = [name for name in model.files if name != SUMS]
+    if store.read(f"{model.version}/{folders.SUMS}")[0] is None:
+        files = [name for name in model.files if name != folders.SUMS]
         in_threads(put, files, 4)
-        put(SUMS)
+        put(folders.SUMS)
     dropped = _change(store, lambda known: models.used(known, model.version, model.name))
     for version in dropped:
         for name in store.names(f"{version}/"):
@@ -150,8 +143,6 @@ def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
 
 
 def _store_back(place: str) -> str:
-    from cloudtrain.entrypoints.stores.store import open_store
-
     store = open_store(place)
     _change(store, lambda known: (models.restored(known, place), []))
     return str(_known(store)[0]["current"])

@@ -77,7 +77,16 @@ class ApplicableBudgets:
         """Return the preview for JSON."""
         return {
             "project": self.project or None,
-            "against": [_dump(standing) for standing in self.standings],
+            "against": [
+                {
+                    "project": standing.budget.project or None,
+                    "period": standing.budget.period,
+                    "limit_usd": as_usd(standing.budget.limit_micro),
+                    "left_usd": as_usd(standing.left_micro),
+                    "room_usd": as_usd(standing.room_micro),
+                }
+                for standing in self.standings
+            ],
             "shared": list(self.shared),
             "refused": self.refused(amount_micro) or None,
             "unknown_project": self.is_unknown,
@@ -134,13 +143,3 @@ def _slip(books: ApplicableBudgets) -> Fault | None:
         return None
     hint = f"did you mean `{near[0]}`? Else give it one: cloudtrain budget set {books.project} 100USD"
     return Fault(f"project {books.project} has no budget", key="project", hint=hint)
-
-
-def _dump(standing: Standing) -> dict[str, Any]:
-    return {
-        "project": standing.budget.project or None,
-        "period": standing.budget.period,
-        "limit_usd": as_usd(standing.budget.limit_micro),
-        "left_usd": as_usd(standing.left_micro),
-        "room_usd": as_usd(standing.room_micro),
-    }

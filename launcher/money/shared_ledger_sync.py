@@ -143,7 +143,10 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
         asked.append(key)  # from here on a write may have been sent
 
     try:
-        _meet(database, held.project, uri)
+        known = ledger.ledgers(database)
+        is_known = uri in (known.get(held.project), known.get(OVERALL))
+        if not is_known and shared_ledger.read(ConditionalObject(uri)) is not None:  # named by a config
+            ledger.remember_ledger(database, held.project, uri)  # the project's held attempts join
         book = _change(database, uri, apply)
     except BudgetError as error:
         raise BudgetError(error.message, where=uri, hint=error.hint) from error
@@ -153,13 +156,6 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
         raise
     ledger.mark_held(database, held.job_id, held.attempt, uri)
     return shared_ledger.standings(book, now_s, held.project)
-
-
-def _meet(database: Database, project: str, uri: str) -> None:
-    """Store the address of a ledger that a config names, if the ledger exists; the project's held attempts join."""
-    known = ledger.ledgers(database)
-    if uri not in (known.get(project), known.get(OVERALL)) and shared_ledger.read(ConditionalObject(uri)) is not None:
-        ledger.remember_ledger(database, project, uri)
 
 
 def _make(cell: ConditionalObject) -> None:

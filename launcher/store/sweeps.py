@@ -296,11 +296,6 @@ def paces(database: Database, sweep_id: str) -> dict[tuple[str, int], tuple[floa
     return {(row["job_id"], row["attempt"]): (row["seconds"], row["steps"]) for row in rows if row["steps"]}
 
 
-def trial_jobs(database: Database) -> set[str]:
-    """Return the ids of the jobs of all sweeps."""
-    return {row["job_id"] for row in database.execute(TRIAL_JOBS)}
-
-
 def spent_and_held(database: Database, sweep_id: str) -> tuple[int, int]:
     """Return the cost of the ended attempts of the sweep's jobs, and the worst case of the others, in micro-dollars."""
     row = database.execute(

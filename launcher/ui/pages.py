@@ -227,7 +227,9 @@ def sweep_parts(pages: Pages, registry: Registry, sweep_id: str) -> Shown:
 def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     """Return the page's values for a month (`2026-11`; if invalid, the current month), grouped by `by`."""
     now_s = time.time()
-    names = _months(now_s)
+    year, number = map(int, month_of(now_s).split("-"))
+    last = year * 12 + number - 1
+    names = [f"{count // 12:04d}-{count % 12 + 1:02d}" for count in range(last - MONTHS + 1, last + 1)]
     month = month if month in names else names[-1]
     spans = {name: period.month_span(name) for name in names}
     # A read for each month; only the chosen month needs labels.
@@ -267,10 +269,3 @@ def _can_kill(job: Job) -> bool:
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
     retry.require_ended(registry, job)
     return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
-
-
-def _months(now_s: float) -> list[str]:
-    """Return the current month and the months before, the oldest first."""
-    year, month = (int(part) for part in month_of(now_s).split("-"))
-    last = year * 12 + month - 1
-    return [f"{count // 12:04d}-{count % 12 + 1:02d}" for count in range(last - MONTHS + 1, last + 1)]

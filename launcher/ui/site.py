@@ -216,10 +216,10 @@ class Pages:
         self._templates.filters.update(
             ago=when,
             span=span,
-            money=_money,
+            money=lambda usd: "?" if usd is None else amount(round(usd * 1e6)),  # the page shows the unit once
             micro=amount,
             clock=_clock,
-            day=_day,
+            day=lambda time_s: "-" if time_s is None else time.strftime("%d %b %Y", time.localtime(time_s)),
             number=_number,
             link=_link,
             part=partial(quote, safe=""),
@@ -230,11 +230,6 @@ class Pages:
         return self._templates.get_template(name).render(**values)
 
 
-def _money(usd: float | None) -> str:
-    """Return dollars without the unit, which the page shows once."""
-    return "?" if usd is None else amount(round(usd * 1e6))
-
-
 def _clock(time_s: float | None) -> Markup:
     """Return a time by this machine's clock, to the second."""
     if time_s is None:
@@ -242,10 +237,6 @@ def _clock(time_s: float | None) -> Markup:
     text = time.strftime("%d %b %Y %H:%M:%S", time.localtime(time_s))
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
     return Markup('<time datetime="{}">{}</time>').format(stamp, text)
-
-
-def _day(time_s: float | None) -> str:
-    return "-" if time_s is None else time.strftime("%d %b %Y", time.localtime(time_s))
 
 
 def _number(value: Any) -> str:
