@@ -11,9 +11,11 @@ from typing import Any
 
 from ..errors import CloudtrainError
 from ..job import Job, State
+from ..money import shared_ledger_sync
 from ..planning.job_spec import PRIORITIES
 from ..store.registry import Registry
 from ..text.units import parse_duration
+from . import listing, retry, submit
 
 RECENT = 100  # jobs that are looked at for an end, and for lost agents
 TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once
@@ -26,9 +28,6 @@ def advance_queue(registry: Registry) -> list[str]:
     of processes may call the function at once: each job is sent once. A try is one call of the backend for each kind of
     machines, at most every TRY_S seconds.
     """
-    from ..money import shared_ledger_sync
-    from . import listing, submit
-
     told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
     queued = [job for job in registry.jobs(active=True) if job.attempt.phase == "queued"]
     waiting = sorted(queued, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
@@ -73,8 +72,6 @@ def _was_lost(job: Job) -> bool:
 
 
 def _send_again(registry: Registry, job: Job) -> list[str]:
-    from . import retry, submit
-
     try:
         sent = submit.resend(registry, job, retry.prepare_next(registry, job))
     except CloudtrainError as error:

@@ -50,7 +50,7 @@ def refresh(registry: Registry, job: Job) -> Job:
         if attempt.phase == "intent":
             if submitter_lives(attempt):
                 return job
-            attempt = _settle(registry, attempt, backend)
+            attempt = settle(registry, attempt, backend)
         if attempt.phase == "sent":
             attempt = _update(registry, replace(job, attempt=attempt), backend)
     except UnreachableError:
@@ -63,18 +63,8 @@ def refresh(registry: Registry, job: Job) -> Job:
     return replace(job, attempt=attempt)
 
 
-def look_again(registry: Registry, job: Job) -> Job:
-    """Return the job as it is now; for a job that counts as never sent, first search for the job at the backend.
-
-    Raises the errors of the backend's `find`.
-    """
-    if job.attempt.phase != "never_sent":
-        return refresh(registry, job)
-    return refresh(registry, replace(job, attempt=_settle(registry, job.attempt, backends.load(job.backend))))
-
-
-def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
-    """Adopt the job of the dead submitter, or close the attempt; never send again."""
+def settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+    """Adopt the job of the dead submitter, or close the attempt; never send again. Raises the errors of `find`."""
     ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
     if ref is not None:
         registry.mark_sent(attempt, ref)

@@ -16,7 +16,7 @@ from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
 from ..text.units import moment
 from . import listing
-from .refresh import look_again, refresh
+from .refresh import refresh, settle
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def ask(
     job = registry.find(name, sole=lambda job: job.active)
     if job.attempt.phase == "never_sent":
         with suppress(CloudtrainError):  # the job may exist all the same
-            job = look_again(registry, job)
+            settled = settle(registry, job.attempt, backends.load(job.backend))
+            job = refresh(registry, replace(job, attempt=settled))
     else:
         job = refresh(registry, job)
     ref = job.attempt.ref

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -77,7 +78,5 @@ def located(text: str) -> str:
         raise UsageError("invalid address of a ledger", hint=hint)
     uri = text.rstrip("/")
     if "://" not in uri:
-        from pathlib import Path
-
         uri = f"file://{Path(uri).expanduser()}"
     return uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"

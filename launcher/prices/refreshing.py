@@ -14,7 +14,6 @@ from ..metering.rate import Key, Kind, Quote, Rate
 from . import catalog, own
 
 if TYPE_CHECKING:
-    from ..backend import Priced
     from ..config.schema import JobConfig
 
 DIFFERENCE = 0.01  # the smallest relative difference that doctor reports
@@ -58,7 +57,7 @@ class Change:
         }
 
 
-def priced(name: str) -> Priced | None:
+def priced(name: str) -> backends.Priced | None:
     """Return the backend if its vendor has a price list. Raises ConfigError for an unknown backend."""
     found = backends.load(name)
     return found if isinstance(found, backends.Priced) else None

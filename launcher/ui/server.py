@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -124,8 +125,6 @@ def _open(address: str) -> None:
 
     The browser starts in a separate process, and its output is discarded.
     """
-    import subprocess
-
     page = _page()
     page.unlink(missing_ok=True)
     text = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={escape(address)}">'
