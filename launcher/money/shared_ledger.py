@@ -143,9 +143,6 @@ def load(data: bytes, uri: str) -> Book:
         raise ConfigError(message, where=uri, hint=hint) from error
 
 
-# -- inside ---------------------------------------------------------------------------------------------------------
-
-
 def _standing(book: Book, budget: LedgerBudget, now_s: float) -> Standing:
     month = month_of(now_s)
     is_overall = budget.project == OVERALL

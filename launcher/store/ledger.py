@@ -43,9 +43,6 @@ class Closing:
     end: End
 
 
-# -- budgets --------------------------------------------------------------------------------------------------------
-
-
 def set_budget(database: Database, budget: LedgerBudget) -> None:
     """Store the limit; replace an earlier limit of the same project and period."""
     values = (budget.project, budget.period, budget.limit_micro, budget.overcommit_percent, budget.set_s)
@@ -88,9 +85,6 @@ def standing_of(database: Database, budget: LedgerBudget, now_s: float) -> Stand
         means["amount"],
         means["count"],
     )
-
-
-# -- reservations ---------------------------------------------------------------------------------------------------
 
 
 def reserve(database: Database, held: Held, *, ledgers: Iterable[str] = ()) -> None:
@@ -212,9 +206,6 @@ def projects(database: Database) -> list[str]:
     return [row["project"] for row in rows]
 
 
-# -- what shared ledgers know ---------------------------------------------------------------------------------------
-
-
 def remember_ledger(database: Database, project: str, uri: str | None) -> None:
     """Store the address of the project's shared ledger and queue held attempts for it; None deletes the address."""
     if uri is None:
@@ -297,9 +288,6 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         end = End(row["project"], amount, row["ended_s"], {each["month"]: each["spent_micro"] for each in months})
         found.setdefault(row["ledger"], []).append(Closing(*key, row["created_s"], row["spent_micro"], end))
     return found
-
-
-# -- inside ---------------------------------------------------------------------------------------------------------
 
 
 def _held(row: sqlite3.Row) -> Held:

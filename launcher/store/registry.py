@@ -52,8 +52,6 @@ class Registry:
         """Close the file."""
         self.database.close()
 
-    # -- writing ------------------------------------------------------------------------------------------------------
-
     def add(self, name: str, make: Callable[[str, int], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
         """Journal a job and the intent to send the job; return the job, and whether the job is new.
 
@@ -185,8 +183,6 @@ class Registry:
         if attempt.unreachable_since_s is None:
             self._update(attempt, _UNLESS_OVER, unreachable_since_s=time.time())
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
     def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
         """Return the job by its id, its name (the newest job), a unique prefix, or `last`.
 
@@ -276,8 +272,6 @@ class Registry:
     def never_ran(self, job: Job) -> bool:
         """Return whether no attempt was ever sent."""
         return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _booked(self, job_id: str) -> list[sqlite3.Row]:
         """Return the ledger's rows of the attempts with the job id, also for a removed job."""
