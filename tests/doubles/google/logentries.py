@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from doubles.google.logfilter import SEVERITIES
 from doubles.google.names import PROJECT
 
 SERVICE = "service"  # the task of the platform's own messages
+SEVERITIES = ("DEFAULT", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY")
 JSON = dict[str, Any]
 
 
@@ -20,8 +20,6 @@ JSON = dict[str, Any]
 class LogSettings:
     """The settings of Cloud Logging that a test may change; times in seconds."""
 
-    log_parse_json: bool = True
-    """Whether a line with a JSON object becomes the payload; else the line is the text of `message`."""
     log_ingest_s: float = 0.0
     """From a line to its appearance."""
     log_late_share: float = 0.0
@@ -77,7 +75,7 @@ class Maker:
         """Yield the entries of a line: more than one if the line is long or arrives twice."""
         settings = self._settings()
         text = (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\r\n")
-        data = _data(job, task, text, stream, severity, settings.log_parse_json)
+        data = _data(job, task, text, stream, severity)
         stamp_ns = self.stamp() if at_s is None else round(at_s * 1e9)
         for part in self._parts(data, settings.log_entry_bytes):
             yield from self.entries(job, part, stamp_ns)
@@ -140,7 +138,7 @@ def _pieces(raw: bytes, limit: int) -> list[str]:
     return pieces
 
 
-def _data(job: str, task: str, text: str, stream: str, severity: str | None, is_json_read: bool) -> JSON:
+def _data(job: str, task: str, text: str, stream: str, severity: str | None) -> JSON:
     """Return all fields of an entry except its times and its insertId."""
     resource = {"type": "ml_job", "labels": {"job_id": job, "project_id": PROJECT, "task_name": task}}
     if task == SERVICE:
@@ -151,7 +149,7 @@ def _data(job: str, task: str, text: str, stream: str, severity: str | None, is_
     else:
         name = f"projects/{PROJECT}/logs/{task}"
         labels = {"ml.googleapis.com/job_id/log_area": "root", "ml.googleapis.com/trial_id": ""}
-        payload = _object(text) if is_json_read else None
+        payload = _object(text)
         level = severity or ("ERROR" if stream == "stderr" else "INFO")
         if payload is None:
             payload = {"levelname": level, "message": text}

@@ -21,8 +21,7 @@ from doubles.wire import Answer, Request, json_answer
 
 PAGE_ENTRIES, MAX_PAGE_ENTRIES = 50, 1000
 MINUTE_S = 60.0
-_LIST_KEYS = {"resourceNames", "projectIds", "filter", "orderBy", "pageSize", "pageToken"}
-_ORDERS = {"": False, "timestamp asc": False, "timestamp desc": True}
+_LIST_KEYS = {"resourceNames", "filter", "orderBy", "pageSize", "pageToken"}
 
 JSON = dict[str, Any]
 Key = tuple[int, str, int]
@@ -43,11 +42,9 @@ class _Job:
         self.keys.insert(at, entry.key)
         self.entries.insert(at, entry)
 
-    def between(self, first: Key, last: Key, is_backward: bool) -> Iterator[Entry]:
-        """Yield the entries from after `first` to before `last`."""
-        low, high = bisect.bisect_right(self.keys, first), bisect.bisect_left(self.keys, last)
-        places = range(high - 1, low - 1, -1) if is_backward else range(low, high)
-        return (self.entries[place] for place in places)
+    def after(self, first: Key) -> Iterator[Entry]:
+        """Yield the entries after `first`."""
+        return (self.entries[place] for place in range(bisect.bisect_right(self.keys, first), len(self.keys)))
 
 
 class LogStore:
@@ -96,15 +93,14 @@ class LogStore:
         """Answer entries.list. Raises GoogleError."""
         with self._lock:
             self._count_read()
-            names = [*body.get("resourceNames", []), *(f"projects/{one}" for one in body.get("projectIds", []))]
-            check_request(body, _LIST_KEYS, names)
+            check_request(body)
             size = body.get("pageSize", 0) or PAGE_ENTRIES
             if not isinstance(size, int) or not 0 < size <= MAX_PAGE_ENTRIES:
                 raise invalid(f"page_size must be between 1 and {MAX_PAGE_ENTRIES}, it is {size}")
             order = body.get("orderBy", "")
-            if order not in _ORDERS:
+            if order not in ("", "timestamp asc"):
                 raise invalid(f"Unsupported order_by: '{order}'")
-            return self._page(body, size, _ORDERS[order])
+            return self._page(body, size)
 
     def _all(self) -> Iterator[Entry]:
         return heapq.merge(*(one.entries for one in self._jobs.values()), key=lambda entry: entry.key)
@@ -122,35 +118,32 @@ class LogStore:
             raise _over_quota()
         self._reads.append(now)
 
-    def _page(self, body: JSON, size: int, is_backward: bool) -> JSON:
+    def _page(self, body: JSON, size: int) -> JSON:
         settings = self._settings()
         digest, chosen = _digest(body), parse(body.get("filter", ""))
         after = _read_token(body["pageToken"], digest) if body.get("pageToken") else None
         self._pages += 1
         if settings.log_empty_every and self._pages % settings.log_empty_every == 0:
             return {"nextPageToken": _token(after, digest)}
-        found = self._found(chosen, after, is_backward)
+        found = self._found(chosen, after)
         page = list(itertools.islice(found, min(size, settings.log_page_cap or size)))
         told: JSON = {"entries": [entry.data for entry in page]} if page else {}
         if len(page) == min(size, settings.log_page_cap or size):  # more entries may exist; the next page may be empty
             told["nextPageToken"] = _token(page[-1].key, digest)
         return told
 
-    def _found(self, chosen: Filter, after: Key | None, is_backward: bool) -> Iterator[Entry]:
+    def _found(self, chosen: Filter, after: Key | None) -> Iterator[Entry]:
         """Yield in order the visible entries that pass the filter."""
         now = self._clock()
-        first, last = (chosen.since_ns, "", 0), (chosen.until_ns + 1, "", 0)
-        if after is not None:
-            first, last = (first, min(last, after)) if is_backward else (max(first, after), last)
+        first = max((chosen.since_ns, "", 0), after or (0, "", 0))
         names = self._jobs.keys() if chosen.jobs is None else chosen.jobs & self._jobs.keys()
-        runs = [self._jobs[name].between(first, last, is_backward) for name in names]
-        merged = runs[0] if len(runs) == 1 else heapq.merge(*runs, key=lambda entry: entry.key, reverse=is_backward)
+        merged = heapq.merge(*(self._jobs[name].after(first) for name in names), key=lambda entry: entry.key)
         return (entry for entry in merged if entry.visible_at <= now and chosen.test(entry.data))
 
 
-def check_request(body: JSON, keys: set[str], resources: list[str]) -> None:
+def check_request(body: JSON) -> None:
     """Raise GoogleError for an unknown field of the request, and for another project."""
-    unknown = set(body) - keys
+    unknown, resources = set(body) - _LIST_KEYS, body.get("resourceNames", [])
     if unknown:
         message = f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'
         raise invalid(message)
