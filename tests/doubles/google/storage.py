@@ -5,7 +5,7 @@ The emulator reads every object into memory, ignores ifGenerationMatch, and cann
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,26 +21,17 @@ from doubles.wire import Answer, BadJson, Request, json_answer
 
 MAX_RESULTS = 1000
 _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
-_UPLOAD = r"(?:/resumable)?/upload/storage/v1/b/(?P<bucket>[^/]+)/o"
+_UPLOAD = r"/upload/storage/v1/b/(?P<bucket>[^/]+)/o"
 
 OPERATIONS = [  # name, method, pattern of the path as received, still quoted
     ("storage.bucket", "GET", r"/storage/v1/b/(?P<bucket>[^/]+)"),
     ("storage.list", "GET", r"/storage/v1/b/(?P<bucket>[^/]+)/o"),
     ("storage.get", "GET", _OBJECT),  # "storage.download" with alt=media
-    ("storage.download", "GET", f"/download{_OBJECT}"),
     ("storage.delete", "DELETE", _OBJECT),
     ("storage.insert", "POST", _UPLOAD),
     ("storage.chunk", "PUT", _UPLOAD),  # of a resumable upload, and the query of its status
-    ("storage.cancel", "DELETE", _UPLOAD),
 ]
-_LIST_KEYS = {"prefix", "delimiter", "pageToken", "maxResults", "startOffset", "endOffset", "includeTrailingDelimiter"}
-_LIST_KEYS |= {"projection", "fields", "alt", "prettyPrint", "userProject", "key", "quotaUser", "versions"}
-_CONDITIONS = {  # in the query, or as a header, for example x-goog-if-generation-match
-    "ifGenerationMatch": ("generation", True),
-    "ifGenerationNotMatch": ("generation", False),
-    "ifMetagenerationMatch": ("metageneration", True),
-    "ifMetagenerationNotMatch": ("metageneration", False),
-}
+_LIST_KEYS = {"prefix", "pageToken", "fields"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,6 @@ class StorageSettings:
     storage_page_size: int = MAX_RESULTS
     """Maximum objects of a list's page, even for larger maxResults."""
     denied: tuple[str, ...] = ()
-    job_denied: tuple[str, ...] = ()
     """Only storage.delete matters: a caller without this right may not replace objects either."""
 
 
@@ -137,74 +127,33 @@ class Storage:
         unknown = set(query) - _LIST_KEYS
         if unknown:
             raise invalid(f"the stand-in's list knows no {min(unknown)}")
-        if not query.get("maxResults", "0").isdigit():
-            raise invalid(f"Invalid value for maxResults: '{query['maxResults']}'")
-        asked = int(query.get("maxResults", 0))
-        size = min(asked or MAX_RESULTS, MAX_RESULTS, self._settings().storage_page_size)
-        items: list[Object] = []
-        prefixes: list[str] = []
-        last = more = None
+        prefix, after = query.get("prefix", ""), base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
+        size = min(MAX_RESULTS, self._settings().storage_page_size)
         with self.objects.lock:
-            for name, found in self._listed(bucket, query):
-                if len(items) + len(prefixes) == size:
-                    more = base64.urlsafe_b64encode(str(last).encode()).decode()
-                    break
-                last = name
-                if found is None:
-                    prefixes.append(name)
-                else:
-                    items.append(found)
+            there = sorted(self.objects.objects(bucket).items())
+            found = [one for name, one in there if name.startswith(prefix) and name > after]
             told: dict[str, Any] = {"kind": "storage#objects"}
-            told |= {"nextPageToken": more} if more else {}
-            told |= {"prefixes": prefixes} if prefixes else {}
-            told |= {"items": [objects.resource(found) for found in items]} if items else {}
+            if len(found) > size:
+                told["nextPageToken"] = base64.urlsafe_b64encode(found[size - 1].name.encode()).decode()
+            told |= {"items": [objects.resource(one) for one in found[:size]]} if found else {}
         return json_answer(told)
-
-    def _listed(self, bucket: str, query: dict[str, str]) -> Iterator[tuple[str, Object | None]]:
-        """Yield names with their objects, and prefixes with None, in order after the page's token."""
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
-        is_both = query.get("includeTrailingDelimiter", "").lower() == "true"  # the folder, and an object with its name
-        folder = None
-        for name, found in sorted(self.objects.objects(bucket).items()):
-            if not name.startswith(prefix) or name < query.get("startOffset", ""):
-                continue
-            if name >= query.get("endOffset", "") != "" or (folder is not None and name.startswith(folder)):
-                continue
-            head, mark, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
-            folder = prefix + head + mark if mark else None
-            if after is None or (folder or name) > after:
-                yield (name, found) if folder is None else (folder, None)
-            if is_both and folder == name and (after is None or name > after):
-                yield name, found
 
     def _get(self, request: Request, bucket: str, name: str) -> Answer:
         with self.objects.lock:
             found = self._found(request, bucket, name)
-            return (
-                Answer(304)
-                if found is None
-                else json_answer(objects.resource(found), headers={"ETag": objects.etag_of(found)})
-            )
+            return json_answer(objects.resource(found), headers={"ETag": objects.etag_of(found)})
 
-    def _found(self, request: Request, bucket: str, name: str) -> Object | None:
-        """Return the object, or None if the client's copy is current. Raises GoogleError."""
+    def _found(self, request: Request, bucket: str, name: str) -> Object:
+        """Return the object. Raises GoogleError."""
         found = self.objects.find(bucket, name)
         if found is None or request.query.get("generation") not in (None, str(found.generation)):
             raise objects.missing(bucket, name)
-        try:
-            _check(request)(found)
-        except GoogleError:
-            if any(_value(request, key) for key in ("ifGenerationNotMatch", "ifMetagenerationNotMatch")):
-                return None
-            raise
+        _check(request)(found)
         return found
 
     def _download(self, request: Request, bucket: str, name: str) -> Answer:
         with self.objects.lock:
             found = self._found(request, bucket, name)
-            if found is None:
-                return Answer(304)
             headers, bounds = objects.media_headers(found), _bounds(request.headers.get("range", ""), found.size)
             if bounds is None:
                 return FileAnswer(200, headers, length=found.size, pieces=Contents(found.file, 0, found.size))
@@ -234,7 +183,6 @@ class Storage:
         elif kind != "media":
             raise invalid(f"Invalid uploadType: {kind}")
         name = query.get("name") or told.get("name", "")
-        told |= {"contentEncoding": query["contentEncoding"]} if "contentEncoding" in query else {}
         told = objects.writable(told)
         check = self._replacing(request)
         if kind == "resumable":
@@ -254,14 +202,10 @@ class Storage:
             return json_answer(objects.resource(found))
         return Answer(308, {"X-GUploader-UploadID": identity, **({"Range": f"bytes=0-{found - 1}"} if found else {})})
 
-    def _cancel(self, request: Request, bucket: str) -> Answer:
-        self._sessions.cancel(request.query.get("upload_id", ""))
-        return Answer(499)
-
     def _replacing(self, request: Request) -> Check:
         """Return a check of the request's preconditions and of the right to replace an existing object."""
-        conditions, settings = _check(request), self._settings()
-        denied = settings.job_denied if request.is_from_container else settings.denied
+        conditions = _check(request)
+        denied = () if request.is_from_container else self._settings().denied
 
         def check(old: Object | None) -> None:
             conditions(old)
@@ -274,36 +218,23 @@ class Storage:
 def _matched(request: Request) -> tuple[str, dict[str, str]] | None:
     for name, method, pattern in OPERATIONS:
         found = re.fullmatch(pattern, request.raw_path)
-        if found and request.method in (method, "HEAD" if method == "GET" else method):
+        if found and request.method == method:
             is_media = name == "storage.get" and request.query.get("alt") == "media"
             groups = {key: unquote(value) for key, value in found.groupdict().items()}
             return ("storage.download" if is_media else name), groups
     return None
 
 
-def _value(request: Request, key: str) -> str | None:
-    header = re.sub("([A-Z])", lambda found: f"-{found[1].lower()}", key)
-    return request.query.get(key) or request.headers.get(f"x-goog-{header}")
-
-
 def _check(request: Request) -> Check:
-    """Return the preconditions of the request as one function."""
-    holds = [_holds(field, is_equal, _value(request, key)) for key, (field, is_equal) in _CONDITIONS.items()]
+    """Return the precondition of the request as a function. Raises GoogleError for an unknown precondition."""
+    wanted = request.query.get("ifGenerationMatch")
+    known = {"ifGenerationMatch"} if wanted is not None and wanted.isdigit() else set()
+    told = {name for name in (*request.query, *request.headers) if re.match("if[A-Z]|x-goog-if-", name)}
+    if told - known:
+        raise invalid(f"Invalid value for {min(told - known)}")
 
     def check(old: Object | None) -> None:
-        for one in holds:
-            one(old)
-
-    return check
-
-
-def _holds(field: str, is_equal: bool, wanted: str | None) -> Check:
-    if wanted is not None and not wanted.isdigit():
-        raise invalid(f"Invalid value for a {field}: '{wanted}'")
-
-    def check(old: Object | None) -> None:
-        real = "0" if old is None else str(getattr(old, field))
-        if wanted is not None and (real == wanted) != is_equal:
+        if wanted not in (None, "0" if old is None else str(old.generation)):
             message = "At least one of the pre-conditions you specified did not hold."
             raise GoogleError("FAILED_PRECONDITION", message, status=412)
 
@@ -311,13 +242,11 @@ def _holds(field: str, is_equal: bool, wanted: str | None) -> Check:
 
 
 def _bounds(text: str, size: int) -> tuple[int, int] | None:
-    """Return the range's start and its exclusive end; None without a range, and for a range to ignore."""
-    found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
-    if found is None or not (found[1] or found[2]):
-        return None
-    if not found[1]:
-        return max(0, size - int(found[2])), size
-    if found[2] and int(found[2]) < int(found[1]):
+    """Return the range's start and its exclusive end, None without a range. Raises GoogleError for a strange range."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", text)
+    if text and (found is None or (found[2] and int(found[2]) < int(found[1]))):
+        raise invalid(f"the stand-in knows no range {text}")
+    if found is None:
         return None
     return int(found[1]), min(size, int(found[2]) + 1 if found[2] else size)
 

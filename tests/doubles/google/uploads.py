@@ -53,13 +53,6 @@ class Sessions:
             self._sessions[identity] = Session(bucket, name, dict(told), check, self._objects.spool())
         return identity
 
-    def cancel(self, identity: str) -> None:
-        """Forget an upload. Raises GoogleError for an unknown upload."""
-        with self._lock:
-            session = self._session(identity)
-            session.spool.path.unlink(missing_ok=True)
-            del self._sessions[identity]
-
     def put(self, identity: str, content_range: str | None, data: bytes, checksums: Mapping[str, str]) -> Object | int:
         """Return the object if it is complete, else the number of bytes kept. Raises GoogleError.
 
