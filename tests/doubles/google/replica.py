@@ -95,7 +95,6 @@ class Replica(Machine):
     address: str
     root: Path
     on_change: Callable[[], None]
-    due: float | None = None  # time of its next start
     run: Run | None = None
     starts: int = 0
     restarts: int = 0  # since the job's last start
@@ -146,7 +145,7 @@ class Replica(Machine):
             cwd=HOME,
         )
         run.running = sandbox.start(container, world.switch, is_split=True)
-        self.run, self.due = run, None
+        self.run = run
         run.read(lambda line, stream: world.logs.write(job.id, self.name, line, stream=stream))
 
     def pids(self) -> list[int]:
@@ -155,7 +154,7 @@ class Replica(Machine):
 
     def told(self) -> dict[str, Any]:
         """Return all fields of the replica, for the handle."""
-        state = "waiting" if self.run is None or self.due is not None else "exited" if self.run.is_over else "running"
+        state = "waiting" if self.run is None else "exited" if self.run.is_over else "running"
         folder, code = (None, None) if self.run is None else (str(self.run.disk), self.run.code)
         told = {name: getattr(self, name) for name in ("name", "hostname", "address", "starts", "restarts")}
         return {**told, "folder": folder, "code": code, "state": state, "pids": self.pids(), "codes": list(self.codes)}
@@ -210,7 +209,7 @@ def _environment(world: World, job: Job, replica: Replica) -> dict[str, str]:
         "CLOUD_ML_JOB_ID": job.id,
         "CLOUD_ML_PROJECT_ID": PROJECT,
         "CLOUD_ML_REGION": REGION,
-        **_cluster(world, job, replica),
+        **_cluster(job, replica),
         **_ranks(job, replica),
         **_outputs(job),
         **_network(world),
@@ -218,7 +217,7 @@ def _environment(world: World, job: Job, replica: Replica) -> dict[str, str]:
     }
 
 
-def _cluster(world: World, job: Job, replica: Replica) -> dict[str, str]:
+def _cluster(job: Job, replica: Replica) -> dict[str, str]:
     pools: dict[str, list[str]] = {}
     for one in job.replicas:
         pools.setdefault(one.pool.name, []).append(f"{_host(one)}:{PORT}")
@@ -227,11 +226,8 @@ def _cluster(world: World, job: Job, replica: Replica) -> dict[str, str]:
     spec = json.dumps({"cluster": pools, "environment": "cloud", "task": task, "job": told})
     tf_cluster = {_TF_ROLES[int(name[-1])]: hosts for name, hosts in pools.items()}
     tf_task = {**task, "type": _TF_ROLES[replica.pool.number]}
-    tf_config = {"TF_CONFIG": json.dumps({"cluster": tf_cluster, "environment": "cloud", "task": tf_task, "job": told})}
-    kind = world.settings.single_cluster_spec if len(job.replicas) == 1 else "full"
-    if kind == "missing":
-        return {}
-    return {"CLUSTER_SPEC": "", "TF_CONFIG": ""} if kind == "empty" else {"CLUSTER_SPEC": spec, **tf_config}
+    tf_config = json.dumps({"cluster": tf_cluster, "environment": "cloud", "task": tf_task, "job": told})
+    return {"CLUSTER_SPEC": spec, "TF_CONFIG": tf_config}
 
 
 def _ranks(job: Job, replica: Replica) -> dict[str, str]:

@@ -60,14 +60,13 @@ class World(world.World[Settings, Fault, Job]):
         """Store a new job."""
         with self.lock:
             identity = str(self._ids.randrange(FIRST_ID, 9 * FIRST_ID))
-            is_queued = self.settings.execute and (self.settings.queued or self.settings.queued_s > 0)
             job = Job(
                 id=identity,
                 region=region,
                 asked=asked,
                 created=time.time(),
                 number=next(self._numbers),
-                status="JOB_STATE_QUEUED" if is_queued else "JOB_STATE_PENDING",
+                status="JOB_STATE_PENDING",
             )
             job.enter_first()
             self.jobs[identity] = job
