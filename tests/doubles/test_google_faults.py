@@ -1,11 +1,9 @@
 """Google's stand-in injects faults on request, and records all calls; test_google_sdk has gRPC's faults."""
 
 import http.client
-import json
 import time
 import urllib.parse
 from http.client import IncompleteRead
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from doubles import sandbox
 from doubles.google.client import job_body
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
-from doubles.waiting import new_mark, sleepers, until
+from doubles.waiting import until
 
 OBJECT = f"https://storage.googleapis.com/storage/v1/b/{BUCKET}/o/a"
 TOKEN = "https://oauth2.googleapis.com/token"
@@ -102,14 +100,6 @@ def test_hanging_call_is_not_answered(google: Google) -> None:
     assert google.call("GET", "/customJobs").status == 200
 
 
-def test_slow_answer_is_delayed(google: Google) -> None:
-    """The answer arrives after the requested delay."""
-    google.fault("jobs.list", "slow", delay_s=0.3, count=1)
-    begun = time.monotonic()
-    assert google.call("GET", "/customJobs").status == 200
-    assert time.monotonic() - begun >= 0.3
-
-
 def test_cut_answer_ends_in_the_middle(google: Google) -> None:
     """The client receives half of the body."""
     google.put_object("a", "0123456789")
@@ -131,27 +121,6 @@ def test_calls_need_a_token(google: Google) -> None:
     assert google.call("GET", url, is_signed_in=False, headers=short).status == 200
     time.sleep(0.3)
     assert google.call("GET", url, is_signed_in=False, headers=short).status == 401
-
-
-def test_tokens_expire_on_demand(google: Google) -> None:
-    """Tokens issued before are refused, and a new token works."""
-    old = {"Authorization": f"Bearer {google.client.token()}"}
-    google.expire_tokens()
-    assert google.call("GET", "/customJobs", is_signed_in=False, headers=old).status == 401
-    assert google.call("GET", "/customJobs").status == 200
-
-
-def test_refresh_token_works_until_revoked(google: Google) -> None:
-    """A user's refresh token works until it is revoked."""
-    told = json.loads(Path(google.user_file).read_text())
-    form = {"grant_type": "refresh_token", "refresh_token": told["refresh_token"]}
-    data = urllib.parse.urlencode(form).encode()
-    token = google.call("POST", TOKEN, data, is_signed_in=False).json["access_token"]
-    headers = {"Authorization": f"Bearer {token}"}
-    assert google.call("GET", "/customJobs", is_signed_in=False, headers=headers).status == 200
-    google.settings(refresh_revoked=True)
-    refused = google.call("POST", TOKEN, data, is_signed_in=False)
-    assert (refused.status, refused.json["error"]) == (400, "invalid_grant")
 
 
 def test_operations_can_be_denied(google: Google) -> None:
@@ -187,15 +156,6 @@ def test_faults_spare_replicas_by_default(google: Google) -> None:
     google.fault("storage.get", "403", containers=True)
     assert replica_get(google) == "403"
     assert google.call("GET", OBJECT).status == 500
-
-
-@needs_namespaces
-def test_replicas_have_separate_rights(google: Google) -> None:
-    """The rights of replicas are independent of the user's rights."""
-    google.put_object("a", "1")
-    google.settings(job_denied=["storage.*"])
-    assert replica_get(google) == "403"
-    assert google.call("GET", OBJECT).status == 200
 
 
 def test_metadata_server_answers_only_replicas(google: Google) -> None:
@@ -234,16 +194,3 @@ def test_unserved_calls_are_recorded(google: Google) -> None:
         f"{REGION}-aiplatform.googleapis.com/v1/projects/{PROJECT}/locations/{REGION}/endpoints",
         "compute.googleapis.com",
     ]
-
-
-@needs_namespaces
-def test_killed_stand_in_leaves_no_replicas_or_folders(tmp_path: Path) -> None:
-    """A killed stand-in leaves neither replicas nor folders."""
-    own, mark = Google.start(tmp_path / "state"), new_mark()
-    try:
-        own.submit("job", "sleep", mark, workers=1)
-        until(lambda: len(sleepers(mark)) == 2)
-        own.process.kill()
-        until(lambda: not sleepers(mark) and not (tmp_path / "state").exists())
-    finally:
-        own.stop()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from doubles.google.names import NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
+from doubles.google.names import SERVICE_ACCOUNT
 from doubles.google.tokens import REFRESH_TOKEN
 from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
@@ -50,33 +49,13 @@ def _refused(description: str, error: str = "invalid_grant") -> Answer:
 
 def metadata(world: World, request: Request) -> Answer:
     """Answer a request to the metadata server."""
-    if request.path == "/":
-        return Answer(200, {**_FLAVOR, "Content-Type": "text/html"}, b"computeMetadata/\n")
     if request.headers.get("metadata-flavor") != "Google":
         return Answer(403, body=b"Missing required header: Metadata-Flavor")
-    path = request.path.removeprefix(METADATA).rstrip("/").replace(f"/{SERVICE_ACCOUNT}", "/default")
-    account = "/instance/service-accounts/default"
-    told = {"aliases": ["default"], "email": SERVICE_ACCOUNT, "scopes": SCOPES}
-    texts = {
-        f"{account}/email": SERVICE_ACCOUNT,
-        f"{account}/scopes": "".join(f"{scope}\n" for scope in SCOPES),
-        "/instance/service-accounts": f"default/\n{SERVICE_ACCOUNT}/\n",
-        "/instance/zone": f"projects/{NUMBER}/zones/{REGION}-a",
-        "/project/project-id": PROJECT,
-        "/project/numeric-project-id": NUMBER,
-        "/universe/universe-domain": "googleapis.com",
-        "/universe/universe_domain": "googleapis.com",
-    }
-    if path == f"{account}/token":
+    account = f"{METADATA}/instance/service-accounts/default"
+    if request.path == f"{account}/token":
         return json_answer(_token(world, SERVICE_ACCOUNT), headers=_FLAVOR)
-    if path == account:
-        if request.query.get("recursive") == "true":
-            return json_answer(told, headers=_FLAVOR)
-        return Answer(200, {**_FLAVOR, "Content-Type": "application/text"}, "".join(f"{n}\n" for n in told).encode())
-    if path in texts:
-        kind = "application/json" if request.query.get("alt") == "json" else "application/text"
-        text = json.dumps(texts[path]) if kind.endswith("json") else texts[path]
-        return Answer(200, {**_FLAVOR, "Content-Type": kind}, text.encode())
+    if request.path == f"{account}/email":
+        return Answer(200, {**_FLAVOR, "Content-Type": "application/text"}, SERVICE_ACCOUNT.encode())
     return Answer(404, dict(_FLAVOR), b"Not Found")
 
 

@@ -27,7 +27,7 @@ class Plain(control.Control[World]):
 
     def __call__(self, request: Request) -> Answer:
         """Answer one request."""
-        if request.is_from_container and (request.path == "/" or request.path.startswith(accounts.METADATA)):
+        if request.is_from_container and request.path.startswith(accounts.METADATA):
             return self._metadata(request)
         return super().__call__(request)
 
@@ -44,7 +44,6 @@ class Plain(control.Control[World]):
             ("POST", "objects"): lambda: world.storage.names(told["bucket"], told["prefix"]),
             ("POST", "break_next_chunk"): lambda: world.storage.break_next_chunk(told["kept_bytes"]),
             ("GET", "secrets"): world.secrets.values,
-            ("POST", "secrets"): lambda: world.secrets.set(told["name"], told["value"]),
         }
 
     def job(self, path: str, told: dict[str, Any]) -> Any:

@@ -1,7 +1,6 @@
 """Faults of calls, set by a test."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from doubles.google.errors import CODES, GoogleError, code_of
 from doubles.kit import faults
@@ -28,8 +27,6 @@ class Fault(faults.Fault):
     """
 
     KINDS = (*BREAKS, *list(CODES)[1:], *STATUSES)
-    protocol: str | None = None  # only "rest" or only "grpc"
-    retry_after: str | None = None  # the header; Google sends none
 
     def error(self) -> GoogleError | None:
         """Return the error to answer in place of executing, or None."""
@@ -37,9 +34,4 @@ class Fault(faults.Fault):
             return None
         status = int(self.kind) if self.kind.isdigit() else None
         code = self.kind if status is None else code_of(status)
-        headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
-        return GoogleError(code, self.message or _MESSAGES.get(code, code), status=status, headers=headers)
-
-    def concerns(self, call: Any) -> bool:
-        """Return whether the fault may hit the call."""
-        return self.protocol in (None, call.protocol) and super().concerns(call)
+        return GoogleError(code, self.message or _MESSAGES.get(code, code), status=status)

@@ -66,10 +66,6 @@ class Google(handle.Handle):
         """Return the secrets' names."""
         return sorted(self.control("secrets", method="GET"))
 
-    def set_secret(self, name: str, value: str) -> None:
-        """Write a secret."""
-        self.control("secrets", {"name": name, "value": value})
-
     def bucket(self, name: str, location: str = REGION, project: str = PROJECT) -> str:
         """Make a bucket; a bucket of another project answers 403."""
         self.control("bucket", {"name": name, "location": location, "project": project})

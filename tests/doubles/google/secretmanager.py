@@ -12,15 +12,13 @@ from typing import Any
 import google_crc32c
 
 from doubles.google.errors import GoogleError, invalid
-from doubles.google.logfilter import ns_of
 from doubles.google.names import NUMBER, PROJECT, rfc3339
 from doubles.kit.routing import Route
 from doubles.wire import Answer, BadJson, Request, json_answer
 
 MAX_BYTES = 64 * 1024  # SecretPayload.data, discovery document
 MAX_LABELS = 64
-_FIELDS = {"labels", "replication", "ttl", "expireTime", "annotations", "topics", "rotation", "versionAliases", "name"}
-_FIELDS |= {"etag", "createTime", "tags", "versionDestroyTtl", "secretType", "customerManagedEncryption"}
+_FIELDS = {"labels", "replication", "ttl"}
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 JSON = dict[str, Any]
@@ -89,7 +87,7 @@ class Secrets:
         with self._lock:
             if name in self._living():
                 raise GoogleError("ALREADY_EXISTS", f"Secret [projects/{NUMBER}/secrets/{name}] already exists.")
-            kept: JSON = {key: body[key] for key in ("labels", "replication", "annotations", "topics") if key in body}
+            kept: JSON = {key: body[key] for key in ("labels", "replication") if key in body}
             self._secrets[name] = Secret(name, self._clock(), kept, expires)
             return _secret(self._secrets[name])
 
@@ -152,20 +150,12 @@ class Secrets:
         return secret, number
 
     def _expires(self, body: JSON) -> float | None:
-        if "ttl" in body and "expireTime" in body:
-            raise invalid("Only one of Secret.ttl and Secret.expire_time may be provided.")
-        try:
-            if "expireTime" in body:
-                moment = ns_of(body["expireTime"]) / 1e9
-            elif "ttl" in body:
-                moment = self._clock() + float(re.fullmatch(r"(\d+(?:\.\d+)?)s", body["ttl"])[1])  # type: ignore[index]
-            else:
-                return None
-        except (TypeError, ValueError):
-            raise invalid("Invalid value at 'secret' for ttl or expire_time") from None
-        if moment <= self._clock():
-            raise invalid("Secret.expire_time must be in the future.")
-        return moment
+        if "ttl" not in body:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(body["ttl"]))
+        if found is None or float(found[1]) <= 0:
+            raise invalid("Invalid value at 'secret' for ttl")
+        return self._clock() + float(found[1])
 
 
 def _check_labels(labels: JSON) -> None:
