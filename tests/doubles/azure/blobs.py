@@ -3,8 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import formatdate
 from itertools import islice
 from xml.etree import ElementTree
 
@@ -19,6 +18,7 @@ LOGIN = f"https://login.microsoftonline.com/{TENANT}/oauth2/authorize"
 CHALLENGE = f"Bearer authorization_uri={LOGIN} resource_id=https://storage.azure.com"
 NOT_ALLOWED = "This request is not authorized to perform this operation using this permission."
 _READS = ("GET", "HEAD")
+_UNLESS = ((None, True), (None, False), ("*", False))  # If-None-Match, and whether the call reads
 
 
 def operation(request: Request) -> str | None:
@@ -63,8 +63,6 @@ def get(world: World, request: Request, container: str, name: str) -> Answer:
     """Return the blob, or its requested range."""
     with world.blobs.lock:
         blob = _found(world, request, container, name)
-        if _is_same(request, blob):
-            return Answer(304, {"ETag": blob.etag})
         bounds = _bounds(request, blob.size)
         headers = _properties(blob)
         if bounds is None:
@@ -83,24 +81,22 @@ def get(world: World, request: Request, container: str, name: str) -> Answer:
 def head(world: World, request: Request, container: str, name: str) -> Answer:
     """Return the blob's properties."""
     blob = _found(world, request, container, name)
-    if _is_same(request, blob):
-        return Answer(304, {"ETag": blob.etag})
     return Answer(200, _properties(blob), length=blob.size)
 
 
 def put(world: World, request: Request, container: str, name: str) -> Answer:
-    """Write a block blob whole, or make an empty append blob."""
+    """Write a block blob whole."""
     headers = request.headers
     kind = headers.get("x-ms-blob-type", "")
-    if kind not in ("BlockBlob", "AppendBlob"):
+    if kind != "BlockBlob":
         raise AzureError(400, "InvalidHeaderValue", f"The value for x-ms-blob-type, {kind!r}, is not supported.")
     _check_md5(request)
     with world.blobs.lock:
         world.blobs.check(container)
         old = world.blobs.find(container, name)
         _check_conditions(request, old)
-        blob = Blob(kind=kind, metadata=_metadata(request), content_type=_content_type(request))
-        if old is not None and kind == "BlockBlob":
+        blob = Blob(metadata=_metadata(request), content_type=_content_type(request))
+        if old is not None:
             blob.created = old.created
         blob.md5 = headers.get("x-ms-blob-content-md5") or None
         return _written(world.blobs.put(container, name, request.body, blob))
@@ -171,34 +167,21 @@ def _found(world: World, request: Request, container: str, name: str) -> Blob:
     blob = world.blobs.find(container, name)
     if blob is None:
         raise AzureError(404, "BlobNotFound", "The specified blob does not exist.")
-    if request.method not in _READS or "if-match" in request.headers or "if-unmodified-since" in request.headers:
-        _check_conditions(request, blob)
+    _check_conditions(request, blob)
     return blob
 
 
 def _check_conditions(request: Request, blob: Blob | None) -> None:
-    """Raise AzureError if a condition of a write, or If-Match of a read, does not hold."""
+    """Raise AzureError if a condition does not hold, and for a condition that the stand-in does not know."""
     headers = request.headers
     unless, wanted = headers.get("if-none-match"), headers.get("if-match")
-    if blob is not None and unless is not None and request.method not in _READS:
-        if unless == "*":
-            raise AzureError(409, "BlobAlreadyExists", "The specified blob already exists.")
-        if unless == blob.etag:
-            raise AzureError(412, "ConditionNotMet", "The condition specified using HTTP conditional header(s)")
-    missed = wanted is not None and (blob is None or wanted not in ("*", blob.etag))
-    since = headers.get("if-unmodified-since")
-    if since is not None and blob is not None:
-        missed |= int(blob.modified) > parsedate_to_datetime(since).timestamp()
-    if missed:
+    is_reading = request.method in _READS
+    if {"if-modified-since", "if-unmodified-since"} & set(headers) or (unless, is_reading) not in _UNLESS:
+        raise AzureError(400, "InvalidHeaderValue", "The stand-in knows no such condition.")
+    if blob is not None and unless == "*":
+        raise AzureError(409, "BlobAlreadyExists", "The specified blob already exists.")
+    if wanted is not None and (blob is None or wanted not in ("*", blob.etag)):
         raise AzureError(412, "ConditionNotMet", "The condition specified using HTTP conditional header(s) is not met.")
-
-
-def _is_same(request: Request, blob: Blob) -> bool:
-    """Return whether the reader's copy is current."""
-    unless, since = request.headers.get("if-none-match"), request.headers.get("if-modified-since")
-    if unless is not None:
-        return unless in ("*", blob.etag)
-    return since is not None and int(blob.modified) <= parsedate_to_datetime(since).timestamp()
 
 
 def _bounds(request: Request, size: int) -> tuple[int, int] | None:
@@ -263,44 +246,28 @@ def _written(blob: Blob) -> Answer:
 
 
 def list_blobs(world: World, request: Request, container: str) -> Answer:
-    """Return a page of blobs and, with a delimiter, of their common prefixes."""
+    """Return a page of blobs."""
     world.blobs.check(container)
     query = request.query
-    prefix, delimiter, marker = (query.get(name, "") for name in ("prefix", "delimiter", "marker"))
+    if "delimiter" in query:
+        raise AzureError(400, "InvalidQueryParameterValue", "The stand-in's list knows no delimiter.")
+    prefix, marker = query.get("prefix", ""), query.get("marker", "")
     most = world.settings.blob_page_size
     size = min(int(query.get("maxresults", most)), most)
-    entries = (one for one in _entries(world, container, prefix, delimiter) if one[0] >= marker)
-    page = list(islice(entries, size + 1))
+    entries = ((name, world.blobs.find(container, name)) for name in world.blobs.names(container, prefix))
+    page = list(islice(((name, one) for name, one in entries if one is not None and name >= marker), size + 1))
     root = ElementTree.Element(
         "EnumerationResults", ServiceEndpoint=f"https://{ACCOUNT}.blob.core.windows.net/", ContainerName=container
     )
-    for name in ("prefix", "marker", "maxresults", "delimiter"):
+    for name in ("prefix", "marker", "maxresults"):
         if name in query:
             ElementTree.SubElement(root, "MaxResults" if name == "maxresults" else name.title()).text = query[name]
     parent = ElementTree.SubElement(root, "Blobs")
     for name, blob in page[:size]:
-        if blob is None:
-            ElementTree.SubElement(ElementTree.SubElement(parent, "BlobPrefix"), "Name").text = name
-        else:
-            _add(parent, name, blob, "metadata" in query.get("include", ""))
+        _add(parent, name, blob, "metadata" in query.get("include", ""))
     ElementTree.SubElement(root, "NextMarker").text = page[size][0] if len(page) > size else None
     data = ElementTree.tostring(root, "utf-8", xml_declaration=True)
     return Answer(200, {"Content-Type": "application/xml"}, data)
-
-
-def _entries(world: World, container: str, prefix: str, delimiter: str) -> Iterator[tuple[str, Blob | None]]:
-    last = None
-    for name in world.blobs.names(container, prefix):
-        rest = name[len(prefix) :]
-        if delimiter and delimiter in rest:
-            common = prefix + rest.partition(delimiter)[0] + delimiter
-            if common != last:
-                last = common
-                yield common, None
-            continue
-        blob = world.blobs.find(container, name)
-        if blob is not None:  # may be removed meanwhile
-            yield name, blob
 
 
 def _add(parent: ElementTree.Element, name: str, blob: Blob, with_metadata: bool) -> None:
