@@ -1,15 +1,10 @@
 """Azure's stand-in injects faults on request, and records all calls."""
 
-import time
-from http.client import IncompleteRead
-from pathlib import Path
-
 import pytest
 
 from doubles.azure.client import job_body
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, CONTAINER, REGION, workspace_id
-from doubles.waiting import new_mark, sleepers, until
 
 HISTORY = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs"
 BLOB = f"https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a"
@@ -48,14 +43,6 @@ def test_only_a_call_with_lost_answer_is_executed(azure: Azure, kind: str, jobs:
     assert (other.status, "already exists" in other.json["error"]["message"]) == (400, True)
 
 
-def test_cut_answer_ends_in_the_middle(azure: Azure) -> None:
-    """The client receives half of the body."""
-    azure.put_blob("a", "0123456789")
-    azure.fault("blob.get", "cut", count=1)
-    with pytest.raises(IncompleteRead):
-        azure.call("GET", BLOB, audience=STORAGE)
-
-
 def test_tokens_expire_on_demand(azure: Azure) -> None:
     """Tokens issued before the fault are refused, and a new token works."""
     old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
@@ -65,15 +52,6 @@ def test_tokens_expire_on_demand(azure: Azure) -> None:
         refused = azure.call("GET", url, audience=None, headers=old)
         assert (refused.status, refused.json["error"]["code"]) == (401, "ExpiredAuthenticationToken")
     assert azure.call("GET", url).status == 200
-
-
-def test_tokens_expire_after_their_lifetime(azure: Azure) -> None:
-    """Tokens expire after the time in the settings."""
-    azure.settings(token_s=0.2)
-    old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
-    time.sleep(0.3)
-    url = f"https://management.azure.com{workspace_id()}/computes"
-    assert azure.call("GET", url, audience=None, headers=old).status == 401
 
 
 def test_signatures_expire_on_demand(azure: Azure) -> None:
@@ -99,65 +77,3 @@ def test_injected_error_has_the_given_code_and_message(azure: Azure) -> None:
     refused = azure.client.submit("job", job_body("true"), {"empty.txt": ""})
     assert refused.status == 400
     assert refused.json["error"] == {"code": "QuotaExceeded", "message": message}
-
-
-def test_slow_answer_is_delayed(azure: Azure) -> None:
-    """The answer arrives after the requested delay."""
-    azure.fault("computes.list", "slow", delay_s=0.3, count=1)
-    begun = time.monotonic()
-    assert azure.call("GET", "/computes").status == 200
-    assert time.monotonic() - begun >= 0.3
-
-
-def test_faults_spare_containers_by_default(azure: Azure) -> None:
-    """Calls from containers succeed, unless the fault includes containers."""
-    azure.put_blob("a", "1")
-    azure.fault("blob.get", "500")
-    script = (
-        "import os, requests\n"
-        "told = {'api-version': '2017-09-01', 'resource': 'https://storage.azure.com'}\n"
-        "header = {'secret': os.environ['MSI_SECRET']}\n"
-        "token = requests.get(os.environ['MSI_ENDPOINT'], params=told, headers=header).json()['access_token']\n"
-        f"print(requests.get('{BLOB}', headers={{'Authorization': 'Bearer ' + token}}).status_code)\n"
-    )
-    azure.submit("job", "python get.py", {"get.py": script}, identity={"identityType": "Managed"})
-    azure.wait("job")
-    assert azure.log("job") == "200\n"
-    assert azure.call("GET", BLOB, audience=STORAGE).status == 500
-
-
-def test_journal_records_request_and_answer(azure: Azure) -> None:
-    """The journal has operation, range, bytes of the answer, and status."""
-    azure.put_blob("a", "0123456789")
-    azure.call("GET", BLOB, audience=STORAGE, headers={"x-ms-range": "bytes=4-"})
-    call = azure.journal("blob.get")[0]
-    told = {name: call[name] for name in ("host", "range", "status", "sent", "outcome", "is_from_container")}
-    assert told == {
-        "host": f"{ACCOUNT}.blob.core.windows.net",
-        "range": "bytes=4-",
-        "status": 206,
-        "sent": 6,
-        "outcome": "ok",
-        "is_from_container": False,
-    }
-
-
-def test_reset_removes_all_state(azure: Azure) -> None:
-    """Reset removes jobs, blobs and recorded calls, even while a job runs."""
-    azure.submit("job", "sleep 100")
-    azure.wait("job", "Running")
-    azure.put_blob("a", "1")
-    azure.reset()
-    assert (azure.jobs(), azure.blobs(), azure.journal()) == ([], [], [])
-
-
-def test_killed_stand_in_leaves_no_containers_or_folders(tmp_path: Path) -> None:
-    """A killed stand-in leaves neither containers nor folders."""
-    own, mark = Azure.start(tmp_path / "state"), new_mark()
-    try:
-        own.submit("job", f"sleep {mark}")
-        until(lambda: sleepers(mark))
-        own.process.kill()
-        until(lambda: not sleepers(mark) and not (tmp_path / "state").exists())
-    finally:
-        own.stop()

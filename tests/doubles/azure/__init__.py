@@ -5,7 +5,7 @@ HTTPS_PROXY is the stand-in, which answers as login, ARM, the region's data plan
 list, with its own certificates.
 
     azure.apply(monkeypatch)                          # or subprocess.run([...], env={**os.environ, **azure.environ})
-    azure.settings(queued_s=2, restart_logs="replace")              # settings.py
+    azure.settings(token_s=2, restart_logs="replace")               # settings.py
     azure.fault("jobs.put", "lost", count=1)                         # faults.py
     azure.preempt("job"); azure.wait("job"); azure.log("job"); azure.journal("blob.get")
 

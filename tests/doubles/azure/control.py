@@ -24,7 +24,7 @@ class Plain(control.Control[World]):
 
     def __call__(self, request: Request) -> Answer:
         """Answer one request."""
-        if request.path.rstrip("/") in ("/msi/token", "/obo/token"):
+        if request.path.rstrip("/") == "/msi/token":
             return self._identity(request)
         return super().__call__(request)
 
@@ -41,8 +41,6 @@ class Plain(control.Control[World]):
             ("POST", "read"): lambda: _read(world, **told),
             ("POST", "blobs"): lambda: list(world.blobs.names(told["container"], told["prefix"])),
             ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
-            ("GET", "deleted_secrets"): lambda: sorted(world.deleted_secrets),
-            ("POST", "secrets"): lambda: world.secrets.update(_secrets(told)),
         }
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
@@ -65,17 +63,11 @@ class Plain(control.Control[World]):
         return actions[order]()
 
     def _identity(self, request: Request) -> Answer:
-        is_own = request.path.startswith("/msi/")
-        entry: dict[str, Any] = {
-            "operation": "msi.token" if is_own else "obo.token",
-            "service": "msi",
-            "host": request.host,
-        }
+        entry: dict[str, Any] = {"operation": "msi.token", "service": "msi", "host": request.host}
         entry |= {"path": request.path, "query": request.query, "is_from_container": request.is_from_container}
         self._world.journal.append({**entry, "time": time.time()})
         try:
-            give = login.give_token_to_job if is_own else login.give_token_on_behalf
-            return give(self._world, request)
+            return login.give_token_to_job(self._world, request)
         except AzureError as error:
             return json_answer({"statusCode": error.status, "message": error.message}, error.status)
 
@@ -108,7 +100,3 @@ def _read(world: World, name: str, container: str = CONTAINER) -> str | None:
         if world.blobs.find(container, name) is None:
             return None
         return base64.b64encode(world.blobs.read(container, name)).decode()
-
-
-def _secrets(told: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [{"value": value, "id": "0", "created": 0.0}] for name, value in told.items()}

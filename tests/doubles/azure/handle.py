@@ -65,18 +65,6 @@ class Azure(handle.Handle):
         """
         self.control("computes", {"name": name, "properties": properties})
 
-    def remove_compute(self, name: str) -> None:
-        """Remove a cluster."""
-        self.control("computes", {"name": name, "properties": None})
-
-    def deleted_secrets(self) -> list[str]:
-        """Return the names of the secrets that are removed and not purged."""
-        return self.control("deleted_secrets", method="GET")
-
-    def set_secret(self, name: str, value: str) -> None:
-        """Write a secret."""
-        self.control("secrets", {name: value})
-
     def blob(self, name: str, container: str = CONTAINER) -> bytes | None:
         """Return a blob's content, or None."""
         data = self.control("read", {"name": name, "container": container})
@@ -98,10 +86,6 @@ class Azure(handle.Handle):
     def job(self, name: str) -> dict[str, Any]:
         """Return a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids, ..."""
         return self.control(f"jobs/{name}", method="GET")
-
-    def statuses(self, name: str) -> list[str]:
-        """Return the job's statuses in order."""
-        return [status for status, _ in self.job(name)["history"]]
 
     def log(self, name: str, part: str = "user_logs/std_log.txt") -> str:
         """Return a log file up to now, or "" if missing."""

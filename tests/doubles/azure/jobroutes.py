@@ -14,8 +14,7 @@ from doubles.azure.names import ARTIFACTS, REGION, SUBSCRIPTION, iso_time, works
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-# Properties of an existing job that a PUT may change.
-_CHANGEABLE = ("tags", "displayName", "description", "isArchived", "properties")
+PAGE = 10  # jobs of the list
 TAKEN = (
     "A job with this name already exists. If you are trying to create a new job, use a different name. If you are "
     "trying to update an existing job, only description, displayName, tags and isArchived can be changed."
@@ -51,20 +50,17 @@ def get(world: World, request: Request, name: str) -> Answer:
 def list_all(world: World, request: Request) -> Answer:
     """Return a page of jobs, the newest first."""
     query = request.query
-    view = query.get("listViewType", "ActiveOnly")
+    if set(query) - {"api-version", "tag", "$skip"} or "=" in query.get("tag", ""):
+        raise AzureError(400, "UserError", f"the stand-in's list knows no {request.query}")
     jobs = sorted(world.jobs.values(), key=lambda job: -job.number)
-    if view != "All":
-        jobs = [job for job in jobs if job.is_archived == (view == "ArchivedOnly")]
-    if "tag" in query:
-        key, separator, value = query["tag"].partition("=")
-        jobs = [job for job in jobs if key in job.tags and (not separator or job.tags[key] == value)]
-    start, size = int(query.get("$skip", 0)), world.settings.page_size
-    told: dict[str, Any] = {"value": [_described(job) for job in jobs[start : start + size]]}
-    if len(jobs) > start + size:
+    jobs = [job for job in jobs if query.get("tag") in (None, *job.tags)]
+    start = int(query.get("$skip", 0))
+    told: dict[str, Any] = {"value": [_described(job) for job in jobs[start : start + PAGE]]}
+    if len(jobs) > start + PAGE:
         more = "".join(f"&{name}={value}" for name, value in query.items() if name not in ("$skip", "api-version"))
         version = query.get("api-version", "")
         told["nextLink"] = (
-            f"https://management.azure.com{workspace_id()}/jobs?api-version={version}&$skip={start + size}{more}"
+            f"https://management.azure.com{workspace_id()}/jobs?api-version={version}&$skip={start + PAGE}{more}"
         )
     return json_answer(told)
 
@@ -93,15 +89,11 @@ def _put_again(job: Job, body: dict[str, Any]) -> Answer:
     asked, own = body.get("properties") or {}, job.properties_of_body
 
     def fixed(properties: dict[str, Any]) -> dict[str, Any]:
-        ignored = (*_CHANGEABLE, "status", "services")
+        ignored = ("properties", "status", "services")
         return {name: value for name, value in properties.items() if name not in ignored and value is not None}
 
     if fixed(asked) != fixed(own):
         raise AzureError(400, "UserError", TAKEN)
-    with job.changed:
-        job.tags = dict(asked.get("tags") or {})
-        job.display_name, job.description = asked.get("displayName"), asked.get("description")
-        job.is_archived = bool(asked.get("isArchived", False))
     return json_answer(_described(job))
 
 
@@ -138,7 +130,7 @@ def _described(job: Job) -> dict[str, Any]:
         "displayName": job.display_name or job.name,
         "description": job.description,
         "experimentName": job.experiment,
-        "isArchived": job.is_archived,
+        "isArchived": False,
         "status": job.status,
         "services": {
             **(asked.get("services") or {}),

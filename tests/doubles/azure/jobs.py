@@ -27,7 +27,6 @@ class Job(life.Job):
     display_name: str | None = None
     description: str | None = None
     compute: dict[str, Any] = field(default_factory=dict)  # vmSize, instanceCount, gpuCount, priority, region
-    is_archived: bool = False
 
     @property
     def properties_of_body(self) -> dict[str, Any]:

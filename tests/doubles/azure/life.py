@@ -18,6 +18,8 @@ from doubles.azure.node import InputError, Node, Volume, volumes
 from doubles.azure.world import World
 from doubles.kit import life
 
+CANCEL_GRACE_S = 30.0  # from SIGTERM to SIGKILL, also at limits.timeout. Invented: Azure states no figure
+FAILED_GRACE_S = 5.0  # the same, for the remaining nodes after a node has failed
 LIFECYCLER = "system_logs/lifecycler/lifecycler.log"
 # Code and text are invented, after users' reports.
 PREEMPTED = {
@@ -93,10 +95,6 @@ def _attempts(world: World, job: Job) -> Ending:
         _release(world, job)
         if ending.kind != "Preempted":
             return ending
-        job.enter("Queued")
-        meanwhile = _pause(job, world.settings.restart_s)
-        if meanwhile is not None and meanwhile.kind != "Preempted":
-            return meanwhile
 
 
 def _release(world: World, job: Job) -> None:
@@ -108,19 +106,13 @@ def _release(world: World, job: Job) -> None:
 def _wait_for_nodes(world: World, job: Job) -> Ending | None:
     """Wait in Queued, then prepare; return the job's ending if the job ends meanwhile."""
     job.enter("Queued")
-    ending = _pause(job, world.settings.queued_s)
-    while ending is None:
-        if world.take_machines(job.name):
-            break
-        ending = _pause(job, 0.1)
-    if ending is not None:
-        return ending
-    job.active_since = time.time()
-    for status, wait_s in (("Preparing", 0.0), ("Starting", world.settings.starting_s)):
-        job.enter(status)
-        if (ending := _pause(job, wait_s)) is not None:
+    while not world.take_machines(job.name):
+        if (ending := life.pause(job, 0.1, lambda: _ordered(job))) is not None:
             return ending
-    return None
+    job.active_since = time.time()
+    for status in ("Preparing", "Starting"):
+        job.enter(status)
+    return _ordered(job)
 
 
 def _attempt(world: World, job: Job) -> Ending:
@@ -140,12 +132,9 @@ def _attempt(world: World, job: Job) -> Ending:
             job.enter("Running")
             for node in nodes:
                 node.start(job, world, data, nodes, logs)
-            ending = _watch(world, job, nodes)
+            ending = _watch(job, nodes)
             life.end(job, nodes, 0.0)
             logs.note(LIFECYCLER, f"attempt {job.attempts} ended: {ending.kind}")
-            if ending.kind != "Preempted":
-                for node in nodes:
-                    node.keep_outputs(job, world)
             if ending.kind == "Completed":
                 return _finalize(world, job, nodes, data, logs)
             return ending
@@ -187,11 +176,10 @@ def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
                 node.remove()
 
 
-def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
+def _watch(job: Job, nodes: list[Node]) -> Ending:
     """Wait until the attempt is over; return its ending, after ending its containers."""
     limit_s = seconds((job.properties_of_body.get("limits") or {}).get("timeout"))
     deadline = math.inf if limit_s is None else (job.started or time.time()) + limit_s
-    settings = world.settings
     while True:
         with job.changed:
             ending = _ordered(job)
@@ -201,16 +189,15 @@ def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
                 continue
         if ending is not None:
             is_preempted = ending.kind == "Preempted" or ending.error == PREEMPTED
-            grace_s = settings.preempt_grace_s if is_preempted else settings.cancel_grace_s
-            life.end(job, nodes, 0.0 if ending.kind == "Completed" else grace_s)
+            life.end(job, nodes, 0.0 if is_preempted or ending.kind == "Completed" else CANCEL_GRACE_S)
             return ending
         if failed:
-            life.end(job, nodes, settings.failed_grace_s)
+            life.end(job, nodes, FAILED_GRACE_S)
             return _failure(min(failed, key=lambda node: node.failed_at), len(nodes))
         if all(node.is_over for node in nodes):
             return Ending("Completed")
         job.enter("CancelRequested")  # the time limit
-        life.end(job, nodes, settings.cancel_grace_s)
+        life.end(job, nodes, CANCEL_GRACE_S)
         return Ending("Canceled")
 
 
@@ -239,8 +226,3 @@ def _ordered(job: Job) -> Ending | None:
             return None
         told = job.orders.pop("preempt")
         return Ending("Preempted") if told["how"] == "restart" else Ending("Failed", PREEMPTED)
-
-
-def _pause(job: Job, wait_s: float) -> Ending | None:
-    """Wait for some seconds; return the job's ending if the job ends meanwhile."""
-    return life.pause(job, wait_s, lambda: _ordered(job))

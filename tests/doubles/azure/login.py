@@ -86,14 +86,3 @@ def give_token_to_job(world: World, request: Request) -> Answer:
     expires = str(int(time.time() + lasts_s))
     told = {"access_token": token, "expires_on": expires, "resource": audience, "token_type": "Bearer"}
     return json_answer({**told, "client_id": JOB_CLIENT})
-
-
-def give_token_on_behalf(world: World, request: Request) -> Answer:
-    """Answer OBO_ENDPOINT for jobs with the identity UserIdentity: a token of the submitter."""
-    resource = request.query.get("resource")
-    if not resource:
-        raise AzureError(400, "bad_request", "The query has no `resource`.")
-    audience, lasts_s = audience_of(resource), world.settings.token_s
-    token = world.tokens.issue(CLIENT, audience, lasts_s)
-    expires = int(time.time() + lasts_s)
-    return json_answer({"token": token, "access_token": token, "expires_on": expires, "token_type": "Bearer"})

@@ -131,13 +131,6 @@ class Node(Machine):
                 source = self.disk / _inside(job) / "cap/data-capability/wd" / volume.name
                 shutil.copytree(source, world.blobs.make(volume.container) / volume.path, dirs_exist_ok=True)
 
-    def keep_outputs(self, job: Job, world: World) -> None:
-        """Copy ./outputs and ./logs to the run's artifacts, as the platform does."""
-        work = self.disk / _inside(job) / "exe/wd"
-        for name in ("outputs", "logs"):
-            if (work / name).is_dir():
-                shutil.copytree(work / name, world.blobs.make(names.ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
-
     def _lay_out_volume(self, world: World, volume: Volume, place: Path) -> None:
         source = world.blobs.make(volume.container) / volume.path
         if volume.is_output:
@@ -300,6 +293,4 @@ def _identity(world: World, asked: dict[str, Any]) -> dict[str, str]:
             "MSI_SECRET": names.MSI_SECRET,
             **({"DEFAULT_IDENTITY_CLIENT_ID": own} if own else {}),
         }
-    if kind == "UserIdentity":
-        return {"OBO_ENDPOINT": f"{world.container_url}/obo/token"}
     return {}

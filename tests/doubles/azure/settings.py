@@ -18,16 +18,6 @@ class Settings(settings.Settings):
         "storage_role": ROLES,
         "job_storage_role": ROLES,
     }
-    queued_s: float = 0.0
-    starting_s: float = 0.0
-    restart_s: float = 0.0
-    """From a preemption to the next start, in Queued."""
-    cancel_grace_s: float = 30.0
-    """From SIGTERM to SIGKILL, after a cancel and when limits.timeout is reached. Invented: Azure states no figure."""
-    failed_grace_s: float = 5.0
-    """The same, for the remaining nodes after a node has failed."""
-    preempt_grace_s: float = 0.0
-    """The same, at a preemption; 0: killed without a warning."""
     restart_logs: str = "append"
     """Log files after a restart: continued ("append"), or new blobs with a new creation time ("replace")."""
     pending: bool = False
@@ -36,8 +26,6 @@ class Settings(settings.Settings):
     """How many jobs may have nodes at a time; further jobs stay in Queued."""
     token_s: float = 3600.0
     """Lifetime of a token."""
-    sas_s: float = 3600.0
-    """Lifetime of an issued SAS."""
     datastore_credentials: str = "key"
     """Credentials of datastores: an account key, a SAS, or none (identity-based)."""
     storage_role: str = "contributor"
@@ -46,12 +34,8 @@ class Settings(settings.Settings):
     """Whether the storage account accepts SharedKey and SAS."""
     vault_access: bool = True
     """Whether the user may write, read and delete secrets."""
-    job_vault_access: bool = True
-    """The same, for a job's identity."""
     job_storage_role: str = "contributor"
     """Role of a job's identity on blobs."""
-    page_size: int = 10
-    """Jobs per page of the list."""
     blob_page_size: int = 5000
     """Blobs per page of the list, as Azure's greatest `maxresults`."""
     price_page_size: int = 100

@@ -47,15 +47,14 @@ def delete(world: World, request: Request, name: str) -> Answer:
     versions = world.secrets.pop(name.lower(), None)
     if not versions:
         raise _missing(name)
-    world.deleted_secrets[name.lower()] = versions  # soft deletion, as in every new vault
+    world.deleted_secrets.add(name.lower())  # soft deletion, as in every new vault
     return json_answer(_deleted(name, versions[-1]))
 
 
 def _check(world: World, request: Request, action: str, name: str) -> None:
     if "api-version" not in request.query:
         raise AzureError(400, "BadParameter", "The api-version is missing.")
-    is_job = request.headers.get("x-stand-in-client") == JOB_CLIENT
-    if not (world.settings.job_vault_access if is_job else world.settings.vault_access):
+    if request.headers.get("x-stand-in-client") != JOB_CLIENT and not world.settings.vault_access:
         message = (
             f"Caller is not authorized to perform action on resource. Action: 'Microsoft.KeyVault/vaults/secrets/"
             f"{action}/action' Resource: '{name}'"

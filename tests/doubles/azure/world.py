@@ -15,6 +15,7 @@ from doubles.azure.tokens import Tokens
 from doubles.kit import world
 from doubles.sandbox import Switch
 
+SAS_S = 3600.0  # lifetime of a signature
 COMPUTES: dict[str, dict[str, Any]] = {
     "cpu-cluster": {"vmSize": "Standard_DS3_v2", "vmPriority": "Dedicated", "maxNodeCount": 8},
     "gpu-cluster": {"vmSize": "Standard_NC24ads_A100_v4", "vmPriority": "Dedicated", "maxNodeCount": 8},
@@ -39,19 +40,16 @@ class World(world.World[Settings, Fault, Job]):
         self.environments: dict[tuple[str, str], dict[str, Any]] = {}
         self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
         self.secrets: dict[str, list[dict[str, Any]]] = {}
-        self.deleted_secrets: dict[str, list[dict[str, Any]]] = {}
+        self.deleted_secrets: set[str] = set()
         self.blobs.clear()
         self.blobs.make(CONTAINER)
         self.blobs.make(ARTIFACTS)
         self._sas_serials: dict[str, int] = {}
         self._sas_numbers = itertools.count(1)
 
-    def set_compute(self, name: str, told: dict[str, Any] | None) -> None:
-        """Make, change or remove a compute cluster."""
-        if told is None:
-            self.computes.pop(name, None)
-        else:
-            self.computes[name] = compute_properties(**told)
+    def set_compute(self, name: str, told: dict[str, Any]) -> None:
+        """Make or change a compute cluster."""
+        self.computes[name] = compute_properties(**told)
 
     @property
     def sas_serial(self) -> int:
@@ -62,7 +60,7 @@ class World(world.World[Settings, Fault, Job]):
         """Return a URL with a fresh signature."""
         with self.lock:
             serial = next(self._sas_numbers)
-            query = sas(container, blob, permissions, self.settings.sas_s, serial)
+            query = sas(container, blob, permissions, SAS_S, serial)
             self._sas_serials[parse_qs(query)["sig"][0]] = len(self._sas_serials) + 1
         path = container if blob is None else f"{container}/{quote(blob)}"
         return f"https://{ACCOUNT}.blob.core.windows.net/{path}?{query}"
