@@ -1,6 +1,5 @@
 """AWS's stand-in injects faults on request, and records all calls."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -51,32 +50,6 @@ def test_expired_credentials_are_refused_until_replaced(aws: Aws) -> None:
     with pytest.raises(ClientError, match=r"ExpiredToken\b"):
         aws.client("sts").get_caller_identity()
     aws.client("sagemaker", access_key="AKIAUSER00000000000B").list_training_jobs()
-
-
-def test_injected_error_reaches_every_service(aws: Aws) -> None:
-    """An injected error has the protocol of each service."""
-    aws.fault("*", "error", code="AccessDeniedException", message="User is not authorized", status=403)
-    for service, call in (("sagemaker", "list_training_jobs"), ("s3", "list_buckets"), ("iam", "list_roles")):
-        with pytest.raises(ClientError, match=r"AccessDeniedException.*not authorized"):
-            getattr(aws.client(service), call)()
-    aws.clear_faults()
-    aws.client("s3").list_buckets()
-
-
-def test_slow_answer_is_delayed(aws: Aws) -> None:
-    """The answer arrives after the requested delay."""
-    aws.fault("ListTrainingJobs", "slow", delay_s=0.3)
-    begun = time.monotonic()
-    aws.client("sagemaker").list_training_jobs()
-    assert time.monotonic() - begun >= 0.3
-
-
-def test_faults_spare_containers_by_default(aws: Aws, submit: Submit) -> None:
-    """Calls from containers succeed, unless the fault includes containers."""
-    aws.fault("GetCallerIdentity", "throttle")
-    script = "python3 -c \"import boto3; print(boto3.client('sts').get_caller_identity()['Account'])\""
-    aws.wait(submit(script))
-    assert aws.lines("job") == ["123456789012"]
 
 
 def test_journal_has_every_call_with_its_parameters(aws: Aws) -> None:

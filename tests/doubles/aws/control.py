@@ -6,7 +6,7 @@ from typing import Any
 from doubles.aws.world import World
 from doubles.kit import control
 
-ORDERS = ("interrupt", "internal_error", "capacity_error", "end", "abandon")
+ORDERS = ("interrupt", "end", "abandon")
 
 
 class Control(control.Control[World]):

@@ -15,6 +15,9 @@ from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
 
 MAX_LISTED = 10  # default page size; API reference
+QUOTA = 10_000.0  # value of every service quota that a test has not set by name
+UNSERVED = ("InstanceGroups", "InstancePreferences", "TensorBoardOutputConfig", "CompressionType", "ShardedByS3Key")
+_LISTED = {"StatusEquals", "SortBy", "SortOrder", "NextToken", "MaxResults"}
 _NOT_FOUND = "Requested resource not found."
 
 Params = dict[str, Any]
@@ -46,6 +49,8 @@ def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, 
 def _create(world: World, call: Call) -> Params:
     request = call.params
     validate.check_rules(request)
+    if unserved := [word for word in UNSERVED if f'"{word}"' in json.dumps(request)]:
+        raise AwsError("ValidationException", f"the stand-in has no {unserved[0]}")
     _require_role(request["RoleArn"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
     job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
@@ -83,7 +88,7 @@ def _require_quota(world: World, job: Job) -> None:
     kind = "spot training job" if job.is_spot else "training job"
     for instance_type in sorted(set(job.instance_types)):
         name = f"{instance_type} for {kind} usage"
-        limit = world.quotas.get(name, world.settings.quota)
+        limit = world.quotas.get(name, QUOTA)
         used = sum(
             other.instance_types.count(instance_type) for other in world.active() if other.is_spot == job.is_spot
         )
@@ -118,26 +123,13 @@ def _stop(world: World, call: Call) -> Params:
 
 def _list(world: World, call: Call) -> Params:
     asked = call.params
+    order = asked.get("SortBy", "CreationTime"), asked.get("SortOrder", "Ascending")
+    if set(asked) - _LISTED or order != ("CreationTime", "Ascending"):
+        raise AwsError("ValidationException", f"the stand-in's list knows no {asked}")
     with world.lock:
         found = [job for job in world.jobs.values() if job.region == call.region]
-    keys: dict[str, Callable[[Job], Any]] = {
-        "CreationTime": lambda job: (job.created, job.number),
-        "Name": lambda job: job.name,
-        "Status": lambda job: job.status,
-    }
-    found.sort(key=keys[asked.get("SortBy", "CreationTime")], reverse=asked.get("SortOrder") == "Descending")
-    found = [job for job in found if _wanted(job, asked)]
+    found = [job for job in found if asked.get("StatusEquals", job.status) == job.status]
     return _page("TrainingJobSummaries", [summary(job) for job in found], asked, MAX_LISTED)
-
-
-def _wanted(job: Job, asked: Params) -> bool:
-    return (
-        asked.get("NameContains", "").lower() in job.name.lower()
-        and asked.get("StatusEquals", job.status) == job.status
-        and asked.get("CreationTimeAfter", job.created) <= job.created <= asked.get("CreationTimeBefore", job.created)
-        and asked.get("LastModifiedTimeAfter", job.modified) <= job.modified
-        and job.modified <= asked.get("LastModifiedTimeBefore", job.modified)
-    )
 
 
 def _page(key: str, found: list[Params], asked: Params, size: int) -> Params:
@@ -161,7 +153,7 @@ def _all_quotas(world: World) -> list[Params]:
             "ServiceName": "Amazon SageMaker",
             "QuotaName": name,
             "QuotaCode": f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}",
-            "Value": float(world.quotas.get(name, world.settings.quota)),
+            "Value": float(world.quotas.get(name, QUOTA)),
             "Unit": "None",
             "Adjustable": True,
             "GlobalQuota": False,

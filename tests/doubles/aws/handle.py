@@ -48,14 +48,6 @@ class Aws(handle.Handle):
         """Take the job's spot machines away."""
         self.control(f"jobs/{job}/interrupt", {})
 
-    def internal_error(self, job: str) -> None:
-        """Let the platform fail under the job."""
-        self.control(f"jobs/{job}/internal_error", {})
-
-    def capacity_error(self, job: str) -> None:
-        """End the job for lack of machines."""
-        self.control(f"jobs/{job}/capacity_error", {})
-
     def end(self, job: str, status: str = "Completed", **details: Any) -> None:
         """End the job with a status; details: failure_reason, training_s, billable_s."""
         self.control(f"jobs/{job}/end", {"status": status, **details})

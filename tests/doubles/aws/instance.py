@@ -36,7 +36,6 @@ class Instance(Machine):
 
     name: str  # algo-N
     kind: str
-    group: str
     address: str
     root: Path
     stream: str
@@ -74,26 +73,18 @@ class Instance(Machine):
         for name, content in _config_files(self, job, peers).items():
             (self.ml / "input/config" / f"{name}.json").write_text(json.dumps(content))
 
-    def fill(self, job: Job, inputs: dict[str, list[str]], number: int, count: int) -> None:
-        """Download the instance's share of the input, and the existing checkpoints."""
+    def fill(self, job: Job, inputs: dict[str, list[str]]) -> None:
+        """Download the input, and the existing checkpoints."""
         for channel in job.request.get("InputDataConfig", ()):
             source = channel["DataSource"]["S3DataSource"]
-            found = inputs[channel["ChannelName"]]
-            if source.get("S3DataDistributionType") == "ShardedByS3Key":
-                found = found[number::count]
             folder = self.ml / "input/data" / channel["ChannelName"]
             folder.mkdir()
-            storage.download(source["S3Uri"], found, folder)
+            storage.download(source["S3Uri"], inputs[channel["ChannelName"]], folder)
         checkpoints = job.request.get("CheckpointConfig")
         if checkpoints is not None:
             folder = self._place(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
             self.mirrors.append(Mirror(folder, checkpoints["S3Uri"]))
             self.mirrors[-1].fill()
-        board = job.request.get("TensorBoardOutputConfig")
-        if board is not None:
-            folder = self._place(board.get("LocalPath", "/opt/ml/output/tensorboard"))
-            uri = f"{board['S3OutputPath'].rstrip('/')}/{job.name}/tensorboard-output"
-            self.mirrors.append(Mirror(folder, uri))
 
     def start(self, job: Job, world: World, peers: list[Instance]) -> None:
         """Run the container, which dies with the calling thread."""
@@ -112,7 +103,7 @@ class Instance(Machine):
         threading.Thread(target=self._read, args=(world, job.region), daemon=True).start()
 
     def copy(self) -> None:
-        """Copy new checkpoints and TensorBoard files to S3."""
+        """Copy new checkpoints to S3."""
         for mirror in self.mirrors:
             mirror.copy()
 
@@ -171,36 +162,25 @@ def find_inputs(job: Job) -> dict[str, list[str]]:
 
 def _written_to(job: Job) -> list[str]:
     """Return the addresses that the platform will write."""
-    named = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri", "TensorBoardOutputConfig": "S3OutputPath"}
+    named = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri"}
     return [job.request[name][key] for name, key in named.items() if name in job.request]
 
 
 def _config_files(instance: Instance, job: Job, peers: list[Instance]) -> dict[str, Any]:
     """Return the contents of /opt/ml/input/config. Hosts are in the order of their text, algo-10 before algo-2."""
-    groups: dict[str, list[Instance]] = {}
-    for peer in peers:
-        groups.setdefault(peer.group, []).append(peer)
+    hosts, group = sorted(peer.host for peer in peers), "homogeneousCluster"
     resources = {
         "current_host": instance.host,
         "current_instance_type": instance.kind,
-        "current_group_name": instance.group,
-        "hosts": sorted(peer.host for peer in peers),
-        "instance_groups": [
-            {
-                "instance_group_name": name,
-                "instance_type": members[0].kind,
-                "hosts": sorted(one.host for one in members),
-            }
-            for name, members in groups.items()
-        ],
+        "current_group_name": group,
+        "hosts": hosts,
+        "instance_groups": [{"instance_group_name": group, "instance_type": instance.kind, "hosts": hosts}],
         "network_interface_name": "lo" if instance.address.startswith("127.") else "eth0",
     }
     channels = {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode", job.request["AlgorithmSpecification"]["TrainingInputMode"]),
-            "S3DistributionType": channel["DataSource"]["S3DataSource"].get(
-                "S3DataDistributionType", "FullyReplicated"
-            ),
+            "S3DistributionType": "FullyReplicated",
             "RecordWrapperType": channel.get("RecordWrapperType", "None"),
         }
         for channel in job.request.get("InputDataConfig", ())

@@ -49,18 +49,8 @@ class Job(life.Job):
     @property
     def instance_types(self) -> list[str]:
         """Return the machine's type for each instance."""
-        return [kind for _, kind in self.groups_of_instances]
-
-    @property
-    def groups_of_instances(self) -> list[tuple[str, str]]:
-        """Return (group's name, machine's type) for each instance."""
         resources = self.request["ResourceConfig"]
-        groups = resources.get("InstanceGroups")
-        if groups is None:
-            preferred = resources.get("InstancePreferences", [{}])[0]
-            first = {**preferred, **resources}
-            groups = [{"InstanceGroupName": "homogeneousCluster", "InstanceCount": 1, **first}]
-        return [(one["InstanceGroupName"], one["InstanceType"]) for one in groups for _ in range(one["InstanceCount"])]
+        return [resources["InstanceType"]] * resources["InstanceCount"]
 
     def enter_secondary(self, secondary: str, message: str, status: str | None = None) -> None:
         """Enter the next secondary status; for an unchanged status only the message changes."""
@@ -106,10 +96,6 @@ def described(job: Job) -> dict[str, Any]:
             "TrainingTimeInSeconds": job.training_s,
             "BillableTimeInSeconds": job.billable_s,
         }
-        kinds = job.instance_types
-        if "InstancePreferences" in job.request["ResourceConfig"]:
-            selected = {"SelectedInstanceType": kinds[0], "SelectedInstanceCount": len(kinds)}
-            told["ResourceConfig"] = {**job.request["ResourceConfig"], **selected}
         if job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
             told["WarmPoolStatus"] = {"Status": "Available" if job.has_ended else "InUse"}
         return told | {key: value for key, value in optional.items() if value is not None}

@@ -12,7 +12,7 @@ from doubles.aws.wire import AwsError
 
 PAGE_BYTES, PAGE_EVENTS, EVENT_BYTES = 1_048_576, 10_000, 26  # an event counts its bytes and 26; API reference
 STREAMS_A_PAGE = 50
-_TOKEN = re.compile(r"([fb])/(\d{48})(\d{8})/s")
+_TOKEN = re.compile(r"f/(\d{48})(\d{8})/s")
 
 Params = dict[str, Any]
 
@@ -75,10 +75,9 @@ class Logs:
             to.visible_at.extend([visible_at] * len(lines))
 
     def _group(self, params: Params) -> Group:
-        name = params.get("logGroupName") or str(params.get("logGroupIdentifier", "")).split(":log-group:")[-1]
-        if name not in self._groups:
+        if params["logGroupName"] not in self._groups:
             raise AwsError("ResourceNotFoundException", "The specified log group does not exist.")
-        return self._groups[name]
+        return self._groups[params["logGroupName"]]
 
     def _stream(self, params: Params) -> Stream:
         streams = self._group(params).streams
@@ -87,56 +86,50 @@ class Logs:
         return streams[params["logStreamName"]]
 
     def _describe_streams(self, params: Params) -> Params:
+        _check_served(params, {"logGroupName", "logStreamNamePrefix", "nextToken"})
         group, prefix = self._group(params), params.get("logStreamNamePrefix", "")
-        by_time = params.get("orderBy") == "LastEventTime"
-        if by_time and prefix:
-            raise AwsError("InvalidParameterException", "Cannot order by LastEventTime with a logStreamNamePrefix.")
-        streams = [stream for stream in group.streams.values() if stream.name.startswith(prefix)]
-        streams.sort(
-            key=lambda stream: (_last(stream) if by_time else 0, stream.name), reverse=params.get("descending", False)
-        )
+        streams = sorted(group.streams.values(), key=lambda stream: stream.name)
+        streams = [stream for stream in streams if stream.name.startswith(prefix)]
         return _paged("logStreams", [_described(stream, group.name) for stream in streams], params)
 
     def _get(self, params: Params, is_empty_page: bool) -> Params:
+        _check_served(params, {"logGroupName", "logStreamName", "startFromHead", "nextToken", "startTime", "limit"})
+        if params.get("startFromHead") is not True:
+            raise AwsError("InvalidParameterException", "The stand-in reads from the head alone.")
         stream = self._stream(params)
         visible, limit = stream.visible(), params.get("limit", PAGE_EVENTS)
-        token = params.get("nextToken")
-        if token is None:
-            forward, at, turn = params.get("startFromHead", False), 0, 0
-            at = 0 if forward else visible
-        else:
-            direction, at, turn = _read_token(token)
-            forward = direction == "f"
+        start, turn = _read_token(params["nextToken"]) if "nextToken" in params else (0, 0)
         if is_empty_page:
-            return {"events": [], **_tokens(at, at, turn + 1)}
-        since, until = params.get("startTime", 0), params.get("endTime", 1 << 62)
+            return {"events": [], **_tokens(start, turn + 1)}
         events: list[Params] = []
-        start, end, size = at, at, 0
-        while len(events) < limit and (end < visible if forward else start > 0):
-            index = end if forward else start - 1
-            size += len(stream.messages[index].encode()) + EVENT_BYTES
+        end, size = start, 0
+        while len(events) < limit and end < visible:
+            size += len(stream.messages[end].encode()) + EVENT_BYTES
             if size > PAGE_BYTES and events:
                 break
-            start, end = (start, end + 1) if forward else (index, end)
-            if since <= stream.stamps_ms[index] < until:
-                events.append(_event(stream, index))
-        if not forward:
-            events.reverse()
+            if stream.stamps_ms[end] >= params.get("startTime", 0):
+                events.append(_event(stream, end))
+            end += 1
         # At the end the same token comes back.
-        return {"events": events, **_tokens(start, end, turn if start == end else 0)}
+        return {"events": events, **_tokens(end, turn if start == end else 0)}
 
 
-def _read_token(token: str) -> tuple[str, int, int]:
+def _check_served(params: Params, served: set[str]) -> None:
+    """Raise AwsError for a parameter that the stand-in would ignore."""
+    if unserved := set(params) - served:
+        raise AwsError("InvalidParameterException", f"The stand-in has no {min(unserved)}.")
+
+
+def _read_token(token: str) -> tuple[int, int]:
     found = _TOKEN.fullmatch(token)
     if found is None:
         raise AwsError("InvalidParameterException", "The specified nextToken is invalid.")
-    return found[1], int(found[2]), int(found[3])
+    return int(found[1]), int(found[2])
 
 
-def _tokens(start: int, end: int, turn: int) -> Params:
-    """Return both tokens; `turn` distinguishes tokens of one position, for pages that are empty and not the last."""
-    forward, backward = f"f/{end:048d}{turn:08d}/s", f"b/{start:048d}{turn:08d}/s"
-    return {"nextForwardToken": forward, "nextBackwardToken": backward}
+def _tokens(end: int, turn: int) -> Params:
+    """Return the token; `turn` distinguishes tokens of one position, for pages that are empty and not the last."""
+    return {"nextForwardToken": f"f/{end:048d}{turn:08d}/s"}
 
 
 def _event(stream: Stream, index: int) -> Params:
@@ -145,10 +138,6 @@ def _event(stream: Stream, index: int) -> Params:
         "message": stream.messages[index],
         "ingestionTime": stream.arrived_ms[index],
     }
-
-
-def _last(stream: Stream) -> int:
-    return stream.stamps_ms[-1] if stream.stamps_ms else stream.created_ms
 
 
 def _described(stream: Stream, group: str) -> Params:

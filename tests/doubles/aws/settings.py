@@ -9,25 +9,16 @@ from doubles.kit import settings
 class Settings(settings.Settings):
     """Times in seconds of real time. A job that is not executed trains until a stop, an order, or its time limit."""
 
-    starting_s: float = 0.0
-    restart_s: float = 0.0
-    """From an interruption to the next start."""
     stop_grace_s: float = 120.0
     """From SIGTERM to SIGKILL, after StopTrainingJob and when a time limit is reached."""
-    failed_grace_s: float = 5.0
-    """The same, for the remaining containers after a container has failed."""
     interrupt_grace_s: float = 120.0
     """The same, when spot machines are taken away."""
-    sync_every_s: float = 1.0
-    """Between two copies of checkpoints and TensorBoard files to S3."""
     log_lag_s: float = 0.0
     """From a log event's arrival to its first appearance in an answer."""
     pending: bool = False
     """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
     capacity: int | None = None
     """How many jobs may have machines at a time; further jobs stay in Starting."""
-    quota: float = 10_000.0
-    """Value of every service quota that a test has not set by name."""
     price_page_size: int = 100
     """Rows per page of GetProducts."""
     price_damage: str = ""

@@ -18,10 +18,9 @@ from doubles.kit import life
 SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
 NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"
-CAPACITY_ERROR = (
-    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
-)
 INTERNAL_ERROR = "InternalServerError: We encountered an internal error. Please try again."
+FAILED_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for the remaining containers after a container has failed
+SYNC_EVERY_S = 1.0  # between two copies of checkpoints to S3
 
 # End of an attempt -> secondary status of the job at its end, and its message.
 _ENDINGS = {
@@ -35,7 +34,7 @@ _ENDINGS = {
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of an attempt: a secondary status, or Interrupted, InternalError, Abandoned."""
+    """The end of an attempt: a secondary status, or Interrupted, Abandoned."""
 
     kind: str
     reason: str | None = None
@@ -65,38 +64,29 @@ def _live(world: World, job: Job) -> None:
 
 
 def _attempts(world: World, job: Job) -> Ending:
-    """Repeat attempts until the job is over; an interruption costs no retry, an error of the platform costs one."""
-    retries = job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+    """Repeat attempts until the job is over: an interruption starts the job again."""
     number = 0
     while True:
         number += 1
         ending = _wait_for_machines(world, job) or _attempt(world, job, number)
         world.give_back_machines(job.name)
-        if ending.kind == "Interrupted":
-            job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
-            if (meanwhile := _pause(job, world.settings.restart_s)) is not None:
-                return meanwhile
-        elif ending.kind != "InternalError":
+        if ending.kind != "Interrupted":
             return ending
-        elif retries == 0:
-            return Ending("Failed", INTERNAL_ERROR)
-        else:
-            retries -= 1
+        job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
         job.enter_secondary("Starting", "Preparing the instances for training")
 
 
 def _wait_for_machines(world: World, job: Job) -> Ending | None:
     """Wait in Starting; return the job's ending if the job ends meanwhile."""
     while True:
-        if (ending := _pause(job, 0.0)) is not None:
+        if (ending := _ended(job)) is not None:
             return ending
         if world.take_machines(job.name):
-            break
+            return None
         if job.transitions[-1]["StatusMessage"] != NO_CAPACITY:
             job.enter_secondary("Starting", NO_CAPACITY)
         with job.changed:
             job.changed.wait(0.1)
-    return _pause(job, world.settings.starting_s)
 
 
 def _attempt(world: World, job: Job, number: int) -> Ending:
@@ -106,10 +96,10 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
         job.enter_secondary("Downloading", "Downloading input data")
         with job.changed:
             job.training_start = job.training_start or time.time()
-        for index, instance in enumerate(instances):
+        for instance in instances:
             instance.lay_out(job, instances)
-            instance.fill(job, inputs, index, len(instances))
-        if (ending := _pause(job, 0.0)) is not None:
+            instance.fill(job, inputs)
+        if (ending := _ended(job)) is not None:
             return ending
         job.enter_secondary("Training", "Training image download completed. Training in progress.")
         began = time.time()
@@ -120,8 +110,7 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
         finally:
             job.ran_s += time.time() - began
             life.end(job, instances, 0.0)
-        if ending.kind != "InternalError":
-            _copy(instances)
+        _copy(instances)
         if ending.kind != "Failed" and ending.kind in _ENDINGS:
             _upload(world, job, instances)
     return ending
@@ -137,10 +126,10 @@ def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]
     root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{attempt}"
     with sandbox.addresses(world.switch) as address:
         instances = []
-        for number, (group, kind) in enumerate(job.groups_of_instances, start=1):
+        for number, kind in enumerate(job.instance_types, start=1):
             stream = f"{job.name}/algo-{number}-{job.last_epoch}"
             name = f"algo-{number}"
-            instances.append(Instance(name, kind, group, address(), root / name, stream, on_end=job.wake))
+            instances.append(Instance(name, kind, address(), root / name, stream, on_end=job.wake))
         try:
             yield instances
         finally:
@@ -151,14 +140,14 @@ def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]
 
 def _watch(world: World, job: Job, instances: list[Instance], began: float) -> Ending:
     """Wait until the attempt is over; copy checkpoints meanwhile."""
-    next_copy = time.time() + world.settings.sync_every_s
+    next_copy = time.time() + SYNC_EVERY_S
     deadline = began + job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86_400) - job.ran_s
     while True:
         if (ending := _judged(world, job, instances, deadline)) is not None:
             return ending
         if time.time() >= next_copy:
             _copy(instances)
-            next_copy = time.time() + world.settings.sync_every_s
+            next_copy = time.time() + SYNC_EVERY_S
         until = min(deadline, _latest(job), next_copy if instances else math.inf)
         with job.changed:
             if not job.orders and not _over(instances):
@@ -173,7 +162,7 @@ def _judged(world: World, job: Job, instances: list[Instance], deadline: float) 
         if not failed:
             return Ending("Completed")
         first = min(failed, key=lambda one: one.ended_at or 0.0)
-        life.end(job, instances, settings.failed_grace_s)
+        life.end(job, instances, FAILED_GRACE_S)
         return Ending("Failed", f"AlgorithmError: {first.failure()[:REASON_CHARACTERS]}, exit code: {first.code}")
     ending = _ordered(job)
     if ending is None and time.time() >= deadline:
@@ -182,7 +171,7 @@ def _judged(world: World, job: Job, instances: list[Instance], deadline: float) 
         ending = Ending("MaxWaitTimeExceeded")
     if ending is None:
         return None
-    graces = {"Interrupted": settings.interrupt_grace_s, "InternalError": 0.0, "Failed": 0.0, "Completed": 0.0}
+    graces = {"Interrupted": settings.interrupt_grace_s, "Failed": 0.0, "Completed": 0.0}
     if ending.kind in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         job.enter_secondary("Stopping", _ENDINGS[ending.kind][1], "Stopping")
     life.end(job, instances, graces.get(ending.kind, settings.stop_grace_s))
@@ -204,10 +193,6 @@ def _ordered(job: Job) -> Ending | None:
         if "end" in job.orders:
             details = job.orders.pop("end")
             return Ending(details.pop("status", "Completed"), details.pop("failure_reason", None), details)
-        if job.orders.pop("capacity_error", None) is not None:
-            return Ending("Failed", CAPACITY_ERROR)
-        if job.orders.pop("internal_error", None) is not None:
-            return Ending("InternalError")
         return Ending("Interrupted") if job.orders.pop("interrupt", None) is not None else None
 
 
@@ -217,14 +202,10 @@ def _latest(job: Job) -> float:
     return job.created + wait_s if wait_s is not None else math.inf
 
 
-def _pause(job: Job, wait_s: float) -> Ending | None:
-    """Wait for some seconds; return the job's ending if the job ends meanwhile."""
-
-    def judged() -> Ending | None:
-        ending = _ordered(job)
-        return Ending("MaxWaitTimeExceeded") if ending is None and time.time() >= _latest(job) else ending
-
-    return life.pause(job, wait_s, judged, _latest(job))
+def _ended(job: Job) -> Ending | None:
+    """Return the job's ending if the job ends now."""
+    ending = _ordered(job)
+    return Ending("MaxWaitTimeExceeded") if ending is None and time.time() >= _latest(job) else ending
 
 
 def _copy(instances: list[Instance]) -> None:
@@ -242,13 +223,8 @@ def _upload(world: World, job: Job, instances: list[Instance]) -> None:
     models, others = [one.ml / "model" for one in instances], [one.ml / "output/data" for one in instances]
     if not instances:
         return
-    if output.get("CompressionType") == "NONE":
-        job.model_uri = f"{uri}/model/"
-        for model in models:
-            storage.Mirror(model, f"{uri}/model").copy()
-    else:
-        job.model_uri = f"{uri}/model.tar.gz"
-        storage.put(bucket, f"{prefix}/model.tar.gz", storage.archive(models))
+    job.model_uri = f"{uri}/model.tar.gz"
+    storage.put(bucket, f"{prefix}/model.tar.gz", storage.archive(models))
     if any(any(folder.iterdir()) for folder in others):
         storage.put(bucket, f"{prefix}/output.tar.gz", storage.archive(others))
 
