@@ -98,24 +98,6 @@ def test_home_folders_are_private(ssh_pair: Cluster) -> None:
     assert (ssh_pair.hosts[0].home_of("alice") / "mine").stat().st_uid == 2001
 
 
-def test_programs_in_a_hosts_bin_come_first(ssh_pair: Cluster) -> None:
-    """A test can replace `nvidia-smi` on one host."""
-    tool = ssh_pair.hosts[1].bin / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho no devices were found\n")
-    tool.chmod(0o755)
-    assert ssh_pair.ssh("h1", "nvidia-smi").stdout == "no devices were found\n"
-    assert ssh_pair.ssh("h0", "nvidia-smi").returncode == 127
-
-
-def test_hosts_can_share_home_folders(cluster: Callable[..., Cluster]) -> None:
-    """The hosts can share their home folders, as with NFS."""
-    shared = cluster(2, is_home_shared=True)
-    shared.ssh("h0", "touch a")
-    assert shared.ssh("h1", "ls").stdout == "a\n"
-    shared.reset()
-    assert shared.ssh("h1", "ls").stdout == ""
-
-
 def test_cut_host_is_unreachable_until_it_joins(ssh_pair: Cluster) -> None:
     """A host with a cut cable sees its interface without a carrier."""
     host = ssh_pair.hosts[1]

@@ -47,7 +47,6 @@ class Slurm:
         self.slurmd = [Daemon(node, daemons.SLURMD) for node in self.nodes]
         self._munged = [Daemon(host, daemons.MUNGED) for host in cluster.hosts]
         self._changes: dict[str, str] = {}
-        self._qos: list[str] = []
 
     @staticmethod
     def start(nodes: int, root: Path) -> Slurm:
@@ -133,32 +132,20 @@ class Slurm:
         return int(counted[1]) if counted else 0
 
     def configure(self, **changes: str) -> None:
-        """Change settings of slurm.conf until the end of the test: `configure(PreemptType="preempt/qos")`.
+        """Change settings of slurm.conf until the end of the test: `configure(MessageTimeout="2")`.
 
         The name `spot_GraceTime` is the setting GraceTime of the partition spot.
         """
         self._changes |= {name.replace("_", "."): value for name, value in changes.items()}
         self._restart()
 
-    def qos(self, name: str, **limits: str) -> None:
-        """Add a QOS that alice and bob may use, until the end of the test: `qos("small", GrpTRESMins="cpu=1")`."""
-        self._qos.append(name)
-        self.admin("sacctmgr", "-i", "add", "qos", name, *(f"{key}={value}" for key, value in limits.items()))
-        self.admin("sacctmgr", "-i", "modify", "user", f"name={','.join(PEOPLE)}", "set", f"qos+={name}")
-        until(lambda: f"QOS={name}(" in self.admin("scontrol", "show", "assoc_mgr", "flags=qos"))
-
-    def drain(self, node: Host, *, state: str = "drain") -> None:
-        """Take no new job on a node; the state `down` also ends the node's jobs, as a failed node does."""
-        self.admin("scontrol", "update", f"nodename={node.name}", f"state={state}", "reason=test")
+    def drain(self, node: Host) -> None:
+        """Take no new job on a node."""
+        self.admin("scontrol", "update", f"nodename={node.name}", "state=drain", "reason=test")
 
     def undrain(self, node: Host) -> None:
         """Let a drained node, or a node that was down, take jobs."""
         self.admin("scontrol", "update", f"nodename={node.name}", "state=resume")
-
-    def boot(self, node: Host) -> None:
-        """Start a node after its power was off, with its daemons."""
-        node.boot()
-        boot.start_nodes([node])
 
     def lose_answers(self, count: int, kind: answers.Kind = "lost") -> None:
         """Lose the answers of the next calls of sbatch on the login host; see `answers.KINDS`."""
@@ -171,9 +158,6 @@ class Slurm:
             self._changes.clear()
             self._restart()
         self._cancel_all()
-        for name in self._qos:
-            self.admin("sacctmgr", "-i", "delete", "qos", name)
-        self._qos.clear()
         self._free_nodes()
         answers.forget(self.login)
         for user in PEOPLE:
