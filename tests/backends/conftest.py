@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import wholejobs
 from conftest import Result
 
 from cloudtrain.backends import http
@@ -124,12 +126,16 @@ def vertex(
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return a project's folder with a script and the CONFIG of the test's module."""
-    folder = tmp_path / "project"
-    folder.mkdir()
+    """Return a project's folder with a script, a task, and the CONFIG of the test's module."""
+    folder = wholejobs.write_task(tmp_path / "project", request.module.CONFIG)
     (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(request.module.CONFIG)
     return folder
+
+
+@pytest.fixture
+def whole(cli: Any, folder: Path, shared: Path) -> wholejobs.Results:
+    """Return the result of the project's job on this machine without disturbance."""
+    return wholejobs.run_whole(cli, folder, shared)
 
 
 @pytest.fixture

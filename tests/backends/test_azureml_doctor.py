@@ -18,13 +18,7 @@ azureml:
   {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}, identity: managed}}
 """
 
-
-@pytest.fixture
-def folder(tmp_path: Path, azure_account: Azure) -> Path:
-    """Return a project's folder."""
-    (tmp_path / "loop.py").write_text("print('x')\n")
-    (tmp_path / "cloudtrain.yaml").write_text(CONFIG)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("azure_account")
 
 
 def verdicts(cli: Any, folder: Path, *settings: str, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:

@@ -127,15 +127,23 @@ def test_killed_submit_is_found_by_the_next_command(
 def test_submit_killed_before_the_send_leaves_nothing(
     cli: Any, folder: Path, azure_account: Azure, wait_until: Any
 ) -> None:
-    """If no job appears in a request's longest time, it was never sent, and the name is free for a new attempt."""
+    """If no job appears in a request's longest time, it was never sent, and the name is free for a new attempt.
+
+    The command that finds no job also removes the secret from the vault.
+    """
     azure_account.fault("codes.list", "slow", delay_s=20.0)
-    process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
-    wait_until(lambda: azure_account.journal("jobs.get") != [], 30, 0.05)
+    given, env = ("--set", "secrets=[TOKEN]", "--name", "one"), {"TOKEN": "sesame"}
+    process = cli.start("submit", "-d", "-y", *given, cwd=folder, env=env)
+    wait_until(lambda: azure_account.journal("jobs.get") and azure_account.journal("vault.put"), 30, 0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     azure_account.clear_faults()
+    [put] = azure_account.journal("vault.put")
+    secret = put["path"].rpartition("/")[2]
+    wait_until(lambda: azure_account.secret(secret) is not None, 10, 0.05)
     [found] = cli("list", "--json").json["jobs"]
     assert (found["state"], "nothing runs" in found["detail"]) == ("failed", True)
+    assert azure_account.secret(secret) is None
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     assert azure_account.jobs() == ["one-2"]
 
@@ -213,6 +221,7 @@ def test_refusal_is_one_sentence_with_a_remedy(
         ({}, ("azureml.workspace=nowhere",), 3, "there is no workspace nowhere"),
         ({}, ("azureml.resource_group=nowhere",), 3, "at azureml.resource_group"),
         ({}, ("azureml.compute=nowhere",), 3, "there is no compute `nowhere`"),
+        ({}, ("azureml.datastore=nowhere",), 3, "there is no datastore `nowhere`"),
         (
             {},
             ("azureml.compute=four", "resources.instance_type=Standard_NC8as_T4_v3"),
@@ -359,21 +368,6 @@ def test_refused_poll_is_no_refusal_of_the_job(cli: Any, folder: Path, azure_acc
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_secret_of_a_killed_submit_is_removed(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
-    """The command that finds no job also removes the secret from the vault."""
-    azure_account.fault("codes.list", "slow", delay_s=20.0)
-    given, env = ("--set", "secrets=[TOKEN]", "--name", "one"), {"TOKEN": "sesame"}
-    process = cli.start("submit", "-d", "-y", *given, cwd=folder, env=env)
-    wait_until(lambda: azure_account.journal("vault.put") != [], 30, 0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    azure_account.clear_faults()
-    [put] = azure_account.journal("vault.put")
-    wait_until(lambda: azure_account.secret(put["path"].rpartition("/")[2]) is not None, 10, 0.05)
-    [found] = cli("list", "--json").json["jobs"]
-    assert (found["state"], azure_account.secret(put["path"].rpartition("/")[2])) == ("failed", None)
-
-
 def test_end_waits_for_the_containers_exit_report(cli: Any, folder: Path, azure_account: Azure) -> None:
     """Files are late or unreadable for a while: Azure's exit code of a shell alone is not the end."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
@@ -459,13 +453,6 @@ def test_netrc_of_the_user_does_not_replace_our_token(
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder, env={"NETRC": str(netrc)}).code == 0
     done = cli("logs", "one", env={"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"})
     assert (done.code, "/nowhere/ca.pem" in done.stderr, "itself failed" in done.stderr) == (7, True, False)
-
-
-def test_missing_datastore_is_reported_before_the_submit(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Without the check, the datastore would be the job's first failure."""
-    done = cli("submit", "-d", "-y", "--set", "azureml.datastore=nowhere", cwd=folder)
-    assert (done.code, "there is no datastore `nowhere`" in done.stderr) == (3, True)
-    assert azure_account.jobs() == []
 
 
 def test_job_in_line_is_sent_under_its_name(

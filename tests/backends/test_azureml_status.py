@@ -8,7 +8,7 @@ import pytest
 from cloudtrain.backends.azureml import status
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.backends.azureml.status import Details, root_of
-from cloudtrain.launcher.job import Attempt, State, exit_code
+from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from doubles.plans import plan_of
 
@@ -120,11 +120,6 @@ def test_idle_time_is_shown_apart() -> None:
     assert (spent_micro(legs_of([attempt]), 0.0), attempt.idle_usd) == (1_000_000, 1.2)
     unknown = Attempt("j", 1, "sent", plan_of(), {}, 0.0, {}, {}, told("Completed", 50))
     assert (spent_micro(legs_of([unknown]), 0.0), unknown.idle_usd) == (None, None)
-
-
-def test_exit_code_of_a_run_that_ran_out_of_budget() -> None:
-    """A run that Azure ends at the time of the budget counts as ended by the budget, as on every backend."""
-    assert exit_code(told("Canceled", 3600)) == 6
 
 
 def test_run_history_address_comes_from_the_job() -> None:

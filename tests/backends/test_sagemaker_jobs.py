@@ -15,12 +15,6 @@ CONFIG = wholejobs.config_of(
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a project's folder."""
-    return wholejobs.write_task(tmp_path / "project", CONFIG)
-
-
 @pytest.mark.soak  # the tutorial's test trains a whole task on SageMaker
 def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
@@ -28,9 +22,8 @@ def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: P
     wholejobs.train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
 
 
-def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, shared: Path) -> None:
+def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, whole: wholejobs.Results) -> None:
     """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
-    whole = wholejobs.run_whole(cli, folder, shared)
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     cli.watch("step 30/100", "logs", "-f", "broken")
     account.interrupt("broken-1")

@@ -1,4 +1,4 @@
-"""The Slurm request, rendered and checked without a cluster; the batch script on a real Slurm."""
+"""The Slurm request, rendered and checked without a cluster."""
 
 import subprocess
 from collections.abc import Callable
@@ -8,10 +8,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.slurm.backend import SlurmBackend
-from cloudtrain.launcher import backend_table
 from cloudtrain.launcher.backend import Request
-from doubles.slurm.handle import Slurm
-from doubles.waiting import until
 
 HERE = Path(__file__).parent
 PLAIN = """\
@@ -55,21 +52,6 @@ slurm:
   price_per_gpu_hour: 1.80 USD
   raw: [--switches=1]
 """
-# In place of the interpreter: a node's agent, which notes its rank, and ends with the code in the file `verdict`.
-AGENT = """\
-#!/bin/bash
-trap 'touch requeue; exit 75' TERM
-touch head.json
-note=agent-$SLURM_NODEID-${SLURM_RESTART_COUNT:-0}
-echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES $*" > "$note.part" && mv "$note.part" "$note"
-until [ -e verdict ]; do sleep 0.05; done
-exit "$(cat verdict)"
-"""
-
-
-@pytest.fixture(autouse=True)
-def _in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backend_table.BUILT_IN, "slurm", "cloudtrain.backends.slurm.backend:SlurmBackend")
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
@@ -141,19 +123,23 @@ def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[...,
 def test_script_starts_the_agents_with_whole_words(
     settings: tuple[str, ...], words: list[str], render: Callable[..., Request], tmp_path: Path
 ) -> None:
-    """srun gets each path as one word, in an image too: bash runs the script, with functions in the programs' place."""
+    """srun gets each path as one word, in an image too, and nothing in a closed attempt.
+
+    bash runs the script, with functions in the programs' place.
+    """
     home = tmp_path / "home 1"
     places = ("slurm.workdir=~/work 1", "inputs={train: /data/a b}", "slurm.python=~/venv 1/bin/python")
     made = render(PLAIN, *places, *settings)
     folder = home / "work 1/jobs/digits-abcde/attempt-1"
     (folder / "node-0").mkdir(parents=True)
-    (folder / "open").touch()
     told = {f"BASH_FUNC_{name}%%": "() { :; }" for name in ("scontrol", "apptainer")}
     told["BASH_FUNC_srun%%"] = "() { printf '%s\\0' \"$@\" > words; touch head.json; }"
-    done = subprocess.run(
-        ["bash", "-s"], input=made.body["script"], cwd=folder, env={"HOME": str(home), **told}, text=True, check=False
-    )
-    assert done.returncode == 0
+    for is_open in (False, True):
+        if is_open:
+            (folder / "open").touch()
+        script, env = made.body["script"], {"HOME": str(home), **told}
+        assert subprocess.run(["bash", "-s"], input=script, cwd=folder, env=env, text=True).returncode == 0
+        assert (folder / "words").exists() == is_open
     found = (folder / "words").read_text().replace(str(home), "~").replace("/attempt-1", "").split("\0")
     begin = found.index("--cpus-per-task=4") + 1
     assert found[begin : begin + len(words)] == words
@@ -186,43 +172,3 @@ def test_script_requeues_a_job_without_agents_a_limited_number_of_times(
     assert (tmp_path / "told").exists() == bool(requeues)
     assert (tmp_path / "node-0/exit.json").exists() == report
     assert not requeues or len((tmp_path / "told").read_text().split()) == requeues
-
-
-@pytest.mark.soak
-def test_script_runs_an_agent_a_node_and_requeues_itself(render: Callable[..., Request], slurm: Slurm) -> None:
-    """On a real Slurm: the agents' code is the job's code, and a job that is pre-empted and leaves in the grace runs
-    again."""
-    made = render(PLAIN, "slurm.partition=spot", "slurm.python=~/agent", "limits.max_duration=30m")
-    folder = slurm.home() / "attempt 1"
-    folder.mkdir()
-    folder.chmod(0o777)
-    for path, text in {slurm.home() / "agent": AGENT, folder / "job.sh": made.body["script"]}.items():
-        path.write_text(text)
-        path.chmod(0o755)
-    (folder / "open").touch()
-    words = " ".join(f"'{option}'" for option in made.body["sbatch"])
-    sent = slurm.ssh(f"cd 'attempt 1' && sbatch --parsable --chdir=\"$PWD\" {words} job.sh")
-    assert sent.returncode == 0, sent.stderr
-    number = int(sent.stdout)
-    until(lambda: all((folder / f"agent-{rank}-0").exists() for rank in (0, 1)))
-    assert (folder / "agent-1-0").read_text().startswith("1  -I -c import sys; ")
-    urgent = slurm.submit("true", "--nodes=3", "--exclusive")
-    slurm.wait(urgent, "RUNNING", "COMPLETED")
-    until(lambda: slurm.job(number)["JobState"] == "PENDING")
-    slurm.ssh(f"scontrol update job={number} StartTime=now+2")
-    until(lambda: all((folder / f"agent-{rank}-1").exists() for rank in (0, 1)))
-    assert not (folder / "requeue").exists()
-    (folder / "verdict").write_text("70\n")
-    assert slurm.wait(number, "FAILED")["ExitCode"] == "70:0"
-
-
-@pytest.mark.soak
-def test_script_of_a_closed_attempt_does_nothing(render: Callable[..., Request], slurm: Slurm) -> None:
-    """A late job whose submission was given up ends without a step."""
-    folder = slurm.home() / "attempt"
-    folder.mkdir()
-    folder.chmod(0o777)
-    (folder / "job.sh").write_text(render(PLAIN).body["script"])
-    sent = slurm.ssh('cd attempt && sbatch --parsable --chdir="$PWD" --output=batch.log job.sh')
-    slurm.wait(int(sent.stdout), "COMPLETED")
-    assert (folder / "batch.log").read_text() == ""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import wholejobs
 
-from cloudtrain.launcher import backend_table
 from cloudtrain.launcher.backend import Request
 from doubles.slurm.attempts import SlurmAttempt
 from doubles.slurm.handle import Slurm
@@ -46,11 +45,6 @@ Make = Callable[..., SlurmAttempt]
 AGENT, RANK = r"^\S+ -I -c import sys", r"^\S+ -u -m cloudtrain\.entrypoints\.agent\.worker"
 SHARED = ("training.global_batch_size=24", "training.micro_batch_size=4")  # by 3 and by 2 nodes
 _WHOLE: dict[int, float] = {}
-
-
-@pytest.fixture(autouse=True)
-def _in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backend_table.BUILT_IN, "slurm", "cloudtrain.backends.slurm.backend:SlurmBackend")
 
 
 @pytest.fixture
@@ -112,23 +106,6 @@ def test_stop_word_saves(make: Make, slurm: Slurm) -> None:
 
 
 @pytest.mark.soak
-def test_preempted_job_saves_and_requeues_itself(make: Make, slurm: Slurm) -> None:
-    """The next job starts within 10 s; ours waits, goes on without a launcher, and ends with the same losses."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
-    asked_s = time.monotonic()
-    urgent = slurm.submit("true", "--nodes=3", "--exclusive")
-    slurm.wait(urgent, "RUNNING", "COMPLETED")
-    assert time.monotonic() - asked_s < 10
-    until(lambda: slurm.state(number) == "PENDING")
-    assert attempt.exit() is None
-    attempt.lift_delay(number)
-    _assert_whole(attempt, number, make)
-    assert slurm.job(number)["Restarts"] == "1"
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("mode", ["REQUEUE", "CANCEL"])
 def test_job_without_a_grace_saves_in_the_kill_wait(mode: str, make: Make, slurm: Slurm) -> None:
     """GraceTime is 0 by default: Slurm requeues or cancels the job at once, and kills the job after KillWait."""
@@ -163,6 +140,7 @@ def test_job_survives_twenty_preemptions(make: Make, slurm: Slurm) -> None:
         slurm.wait(urgent, "RUNNING", "COMPLETED")
         waits_s.append(time.monotonic() - asked_s)
         until(lambda: slurm.state(number) == "PENDING")
+        assert attempt.exit() is None
         attempt.lift_delay(number)
     pace(slurm, 0.01)
     print(f"the pre-empting jobs waited {', '.join(f'{wait_s:.1f}' for wait_s in waits_s)} s")

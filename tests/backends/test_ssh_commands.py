@@ -1,13 +1,6 @@
 """The commands for the user's own machines, on real hosts: GPU use, a shell, artifacts, the doctor."""
 
-import fcntl
 import json
-import os
-import pty
-import select
-import struct
-import subprocess
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +12,7 @@ import pytest
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
+from doubles.terminals import Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -151,63 +145,25 @@ def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any, wa
     assert "API_TOKEN" not in after
 
 
-def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, wait_until: Any) -> None:
+def test_ssh_gives_a_shell_on_a_terminal(cli: Any, home: Path, pair: Cluster, submit: Any, wait_until: Any) -> None:
     """A prompt, the code's folder, the terminal's size, Ctrl-C only for the remote program, and its exit code."""
     job = submit(config())
-    shell = Terminal([*cli.command, "ssh", job, "--node", "1"], cli)
-    shell.write("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")
-    text = shell.until("that was all")
+    shell = Terminal(home, [*cli.command, "ssh", job, "--node", "1"])
+    shell.resize(111, 33)
+    shell.press("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")
+    text = shell.output[: shell.see("that was all")].decode()
     assert "/dev/pts/" in text
     assert "rank=1" in text
     assert "/node-1/code" in text
     assert "33 111" in text
-    shell.write("sleep 60\n")
+    shell.press("sleep 60\n")
     wait_until(lambda: any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
-    shell.write("\x03")
+    shell.press("\x03")
     wait_until(lambda: not any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
-    shell.write("exit 7\n")
-    assert shell.wait() == 7
+    shell.press("exit 7\n")
+    assert shell.end() == 7
+    shell.close()
     assert cli("status", job, "--json").json["state"] == "running"
-
-
-class Terminal:
-    """A command on a terminal of 33 lines of 111 characters."""
-
-    def __init__(self, argv: list[str], cli: Any) -> None:
-        self.near, far = pty.openpty()
-        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
-        self.process = subprocess.Popen(
-            argv, cwd=cli.cwd, env=cli.environment(), stdin=far, stdout=far, stderr=far, start_new_session=True
-        )
-        os.close(far)
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        """Type the text."""
-        os.write(self.near, text.encode())
-
-    def until(self, text: str, timeout_s: float = 60) -> str:
-        """Return the whole output when the text appears."""
-        end = time.monotonic() + timeout_s
-        while text not in self.text:
-            assert time.monotonic() < end, self.text
-            if select.select([self.near], [], [], 0.2)[0]:
-                self.text += os.read(self.near, 4096).decode(errors="replace")
-        return self.text
-
-    def wait(self, timeout_s: float = 30) -> int:
-        """Return the exit code."""
-        end = time.monotonic() + timeout_s
-        while self.process.poll() is None:
-            assert time.monotonic() < end, self.text
-            if select.select([self.near], [], [], 0.1)[0]:
-                try:
-                    self.text += os.read(self.near, 4096).decode(errors="replace")
-                except OSError:  # the last process has left the terminal
-                    break
-        code = self.process.wait(timeout_s)
-        os.close(self.near)
-        return code
 
 
 # -- artifacts -------------------------------------------------------------------------------------------------------

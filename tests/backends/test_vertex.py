@@ -251,13 +251,6 @@ def test_one_instance_is_one_pool(render: Render) -> None:
     assert spec["scheduling"] == {"timeout": "86400s"}
 
 
-def test_budget_disables_starts_by_the_platform(render: Render) -> None:
-    """Whether the time limit spans restarts is not documented, but a limit for a budget must."""
-    scheduling = render(PLAIN, "budget.limit=100 USD").body["jobSpec"]["scheduling"]
-    assert scheduling["disableRetries"] is True
-    assert int(scheduling["timeout"].rstrip("s")) < 86_400
-
-
 def test_fence_marks_job_and_order_alike(render: Render) -> None:
     """The mark of a send is in every pool of ours, and in no further field."""
     for text in (PLAIN, EVERYTHING):

@@ -274,19 +274,6 @@ def test_foreign_page_at_the_send_leaves_the_state_unknown(google_project: Googl
     assert raised.value.exit_code == 7
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"endpoints": {"storage": "http://elsewhere"}}, "would receive your token without encryption"),
-        ({"endpoints": {"compute": "https://x"}}, "`compute` is not a service"),
-    ],
-)
-def test_invalid_endpoint_is_refused(vertex: Any, folder: Path, settings: dict[str, Any], words: str) -> None:
-    """The error comes before any request."""
-    configured(folder, **settings)
-    said(vertex(*SUBMIT, cwd=folder), 3, words, "vertex.endpoints")
-
-
 def test_endpoint_without_a_server_is_reported(vertex: Any, folder: Path, google: Google) -> None:
     """The message contains the address."""
     configured(folder, endpoints={"storage": "http://127.0.0.1:9"})

@@ -20,18 +20,6 @@ CONFIG = wholejobs.config_of(
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a project's folder."""
-    return wholejobs.write_task(tmp_path / "project", CONFIG)
-
-
-@pytest.fixture
-def whole(cli: Any, google_project: Google, folder: Path, shared: Path) -> wholejobs.Results:
-    """Return the result of the same job on this machine without disturbance."""
-    return wholejobs.run_whole(cli, folder, shared)
-
-
 @pytest.mark.soak  # the test below trains a whole task on Vertex AI
 def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, tmp_path: Path) -> None:
     """The README's example on two replicas: 97 % of unseen samples, and the weights are fetched."""
