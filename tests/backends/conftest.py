@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,12 @@ def vertex(
 
     yield run
     backends._made.cache_clear()
+
+
+@pytest.fixture
+def cold_cli(cli: Any) -> Any:
+    """Return the command as it starts for users."""
+    return replace(cli, preloaded=())
 
 
 @pytest.fixture

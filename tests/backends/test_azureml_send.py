@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ resources: {{instances: 2, instance_type: Standard_NC4as_T4_v3}}
 limits: {{max_duration: 1h}}
 azureml: {{{WHERE}, identity: managed}}
 """
-
-
-@pytest.fixture
-def cold_cli(cli: Any) -> Any:
-    """Return the command as it starts for users."""
-    return replace(cli, preloaded=())
 
 
 @pytest.fixture(autouse=True)

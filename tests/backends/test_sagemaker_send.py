@@ -4,7 +4,6 @@ import json
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ resources: {{instances: 2, instance_type: ml.g5.xlarge}}
 limits: {{max_duration: 1h}}
 sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
 """
-
-
-@pytest.fixture
-def cold_cli(cli: Any) -> Any:
-    """Return the command as it starts for users."""
-    return replace(cli, preloaded=())
 
 
 @pytest.fixture(autouse=True)

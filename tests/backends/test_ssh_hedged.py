@@ -1,6 +1,5 @@
 """Slow hosts: a call to several hosts does not wait for a cut connection, and gets the answer when the host is back."""
 
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,9 +11,8 @@ import pytest
 from cloudtrain.backends.channel import calls
 from cloudtrain.backends.channel.calls import Call, HostAnswer
 from cloudtrain.backends.channel.hosts import Host
-from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
-from doubles.sshhosts.fleet import fleet, forget
+from doubles.sshhosts.fleet import end, fleet, forget
 
 CLOCK = Call("calls.clock", {})
 
@@ -29,10 +27,7 @@ def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert all(answer.error is None for answer in fleet().ask({first: CLOCK, second: CLOCK}).values())
     yield first, second
     ssh_pair.hosts[1].join()
-    fleet().close()
-    forget()
-    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
-        processes.kill(pid, signal.SIGKILL)
+    end(home)
 
 
 def has_one(answers: Mapping[Host, HostAnswer]) -> bool:

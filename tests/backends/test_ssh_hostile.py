@@ -20,11 +20,10 @@ import yaml
 
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh import check, jobs
-from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import load
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts.cluster import Cluster
-from doubles.sshhosts.fleet import fleet, forget
+from doubles.sshhosts.fleet import end, fleet, forget
 
 CANARY = f"pwned-{os.getpid()}"
 TOUCH = f"touch /tmp/{CANARY}"
@@ -76,10 +75,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     ssh_pair.apply(monkeypatch)
     forget()
     yield ssh_pair
-    fleet().run(fleet()._close())
-    forget()
-    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):  # masters
-        processes.kill(pid, 9)
+    end(home)
     for host in ssh_pair.hosts:
         assert [path for path in host.folder.glob(f"*/**/{CANARY}*") if path.is_file()] == []
 

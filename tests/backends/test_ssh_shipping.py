@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -19,12 +18,11 @@ from cloudtrain.backends.channel import archives, master
 from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
-from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.planning.bundle import pack
 from doubles.sshhosts.cluster import Cluster
-from doubles.sshhosts.fleet import fleet, forget
+from doubles.sshhosts.fleet import end, fleet, forget
 
 DAY_S = 86_400
 
@@ -35,10 +33,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     ssh_pair.apply(monkeypatch)
     forget()
     yield ssh_pair
-    fleet().close()
-    forget()
-    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
-        processes.kill(pid, signal.SIGKILL)
+    end(home)
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts import host as sshhost
 from doubles.sshhosts.cluster import Cluster
-from doubles.sshhosts.fleet import fleet
-from doubles.sshhosts.fleet import forget as new_fleet
+from doubles.sshhosts.fleet import end, fleet, forget
 
 CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 
@@ -31,17 +30,9 @@ CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
-    new_fleet()
+    forget()
     yield ssh_pair
-    forget(home)
-
-
-def forget(home: Path) -> None:
-    """End this process's channels and masters: the next call acts as a new command."""
-    fleet().run(fleet()._close())
-    new_fleet()
-    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
-        processes.kill(pid, signal.SIGKILL)
+    end(home)
 
 
 def to(cluster: Cluster, name: str = "h0", **more: Any) -> Host:
@@ -364,11 +355,11 @@ def test_sixteen_hosts_through_a_bastion(
     folder.mkdir()
     config = folder / "config"
     config.write_text(many.jump_config().read_text())
-    new_fleet()
+    forget()
     targets = [Host(host.name, ssh_config=str(config), python=sys.executable) for host in many.hosts]
     answers = fleet().ask({target: Call("calls.clock", {}) for target in targets}, is_urgent=True)
     errors = {target.name: str(answer.error) for target, answer in answers.items() if answer.error is not None}
-    forget(home)
+    end(home)
     assert errors == {}
     assert not Path("pwned").exists()
 
