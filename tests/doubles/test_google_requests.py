@@ -178,11 +178,3 @@ def test_list_has_pages(google: Google) -> None:
     assert [job["displayName"] for job in rest["customJobs"]] == ["one"]
     assert "nextPageToken" not in rest
     assert google.call("GET", "/customJobs?pageToken=x").status == 400
-
-
-def test_persistent_resource_is_returned(google: Google) -> None:
-    """The API returns a resource that the handle has made."""
-    google.persistent("pool", resourcePools=[{"id": "a", "machineSpec": {"machineType": "n1-standard-4"}}])
-    told = google.call("GET", "/persistentResources/pool").json
-    assert (told["state"], told["resourcePools"][0]["id"]) == ("RUNNING", "a")
-    assert google.call("GET", "/persistentResources/other").status == 404

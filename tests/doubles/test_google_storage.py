@@ -15,8 +15,7 @@ import requests
 
 from doubles.google.loopback import served
 from doubles.google.names import BUCKET
-from doubles.google.objects import Contents
-from doubles.google.storage import FileAnswer, Storage, StorageSettings
+from doubles.google.storage import Storage, StorageSettings
 from doubles.google.uploads import CHUNK_BYTES
 from doubles.wire import Answer, Request
 
@@ -226,30 +225,3 @@ def test_invalid_name_or_field_is_refused(gcs: Served) -> None:
         assert gcs.put(name, "1").status_code == 400
     bad = gcs.call("POST", f"{UPLOADS}?uploadType=resumable&name=a", '{"contentTyp": "x"}')
     assert (bad.status_code, "contentTyp" in bad.json()["error"]["message"]) == (400, True)
-
-
-def test_body_is_read_during_sending(gcs: Served) -> None:
-    """The body is read piece by piece from the old object; a cut body has half of the bytes."""
-    gcs.storage.put(BUCKET, "a", bytes(5 << 20))
-    request = Request("GET", f"{OBJECTS}/a?alt=media", "", f"{OBJECTS}/a", {"alt": "media"}, {}, b"")
-    answer = gcs.storage.respond(request)
-    gcs.storage.put(BUCKET, "a", b"new")
-    assert isinstance(answer, FileAnswer)
-    assert isinstance(answer.pieces, Contents)
-    assert [len(piece) for piece in answer.pieces] == [1 << 20] * 5
-    answer.cut()
-    assert (answer.length, sum(len(piece) for piece in answer.pieces), answer.is_last) == (5 << 20, 5 << 19, True)
-
-
-def test_removed_contents_leave_no_files(gcs: Served) -> None:
-    """Replaced, removed and refused contents leave no files."""
-    gcs.put("a", "1")
-    gcs.put("a", "2")
-    gcs.put("a", "3", ifGenerationMatch="0")
-    gcs.put("..", "4")
-    gcs.put("b", "5")
-    gcs.call("DELETE", f"{OBJECTS}/b")
-    stored = gcs.storage.objects.find(BUCKET, "a")
-    assert list(stored.file.parent.iterdir()) == [stored.file]
-    gcs.storage.clear()
-    assert gcs.storage.names(BUCKET) == []

@@ -249,20 +249,6 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until
             wait_until(lambda: not _in_namespace(spaces))
 
 
-def test_host_that_cannot_start_reports_the_error_and_can_be_repaired(ssh_pair: Cluster) -> None:
-    """The error names the host; after a repair of its configuration the host boots."""
-    host = ssh_pair.hosts[0]
-    config = host.folder / "etc/ssh/sshd_config"
-    host.power_off()
-    good = config.read_text()
-    config.write_text("Nonsense yes\n")
-    with pytest.raises(RuntimeError, match="h0 did not start"):
-        host.boot()
-    config.write_text(good)
-    host.boot()
-    assert ssh_pair.ssh("h0", "hostname").stdout == "h0\n"
-
-
 def test_missing_rights_or_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is given to tests that must be skipped."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
