@@ -39,6 +39,7 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
     ssh_pair,
     ssh_server,
 )
+from doubles.waiting import until
 
 # A waiting thread of torch must not spin: with several tests on a core, a training took four times the processor time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
@@ -303,23 +304,8 @@ def idle_python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """Return a function that waits for a condition and returns its first true value; AssertionError after the time.
-
-    The pause is at least twice as long as the condition took: conditions that run commands leave the processor to the
-    process under test.
-    """
-
-    def wait(condition: Callable[[], Any], timeout_s: float = 30.0, every_s: float = 0.02) -> Any:
-        end = time.monotonic() + timeout_s
-        while True:
-            begin = time.monotonic()
-            if value := condition():
-                return value
-            now = time.monotonic()
-            assert now < end, f"did not come true within {timeout_s:.0f} s"
-            time.sleep(max(every_s, 2 * (now - begin)))
-
-    return wait
+    """Return the function that waits for a condition."""
+    return until
 
 
 @pytest.fixture(scope="session")

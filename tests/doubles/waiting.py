@@ -10,12 +10,19 @@ Seen = TypeVar("Seen")
 
 
 def until(condition: Callable[[], Seen], timeout_s: float = 30.0, every_s: float = 0.02) -> Seen:
-    """Wait for the condition's first true value, and return it. Raises AssertionError after the time."""
+    """Wait for the condition's first true value, and return it. Raises AssertionError after the time.
+
+    The pause is at least twice as long as the condition took: conditions that run commands leave the processor to the
+    process under test.
+    """
     end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"did not come true within {timeout_s:.0f} s"
-        time.sleep(every_s)
-    return value
+    while True:
+        begin = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        assert now < end, f"did not come true within {timeout_s:.0f} s"
+        time.sleep(max(every_s, 2 * (now - begin)))
 
 
 def new_mark() -> str:

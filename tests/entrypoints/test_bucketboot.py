@@ -17,6 +17,7 @@ import pytest
 
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET
+from doubles.waiting import until
 
 SOURCE = Path(__file__).resolve().parents[2] / "entrypoints" / "container" / "bucket_boot.py"
 ORDER = f"gs://{BUCKET}/jobs/j/attempt-1/order.json"
@@ -186,10 +187,10 @@ def test_image_without_certificates_is_reported_at_once(store: Google, tmp_path:
     assert said.startswith("cloudtrain: add ca-certificates to the image: https://storage.googleapis.com is not trust")
 
 
-def test_stop_before_the_start_ends_the_process(store: Google, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_stop_before_the_start_ends_the_process(store: Google, tmp_path: Path) -> None:
     """The first process of a container gets no default signal handling from the kernel, so boot must handle SIGTERM."""
     store.fault("storage.*", "hang")
     process = boot(tmp_path)
-    wait_until(lambda: store.journal("storage.download"))
+    until(lambda: store.journal("storage.download"))
     process.send_signal(signal.SIGTERM)
     assert ended(process) == (143, "cloudtrain: stopped before the start\n")

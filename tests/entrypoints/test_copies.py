@@ -22,13 +22,13 @@ from cloudtrain.entrypoints.replication import copies, entries, partial_files
 from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.copies import CopyError
 from cloudtrain.entrypoints.replication.wire import Seal, Wire
+from doubles.waiting import until
 
 TOKEN = "a" * 64
 MIB = 1 << 20
 HOST = "127.0.0.1"
 Serve = Callable[..., int]
 Talk = Callable[[Callable[[Wire], None]], int]
-Wait = Callable[..., Any]
 
 
 class Relay:
@@ -357,9 +357,7 @@ def test_many_at_once(serve: Serve, there: Path, tmp_path: Path, monkeypatch: py
     assert all(contents(tmp_path / f"host-{number}") == contents(there) for number in range(12))
 
 
-def test_second_copy_of_one_entry_is_delayed(
-    serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait
-) -> None:
+def test_second_copy_of_one_entry_is_delayed(serve: Serve, there: Path, here: Path, relay: Any) -> None:
     """Two copies of an entry to one folder would collide: the second waits and uses the first."""
     checkpoint(there, 1)
     line, done = relay(serve(), MIB, "hold"), list[int]()
@@ -367,7 +365,7 @@ def test_second_copy_of_one_entry_is_delayed(
         threading.Thread(target=lambda: done.append(fetch(line.port, "step-00000001", here).bytes)) for _ in range(2)
     ]
     threads[0].start()
-    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    until(lambda: list(here.glob(".*.tmp/model*")))
     threads[1].start()
     stop = threading.Event()
     stop.set()
@@ -720,9 +718,7 @@ def test_slow_drip_is_given_up(talk: Talk, here: Path, monkeypatch: pytest.Monke
     over.set()
 
 
-def test_stalled_client_is_disconnected(
-    serve: Serve, there: Path, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalled_client_is_disconnected(serve: Serve, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that neither reads nor writes does not keep its place."""
     checkpoint(there, 1, 12 * MIB)
     monkeypatch.setattr(copies, "CONNECTIONS", 1)
@@ -733,15 +729,15 @@ def test_stalled_client_is_disconnected(
         wire = Wire(sock, 5)
         wire.meet(seal())
         wire.send({"want": "get", "name": "step-00000001"})
-        assert wait_until(lambda: copies.entries(HOST, port, TOKEN))
+        assert until(lambda: copies.entries(HOST, port, TOKEN))
 
 
-def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: Any) -> None:
     """A running copy ends, and no files remain."""
     checkpoint(there, 1)
     stop = threading.Event()
     thread, faults, ended = started(relay(serve(), MIB, "hold").port, "step-00000001", here, stop=stop)
-    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    until(lambda: list(here.glob(".*.tmp/model*")))
     begin_s = time.monotonic()
     stop.set()
     thread.join()
@@ -750,13 +746,13 @@ def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: 
     assert contents(here) == {}
 
 
-def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any) -> None:
     """A closed server releases its port and its connections."""
     checkpoint(there, 1, 12 * MIB)
     server = copies.Server(there, HOST, 0, TOKEN)
     line = relay(server.address[1], MIB, "hold")
     thread, faults, _ = started(line.port, "step-00000001", here)
-    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    until(lambda: list(here.glob(".*.tmp/model*")))
     server.close()
     with contextlib.closing(socket.create_server((HOST, server.address[1]))):
         line.let_go.set()
@@ -817,14 +813,14 @@ def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait) -> None:
+def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_python: Any) -> None:
     """After kill -9 of the server during a copy, no entry exists, and the error is reported."""
     checkpoint(there, 1, 12 * MIB)
     text = "s = copies.Server(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
     process = run_python(text, there)
     line = relay(int(process.stdout.readline()), 2 * MIB, "hold")
     thread, faults, _ = started(line.port, "step-00000001", here)
-    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    until(lambda: list(here.glob(".*.tmp/model*")))
     process.kill()
     process.wait()
     line.let_go.set()
@@ -835,7 +831,7 @@ def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_p
 
 
 def test_killed_client_leaves_a_partial_copy_for_cleanup(
-    serve: Serve, there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait
+    serve: Serve, there: Path, here: Path, relay: Any, run_python: Any
 ) -> None:
     """kill -9 of the client leaves only an unfinished copy, which the next copy removes."""
     checkpoint(there, 1)
@@ -844,7 +840,7 @@ def test_killed_client_leaves_a_partial_copy_for_cleanup(
     line = relay(port, 2 * MIB, "hold")
     text = "copies.fetch('127.0.0.1', int(sys.argv[1]), 'a' * 64, 'step-00000001', Path(sys.argv[2]))"
     process = run_python(text, str(line.port), here)
-    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    until(lambda: list(here.glob(".*.tmp/model*")))
     process.kill()
     process.wait()
     assert os.listdir(here) == [f".step-00000001.{socket.gethostname()}-{process.pid}.tmp"]
@@ -864,12 +860,12 @@ def test_damaged_checkpoint_is_not_passed_on(serve: Serve, there: Path, here: Pa
     assert contents(here) == {}
 
 
-def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, relay: Any) -> None:
     """A file that changes during the copy raises Gone, and old and new bytes are never mixed."""
     (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
     line = relay(serve(), MIB, "hold")
     thread, faults, _ = started(line.port, "last.ckpt", here)
-    wait_until(lambda: list(here.glob(".*.tmp")))
+    until(lambda: list(here.glob(".*.tmp")))
     (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
     line.let_go.set()
     thread.join()

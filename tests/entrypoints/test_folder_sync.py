@@ -17,10 +17,10 @@ from cloudtrain.entrypoints.stores import gcs, google_http
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET
+from doubles.waiting import until
 
 MIB = 1 << 20
 URI = f"gs://{BUCKET}/jobs/one"
-Wait = Callable[..., Any]
 Carriers = Callable[..., Carrier]
 
 
@@ -117,7 +117,7 @@ def test_failed_download_is_reported(store: Google, here: Path, monkeypatch: pyt
     assert list(here.iterdir()) == []
 
 
-def test_new_and_changed_files_are_uploaded(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
+def test_new_and_changed_files_are_uploaded(store: Google, here: Path, carriers: Carriers) -> None:
     """Each version is uploaded once; partial files, links and pipes never."""
     put(here / "a b/é #?%.pt", b"first")
     put(here / "empty", b"", age_s=-3600)  # dated in the future
@@ -126,9 +126,9 @@ def test_new_and_changed_files_are_uploaded(store: Google, here: Path, carriers:
     (here / "link").symlink_to(here / "empty")
     os.mkfifo(here / "pipe")
     one = carriers(here)
-    wait_until(lambda: there(store) == {"a b/é #?%.pt": b"first", "empty": b""})
+    until(lambda: there(store) == {"a b/é #?%.pt": b"first", "empty": b""})
     put(here / "a b/é #?%.pt", b"second")
-    wait_until(lambda: there(store) == {"a b/é #?%.pt": b"second", "empty": b""})
+    until(lambda: there(store) == {"a b/é #?%.pt": b"second", "empty": b""})
     one.finish()
     assert len(store.journal("storage.insert")) == 3
     assert bring(URI, here.parent / "back") == 2
@@ -147,7 +147,7 @@ def test_invalid_object_name_is_reported(
     assert "invalid object name" in capsys.readouterr().out
 
 
-def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
+def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: Carriers) -> None:
     """An unfinished file waits through all pauses of its writer; older files behind the unfinished one do not wait."""
     put(here / "other", b"whole", age_s=5)
     with (here / "last.pt").open("wb") as file:
@@ -156,27 +156,27 @@ def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: C
             file.write(b"x" * 100)
             file.flush()
             put(here / "other", b"%d" % number, age_s=5)
-            wait_until(lambda number=number: there(store).get("other") == b"%d" % number)
+            until(lambda number=number: there(store).get("other") == b"%d" % number)
             assert "last.pt" not in there(store)
-    wait_until(lambda: there(store).get("last.pt") == b"x" * 600)
+    until(lambda: there(store).get("last.pt") == b"x" * 600)
 
 
 def test_log_that_is_held_open_is_uploaded(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+    store: Google, here: Path, carriers: Carriers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The upload comes after a quiet period, and at the end in any case."""
     monkeypatch.setattr(folder_sync, "OPEN_QUIET_S", 0.2)
     with (here / "events").open("wb", buffering=0) as file:
         file.write(b"one")
         one = carriers(here)
-        wait_until(lambda: there(store) == {"events": b"one"})
+        until(lambda: there(store) == {"events": b"one"})
         file.write(b" two")
         one.finish()
         assert there(store) == {"events": b"one two"}
 
 
 def test_file_saved_in_place_repeatedly_is_always_uploaded_whole(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+    store: Google, here: Path, carriers: Carriers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object is always a version that was saved, and in the end the last version."""
     monkeypatch.setattr(folder_sync, "EVERY_S", 0.01)
@@ -204,7 +204,7 @@ def test_file_saved_in_place_repeatedly_is_always_uploaded_whole(
                 time.sleep(0.002)
         time.sleep(0.05 * (number % 4))
         if number % 10 == 0:  # now and then the writer pauses
-            wait_until(lambda number=number: number in versions)
+            until(lambda number=number: number in versions)
     one.finish()
     is_over.set()
     looking.join()
@@ -212,24 +212,22 @@ def test_file_saved_in_place_repeatedly_is_always_uploaded_whole(
     assert set(seen) == {(MIB, 1)}
 
 
-def test_local_deletions_reach_the_bucket(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
+def test_local_deletions_reach_the_bucket(store: Google, here: Path, carriers: Carriers) -> None:
     """Only the node's own objects are deleted; objects that another writer made or replaced stay."""
     store.put_object("jobs/one/of-another", b"x")
     for number in range(3):
         put(here / f"step-{number}.pt", b"x")
     carriers(here)
-    wait_until(lambda: len(there(store)) == 4)
+    until(lambda: len(there(store)) == 4)
     store.put_object("jobs/one/step-1.pt", b"of another")
     (here / "step-0.pt").unlink()
     (here / "step-1.pt").unlink()
-    wait_until(lambda: "step-0.pt" not in there(store))
-    wait_until(lambda: len(store.journal("storage.delete")) == 2)
+    until(lambda: "step-0.pt" not in there(store))
+    until(lambda: len(store.journal("storage.delete")) == 2)
     assert there(store) == {"of-another": b"x", "step-1.pt": b"of another", "step-2.pt": b"x"}
 
 
-def test_uploads_before_a_restart_remain_the_nodes_own(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait
-) -> None:
+def test_uploads_before_a_restart_remain_the_nodes_own(store: Google, here: Path, carriers: Carriers) -> None:
     """After a restart they are not sent again, and are deleted with the local file; other nodes' objects stay."""
     put(here / "old.pt", b"x")
     put(here / "kept.pt", b"x")
@@ -243,7 +241,7 @@ def test_uploads_before_a_restart_remain_the_nodes_own(
     carriers(here, "node-0")
     for name in ("old.pt", "theirs.pt", "of-another"):
         (here / name).unlink()
-    wait_until(lambda: "old.pt" not in there(store))
+    until(lambda: "old.pt" not in there(store))
     assert set(there(store)) == {"kept.pt", "theirs.pt", "of-another"}
     assert store.journal("storage.insert") == []
 
@@ -258,42 +256,38 @@ def test_files_never_downloaded_are_not_deleted(store: Google, here: Path, carri
     assert set(there(store)) == {"result", "more"}
 
 
-def test_nothing_is_deleted_before_new_files_are_uploaded(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait
-) -> None:
+def test_nothing_is_deleted_before_new_files_are_uploaded(store: Google, here: Path, carriers: Carriers) -> None:
     """If a script replaces its checkpoint, the bucket always holds a checkpoint."""
     put(here / "epoch-1.pt", b"x")
     carriers(here)
-    wait_until(lambda: "epoch-1.pt" in there(store))
+    until(lambda: "epoch-1.pt" in there(store))
     store.fault("storage.insert", "503")
     (here / "epoch-1.pt").unlink()
     put(here / "epoch-2.pt", b"x")
-    wait_until(lambda: len([call for call in store.journal("storage.insert") if call["outcome"] != "ok"]) > 9)
+    until(lambda: len([call for call in store.journal("storage.insert") if call["outcome"] != "ok"]) > 9)
     assert set(there(store)) == {"epoch-1.pt"}
     store.clear_faults()
-    wait_until(lambda: set(there(store)) == {"epoch-2.pt"})
+    until(lambda: set(there(store)) == {"epoch-2.pt"})
 
 
-def test_nothing_is_deleted_while_a_new_file_is_written(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait
-) -> None:
+def test_nothing_is_deleted_while_a_new_file_is_written(store: Google, here: Path, carriers: Carriers) -> None:
     """The script removes the old checkpoint first, and the new checkpoint takes time to write."""
     put(here / "epoch-1.pt", b"x")
     carriers(here)
-    wait_until(lambda: "epoch-1.pt" in there(store))
+    until(lambda: "epoch-1.pt" in there(store))
     with (here / "epoch-2.pt").open("wb") as file:
         (here / "epoch-1.pt").unlink()
         for number in range(6):
             file.write(b"x")
             file.flush()
             put(here / "other", b"%d" % number, age_s=5)
-            wait_until(lambda number=number: there(store).get("other") == b"%d" % number)
+            until(lambda number=number: there(store).get("other") == b"%d" % number)
         assert set(there(store)) == {"epoch-1.pt", "other"}
-    wait_until(lambda: set(there(store)) == {"epoch-2.pt", "other"})
+    until(lambda: set(there(store)) == {"epoch-2.pt", "other"})
 
 
 def test_file_missing_for_a_moment_stays_in_the_bucket(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+    store: Google, here: Path, carriers: Carriers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is absent in a single scan, as during a replacement, is not deleted."""
     put(here / "last.pt", b"old", age_s=5)
@@ -309,16 +303,16 @@ def test_file_missing_for_a_moment_stays_in_the_bucket(
 
     monkeypatch.setattr(Carrier, "_scan", scan)
     carriers(here)
-    wait_until(lambda: there(store) == {"last.pt": b"old"})
+    until(lambda: there(store) == {"last.pt": b"old"})
     gone.append(True)
-    wait_until(lambda: len(gone) == 2)
+    until(lambda: len(gone) == 2)
     put(here / "last.pt", b"new", age_s=4)
-    wait_until(lambda: there(store) == {"last.pt": b"new"})
+    until(lambda: there(store) == {"last.pt": b"new"})
     assert store.journal("storage.delete") == []
 
 
 def test_small_file_waits_for_the_large_file_it_names(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+    store: Google, here: Path, carriers: Carriers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`latest` never names a missing object; an older file does not wait."""
     monkeypatch.setattr(gcs, "SINGLE_BYTES", MIB)
@@ -327,22 +321,22 @@ def test_small_file_waits_for_the_large_file_it_names(
     put(here / "step-2.pt", bytes(2 * MIB), age_s=5)
     put(here / "latest", b"step-2.pt", age_s=4)
     carriers(here)
-    wait_until(lambda: len(store.journal("storage.chunk")) > 6)
+    until(lambda: len(store.journal("storage.chunk")) > 6)
     assert set(there(store)) <= {"log"}
     store.clear_faults()
-    wait_until(lambda: set(there(store)) == {"log", "step-2.pt", "latest"})
+    until(lambda: set(there(store)) == {"log", "step-2.pt", "latest"})
 
 
 def test_failing_bucket_is_reported_once_and_retried(
-    store: Google, here: Path, carriers: Carriers, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+    store: Google, here: Path, carriers: Carriers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A single sentence gives the advice; the remaining files are uploaded later."""
     store.settings(denied=["storage.insert"])
     put(here / "one", b"x", age_s=5)
     one = carriers(here)
-    wait_until(lambda: len(store.journal("storage.insert")) > 3)
+    until(lambda: len(store.journal("storage.insert")) > 3)
     store.settings(denied=[])
-    wait_until(lambda: set(there(store)) == {"one"})
+    until(lambda: set(there(store)) == {"one"})
     one.finish()
     said = capsys.readouterr().out
     assert said.count("\n") == 1

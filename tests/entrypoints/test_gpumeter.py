@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import gpumeter, gpus
+from doubles.waiting import until
 
 # The output of nvidia-smi for index, UUID, utilization.gpu, memory.used, memory.total and power.draw in
 # csv,noheader,nounits; a MIG device and an old board lack some values.
@@ -61,11 +62,11 @@ def test_impossible_figure_is_not_known(value: str) -> None:
     assert gpumeter.figures_of([["0", "GPU-x", value, "1", "2", "3"]], None, 1) == ((None, 1.0, 2.0, 3.0),)
 
 
-def test_meter_reads_the_tool(tool: Callable[[str], Path], wait_until: Callable[..., Any]) -> None:
+def test_meter_reads_the_tool(tool: Callable[[str], Path]) -> None:
     """The newest figures are known without a call by the reader."""
     tool(f"cat <<'END'\n{REAL}END")
     meter = gpumeter.GpuMeter("0,1", 2, every_s=0.01)
-    assert wait_until(lambda: meter.latest) == (FIRST, SECOND)
+    assert until(lambda: meter.latest) == (FIRST, SECOND)
     meter.finish()
     meter.thread.join(10)
     assert not meter.thread.is_alive()

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.rank.heartbeat import Watch
+from doubles.waiting import until
 
 # Beats once, then hangs in a function whose name must appear in the log.
 STUCK = """
@@ -94,18 +94,18 @@ def test_beat_does_nothing_outside_a_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path, wait_until: Any) -> None:
+def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path) -> None:
     """At the watch's request a stuck rank prints its stacks, and lives on."""
     (tmp_path / "train.py").write_text(STUCK)
     env = {**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(tmp_path), "CLOUDTRAIN_LOG_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.worker", "script", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=env) as rank:
         try:
-            wait_until((tmp_path / "beat-3").exists)
+            until((tmp_path / "beat-3").exists)
             heartbeat.print_stacks(tmp_path, silent_s=30.0)
             assert "stand_still" not in (tmp_path / "rank-3.log").read_text(), "it is not silent for that long"
             heartbeat.print_stacks(tmp_path)
-            wait_until(lambda: "in stand_still" in (tmp_path / "rank-3.log").read_text())
+            until(lambda: "in stand_still" in (tmp_path / "rank-3.log").read_text())
             assert rank.poll() is None
         finally:
             rank.kill()
@@ -122,20 +122,20 @@ def test_stacks_are_requested_only_of_ranks(tmp_path: Path) -> None:
         child.kill()
 
 
-def test_stopped_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]) -> None:
+def test_stopped_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped supervisor could not end the job, and would hold its lock; one that continues in time is left alone."""
     monkeypatch.setattr(heartbeat, "STOPPED_S", 1.0)
     with subprocess.Popen(["sleep", "60"]) as process:
         supervisor = heartbeat.Supervisor(process.pid)
         supervisor.look(100.0)
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.state(process.pid) == "T")
+        until(lambda: processes.state(process.pid) == "T")
         supervisor.look(101.0)
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: processes.state(process.pid) != "T")
+        until(lambda: processes.state(process.pid) != "T")
         supervisor.look(103.0)
         assert process.poll() is None
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.state(process.pid) == "T")
+        until(lambda: processes.state(process.pid) == "T")
         supervisor.wait()
         assert process.wait() == -signal.SIGKILL

@@ -5,15 +5,14 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.scripts import keep
 from cloudtrain.entrypoints.scripts.keep import FileKeeper, Unkept
+from doubles.waiting import until
 
 PATIENCE_S = 30.0
 NEW_S = 1e9  # unix seconds, in the past
@@ -169,7 +168,7 @@ def test_save_that_was_cut_off_leaves_the_previous_save(folders: tuple[Path, Pat
     assert (code / "s.pt").read_bytes() == whole
 
 
-def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_until: Callable[..., Any]) -> None:
+def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> None:
     """A script that keeps its last two checkpoints keeps two; a file of another node stays."""
     code, kept = folders
     (kept / "c-9.pt").write_text("of another node")
@@ -179,7 +178,7 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_
     started(keeper)
     (code / "c-1.pt").unlink()
     (code / "c-2.pt").write_text("2")
-    wait_until(lambda: not (kept / "c-1.pt").exists())
+    until(lambda: not (kept / "c-1.pt").exists())
     ended(keeper)
     assert files(kept) == {"c-2.pt": "2", "c-9.pt": "of another node"}
 

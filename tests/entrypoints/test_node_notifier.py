@@ -13,6 +13,7 @@ from cloudtrain.entrypoints.contract import AgentSpec, ExitReport
 from cloudtrain.entrypoints.notices import node_notifier
 from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier, of_agent
 from doubles import receivers
+from doubles.waiting import until
 
 ORDER = {
     "backend": "local",
@@ -227,7 +228,7 @@ for step in range(1, 1000):
 
 @pytest.mark.slow
 def test_real_job_sends_notices_without_a_follower(
-    cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any], home: Path
+    cli: Callable[..., Any], project: Callable[..., Path], home: Path
 ) -> None:
     """The agent sends the threshold and the end; the launcher, which polls later, repeats neither."""
     with receivers.hooks([503, 503]) as told:
@@ -241,7 +242,7 @@ notify: [{webhook: env:HOOK, from_job: true, on: [budget, stopped]}]
         assert told.wait(1, 60.0)[0]["from"] == "job"
         # A known race: the record must be in the log before the launcher polls.
         log = home / "local/tells/attempt-1/node-0/log/rank-0.log"
-        wait_until(lambda: log.exists() and "budget:50@60000" in log.read_text())
+        until(lambda: log.exists() and "budget:50@60000" in log.read_text())
         cli.ok("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})
         cli("watch", "--once", "tells", cwd=where, env={"HOOK": told.url})
         assert [(each["key"], each["from"]) for each in told.got] == [("budget:50@60000", "job"), ("stopped:1", "job")]

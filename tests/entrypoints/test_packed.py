@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.packed import NAME, Journal
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import trial_spec
+from doubles.waiting import until
 
 TASK = """
 import os, time, torch
@@ -171,15 +171,13 @@ def test_trials_equal_trainings_alone(whole: tuple[Path, list[dict[str, Any]]], 
 
 
 @pytest.mark.slow
-def test_stopped_sweep_goes_on_with_the_same_trials(
-    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, wait_until: Callable[..., Any]
-) -> None:
+def test_stopped_sweep_goes_on_with_the_same_trials(whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """SIGTERM while two segments run: they save, and the next start ends with the same results and losses."""
     folder, expected = whole
     sweep = Sweep(tmp_path)
     child = sweep.start(NAP_S="0.02")
     journal = tmp_path / "checkpoints" / NAME
-    wait_until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
+    until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
     child.send_signal(signal.SIGTERM)
     told, _ = child.communicate(timeout=100)
     assert child.returncode == 75
@@ -192,13 +190,11 @@ def test_stopped_sweep_goes_on_with_the_same_trials(
 
 
 @pytest.mark.slow
-def test_killed_trial_starts_again(
-    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, wait_until: Callable[..., Any]
-) -> None:
+def test_killed_trial_starts_again(whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """kill -9 of a trial's rank, as for want of memory, changes no result."""
     child = Sweep(tmp_path).start(NAP_S="0.02")
     own = str(tmp_path / "checkpoints" / "trials" / "1")
-    found = wait_until(lambda: processes.with_environment(CLOUDTRAIN_CHECKPOINT_DIR=own), timeout_s=100)
+    found = until(lambda: processes.with_environment(CLOUDTRAIN_CHECKPOINT_DIR=own), timeout_s=100)
     os.kill(found[0], signal.SIGKILL)
     told, _ = child.communicate(timeout=200)
     assert child.returncode == 0
@@ -392,11 +388,11 @@ def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_sweep_of_a_script_goes_on(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_stopped_sweep_of_a_script_goes_on(tmp_path: Path) -> None:
     """A stop saves the running trials of a script; the next start ends the sweep, with the figures of whole runs."""
     child = script_sweep(tmp_path / "stopped").start()
     journal = tmp_path / "stopped" / "checkpoints" / NAME
-    wait_until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
+    until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=100)
     assert child.returncode == 75

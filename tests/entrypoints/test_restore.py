@@ -15,11 +15,11 @@ from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copies, entries
 from cloudtrain.entrypoints.replication.replicas import Replicas
 from cloudtrain.entrypoints.replication.restore import Gathering
+from doubles.waiting import until
 
 TOKEN = "a" * 64
 HOST = "127.0.0.1"
 Source = tuple[str, int]
-Wait = Callable[..., Any]
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
 
 
 @pytest.fixture
-def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
+def gather(here: Path) -> Callable[..., tuple[str, ...]]:
     """Return a function that gathers, and returns the missing entries."""
 
     def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = ()) -> tuple[str, ...]:
         gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged)
-        wait_until(lambda: gathering.is_done)
+        until(lambda: gathering.is_done)
         return gathering.missing
 
     return run
@@ -211,9 +211,7 @@ def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: 
     assert (here / "out" / "a.pt").read_text() == "x"
 
 
-def test_replica_in_progress_is_awaited(
-    node: Any, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replica_in_progress_is_awaited(node: Any, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If a replica is copying the same entry, the start waits and uses that copy."""
     there, source = node()
     checkpoint(there, 1)
@@ -231,18 +229,18 @@ def test_replica_in_progress_is_awaited(
         with contextlib.ExitStack() as ends:
             ends.callback(replicas.finish)
             ends.callback(held.set)
-            wait_until(lambda: list(here.glob(".*.tmp/*")))
+            until(lambda: list(here.glob(".*.tmp/*")))
             gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
             gathering._thread.join(0.3)
             assert not gathering.is_done
             held.set()
-            wait_until(lambda: gathering.is_done)
+            until(lambda: gathering.is_done)
     assert gathering.missing == ()
     assert names(here) == ["step-00000001"]
     assert capsys.readouterr().out == ""
 
 
-def test_cancel_ends_a_copy_in_progress(node: Any, here: Path, wait_until: Wait) -> None:
+def test_cancel_ends_a_copy_in_progress(node: Any, here: Path) -> None:
     """The unfinished copy is removed, and is not reported as missing."""
     there, source = node()
     checkpoint(there, 1)
@@ -250,9 +248,9 @@ def test_cancel_ends_a_copy_in_progress(node: Any, here: Path, wait_until: Wait)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copies, "_send_bytes", lambda *args: held.wait(20))
         gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
-        wait_until(lambda: list(here.glob(".*.tmp/*")))
+        until(lambda: list(here.glob(".*.tmp/*")))
         gathering.cancel()
         held.set()
-    wait_until(lambda: gathering.is_done)
+    until(lambda: gathering.is_done)
     assert gathering.missing == ()
     assert os.listdir(here) == []

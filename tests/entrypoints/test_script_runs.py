@@ -16,6 +16,7 @@ import pytest
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.scripts import meeting
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -163,11 +164,11 @@ def test_lightning_with_one_device_is_alone(job: Callable[[str], Job]) -> None:
     assert (ran.end(), "leave num_nodes and devices" in ran.message) == (boot.EXIT_CONFIG, True)
 
 
-def test_lightning_saves_at_a_stop(job: Callable[[str], Job], wait_until: Any) -> None:
+def test_lightning_saves_at_a_stop(job: Callable[[str], Job]) -> None:
     """SIGTERM reaches the ranks at any step; they exit together with a checkpoint, and the next start continues."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
     ran = job(LIGHTNING).start(on_stop="save")
-    wait_until(ran.steps, 120)
+    until(ran.steps, 120)
     ran.process.send_signal(signal.SIGTERM)
     assert ran.end() == boot.EXIT_SAVED
     saved = ran.events[-1]["step"]
@@ -175,12 +176,12 @@ def test_lightning_saves_at_a_stop(job: Callable[[str], Job], wait_until: Any) -
     assert (ran.start(on_stop="save").end(), min(ran.steps())) == (0, saved + 1)
 
 
-def test_hugging_face_saves_at_a_stop_and_continues_exactly(job: Callable[[str], Job], wait_until: Any) -> None:
+def test_hugging_face_saves_at_a_stop_and_continues_exactly(job: Callable[[str], Job]) -> None:
     """The losses after the resume equal those of a run without a stop."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     ran = job(HUGGING_FACE).start("2000", on_stop="save")
-    wait_until(ran.steps, 120)
+    until(ran.steps, 120)
     ran.process.send_signal(signal.SIGTERM)
     assert ran.end() == boot.EXIT_SAVED
     saved = ran.events[-1]["step"]
@@ -193,11 +194,11 @@ def test_hugging_face_saves_at_a_stop_and_continues_exactly(job: Callable[[str],
     assert sorted(resumed) == [saved + 1, saved + 2, saved + 3]
 
 
-def test_missing_trainer_is_reported(job: Callable[[str], Job], wait_until: Any) -> None:
+def test_missing_trainer_is_reported(job: Callable[[str], Job]) -> None:
     """`on_stop: save` has no effect on further scripts, and the log reports the missing Trainer."""
     waiting = "import pathlib, time\nwhile not pathlib.Path('over').exists(): time.sleep(0.1)\n"
     ran = job(MEET + waiting).start(on_stop="save")
-    wait_until(lambda: "on_stop: save has found no Trainer" in ran.log, 60)
+    until(lambda: "on_stop: save has found no Trainer" in ran.log, 60)
     (ran.folder / "over").touch()
     assert ran.end() == 0
 

@@ -29,6 +29,7 @@ from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
 from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
 from doubles import warmpython
+from doubles.waiting import until
 
 SERVER = (*warmpython.TRAINER, "cloudtrain.entrypoints.serve.engine", "torch.export")
 Ask = Callable[..., tuple[int, Any]]
@@ -397,9 +398,7 @@ def in_thread(do: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def test_waiting_requests_share_a_call(
-    gate: Gate, serve: Callable[..., Served], wait_until: Callable[..., Any]
-) -> None:
+def test_waiting_requests_share_a_call(gate: Gate, serve: Callable[..., Served]) -> None:
     """Requests that wait for a busy model are joined to batches of at most four; a faulty one spoils no other."""
     port = serve(gate.engine).port
     one = {"instances": INSTANCES["instances"][:1]}
@@ -407,7 +406,7 @@ def test_waiting_requests_share_a_call(
     first = in_thread(lambda: asked(port, "/invocations", one))
     gate.entered.acquire()
     others = [in_thread(lambda body=body: asked(port, "/invocations", body)) for body in [one, one, bad, one, one]]
-    wait_until(lambda: len(gate.engine._waiting) == 5)
+    until(lambda: len(gate.engine._waiting) == 5)
     gate.open.set()
     assert [first()[0], *sorted(each()[0] for each in others)] == [200, 200, 200, 200, 200, 400]
     assert gate.rows[0] == 1
@@ -490,9 +489,7 @@ def test_unfinished_bodies_have_a_bound_together(serve: Callable[..., Served], e
         assert new.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_answer_that_nobody_reads_ends(
-    serve: Callable[..., Served], model: Path, wait_until: Callable[..., Any]
-) -> None:
+def test_answer_that_nobody_reads_ends(serve: Callable[..., Served], model: Path) -> None:
     """A client that asks for answers and never reads them loses the connection after the time limit."""
     server = serve(None, body_s=0.2)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -502,7 +499,7 @@ def test_answer_that_nobody_reads_ends(
         with contextlib.suppress(OSError):
             while True:
                 connection.send(request * 200)
-        wait_until(lambda: not server.server_state.connections)
+        until(lambda: not server.server_state.connections)
 
 
 def test_client_that_ends_its_side_gets_its_answer(gate: Gate, serve: Callable[..., Served]) -> None:
@@ -531,9 +528,7 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., S
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
-def test_drain_is_not_ready_and_ends_under_new_connections(
-    gate: Gate, serve: Callable[..., Served], wait_until: Callable[..., Any]
-) -> None:
+def test_drain_is_not_ready_and_ends_under_new_connections(gate: Gate, serve: Callable[..., Served]) -> None:
     """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
     server, ended = serve(gate.engine, drain_s=10.0), threading.Event()
     first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
@@ -547,9 +542,9 @@ def test_drain_is_not_ready_and_ends_under_new_connections(
     clients = [in_thread(connect) for _ in range(2)]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as probe:
         probe.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n")  # the rest follows in the drain
-        wait_until(lambda: any(each.phase == "head" for each in list(server.server_state.connections)))
+        until(lambda: any(each.phase == "head" for each in list(server.server_state.connections)))
         drained, begin_s = in_thread(server.drain), time.monotonic()
-        wait_until(lambda: server._routes.is_draining)
+        until(lambda: server._routes.is_draining)
         probe.sendall(b"\r\n")
         assert probe.recv(100).startswith(b"HTTP/1.1 503")
     gate.open.set()

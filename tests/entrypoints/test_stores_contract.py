@@ -33,6 +33,7 @@ from cloudtrain.entrypoints.stores import azure, gcs, google_http, s3
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
 from doubles.google.names import BUCKET, SERVICE_ACCOUNT
+from doubles.waiting import until
 
 MIB = 1 << 20
 HOST = f"{ACCOUNT}.blob.core.windows.net"
@@ -415,13 +416,11 @@ store.open_store(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 @pytest.mark.parametrize(
     ("server", "on"), [("s3", "part"), ("azure", "part"), ("azure", "commit"), ("gcs", "part")], indirect=["server"]
 )
-def test_killed_upload_is_not_seen(
-    on: str, brisk: None, server: Server, file: Path, wait_until: Callable[..., Any]
-) -> None:
+def test_killed_upload_is_not_seen(on: str, brisk: None, server: Server, file: Path) -> None:
     """A put killed in the middle leaves no visible object; the next put is whole despite the parts."""
     server.fault("drop", on, after=2 if on == "part" else 0)
     process = subprocess.Popen([sys.executable, "-c", KILLED, f"{server.place}/x", file])
-    wait_until(lambda: server.asked(on) > (2 if on == "part" else 0))
+    until(lambda: server.asked(on) > (2 if on == "part" else 0))
     process.kill()
     process.wait()
     server.heal()

@@ -19,6 +19,7 @@ from cloudtrain.entrypoints.agent import gpulocks, gpus, node
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import probes, reachability, survey
 from cloudtrain.entrypoints.host.calls import Here
+from doubles.waiting import until
 
 A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
 TWO = f"""\
@@ -262,7 +263,7 @@ def test_invalid_interpreter_gives_a_reason(tmp_path: Path, text: str | None, wo
     assert words in error
 
 
-def test_leftovers_are_ranks_of_a_dead_agent(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_leftovers_are_ranks_of_a_dead_agent(tmp_path: Path) -> None:
     """A rank whose agent lives is no leftover, and neither is a rank in a different folder."""
     node = tmp_path / "work" / "jobs" / "x-abcde" / "attempt-1" / "node-0"
     (node / "log").mkdir(parents=True)
@@ -271,7 +272,7 @@ def test_leftovers_are_ranks_of_a_dead_agent(tmp_path: Path, wait_until: Callabl
     )
     agent = subprocess.Popen(["sleep", "60"])
     try:
-        wait_until(lambda: Path(f"/proc/{rank.pid}/cmdline").read_bytes() == b"sleep\x0060\0")
+        until(lambda: Path(f"/proc/{rank.pid}/cmdline").read_bytes() == b"sleep\x0060\0")
         state = {"pid": agent.pid, "stamp": processes.stamp(agent.pid)}
         (node / "state.json").write_text(json.dumps(state))
         assert probes.leftovers(tmp_path / "work") == []
