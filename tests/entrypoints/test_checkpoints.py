@@ -1,7 +1,6 @@
 """Checkpoints: complete or absent, verified, retained, written in the background, and loaded into any layout."""
 
 import json
-import os
 import random
 import re
 import resource
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainerruns import torchrun
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, loader, mirror, shards, weights
@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.entrypoints.trainer import resume
-from doubles import damage, warmpython
+from doubles import damage
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -40,9 +40,9 @@ def state(size: int = 10) -> dict[str, torch.Tensor]:
     }
 
 
-def write(folder: Path, *steps: int, size: int = 10, keep: int = 9) -> list[Path]:
+def write(folder: Path, *steps: int, size: int = 10, keep: int = 9, uploads: Uploader | None = None) -> list[Path]:
     """Save one small checkpoint a step; return their paths. Raises CheckpointError."""
-    saver = Saver(folder, CPU, keep)
+    saver = Saver(folder, CPU, keep, uploads)
     for step in steps:
         saver.begin(Snapshot(step, state(size), {}, {"lr": 0.1}, {"step": step, "samples": 8 * step}))
         saver.wait()
@@ -175,14 +175,6 @@ def test_any_value_is_sound_or_named_as_damage(tmp_path: Path, field: str, value
         (path / name).write_bytes(data)
 
 
-def test_swapped_folders_are_both_damaged(tmp_path: Path) -> None:
-    """Each folder has the wrong name: both are reported, with their real steps."""
-    older, newer = write(tmp_path, 5, 10)
-    damage.swap(newer)
-    assert "is of step 5, which contradicts the folder's name step-00000010" in (loader.check(newer) or "")
-    assert "is of step 10, which contradicts the folder's name step-00000005" in (loader.check(older) or "")
-
-
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     """The newest k and the best checkpoint stay, all older ones go; k = 0 still keeps one."""
     write(tmp_path, 1, 2, 3, 4)
@@ -263,15 +255,13 @@ def test_overlap_of_boxes() -> None:
     assert loader.overlap(part, shards.Box("w", torch.float32, (10, 4), (7, 0), (3, 4))) is None
 
 
-def test_newest_own_first(tmp_path: Path) -> None:
-    """`auto` tries the job's own checkpoints, the newest first."""
-    older, newer = write(tmp_path, 1, 2)
-    assert resume.choose(tmp_path, "auto", is_first=True, job="j") == [newer, older]
-
-
 def test_never_ignores_older_checkpoints_once(tmp_path: Path) -> None:
-    """`never` sets older checkpoints aside at the first start; a restart loads the run's own."""
-    write(tmp_path, 7)
+    """`auto` tries the job's own checkpoints, the newest first; `never` sets older ones aside at the first start.
+
+    A restart loads the run's own.
+    """
+    older, newer = write(tmp_path, 6, 7)
+    assert resume.choose(tmp_path, "auto", is_first=True, job="j") == [newer, older]
     assert resume.choose(tmp_path, "never", is_first=True, job="j") == []
     (own,) = write(tmp_path, 2)
     assert resume.choose(tmp_path, "never", is_first=False, job="j") == [own]
@@ -324,33 +314,16 @@ def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
-    """Published checkpoints are whole, and a new machine resumes from the mirror; an empty mirror gives None."""
-    place = mirror.open_mirror(str(tmp_path), "second")
-    assert place is not None
-    assert mirror.fetch(place, tmp_path) is None
-    uploads = Uploader(place, 3)
-    saver = Saver(tmp_path / "first", CPU, 3, uploads)
-    saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
-    saver.wait()
-    uploads.finish()
-    assert [(sent.step, sent.fault) for sent in uploads.news()] == [(3, None)]
-    (tmp_path / "new").mkdir()
-    fetched = mirror.fetch(place, tmp_path / "new")
-    assert fetched == tmp_path / "new" / "step-00000003"
-    assert loader.check(fetched) is None
+def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
+    """The local checkpoint is durable, no half copy is published, and the job's last copy is tried twice.
+
+    A kind of store that does not exist is refused.
+    """
     with pytest.raises(TaskError, match="knows no ftp:// store"):
         mirror.open_mirror("ftp://host", "x")
-
-
-def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
-    """The local checkpoint is durable, no half copy is published, and the job's last copy is tried twice."""
     (tmp_path / "file").touch()
     uploads = Uploader(FolderStore(tmp_path / "file" / "below"), 3)
-    saver = Saver(tmp_path / "first", CPU, 3, uploads)
-    saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
-    saver.wait()
-    assert (saver.failure, len(saver.news())) == (None, 1)
+    assert len(write(tmp_path / "first", 3, uploads=uploads)) == 1
     uploads.wait()
     (tmp_path / "file").unlink()
     uploads.finish()
@@ -364,9 +337,7 @@ def test_mirror_keeps_the_published_step_despite_later_steps(tmp_path: Path) -> 
     place = FolderStore(tmp_path / "second")
     for home, step in (("first", 90), ("first", 100), ("again", 70)):
         uploads = Uploader(place, 1)
-        saver = Saver(tmp_path / home, CPU, 1, uploads)
-        saver.begin(Snapshot(step, state(), {}, {}, {"step": step}))
-        saver.wait()
+        write(tmp_path / home, step, keep=1, uploads=uploads)
         uploads.finish()
     (tmp_path / "new").mkdir()
     assert mirror.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
@@ -418,12 +389,12 @@ if strategy == "fsdp":
 if os.environ.get("LONELY") and dist.get_rank() and what == "save":
     folder_ = folder_ / "elsewhere"  # this rank does not see rank 0's folder
 tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-if what == "save":
-    for i, value in enumerate(tensors.values()):
-        local = value.to_local() if hasattr(value, "to_local") else value
+def print_sums():
     for name, value in tensors.items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         print(name, float(whole.double().sum()), flush=True) if dist.get_rank() == 0 else None
+if what == "save":
+    print_sums()
     s = saver.Saver(folder_, torch.device("cpu"), 3)
     own = {"error": torch.full((3,), float(dist.get_rank()))}
     s.begin(saver.Snapshot(1, tensors, own, {"x": 1}, {"step": 1}))
@@ -437,9 +408,7 @@ else:
         for value in tensors.values():
             (value.to_local() if hasattr(value, "to_local") else value).zero_()
         reader.fill_all(tensors)
-        for name, value in tensors.items():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            print(name, float(whole.double().sum()), flush=True) if dist.get_rank() == 0 else None
+        print_sums()
 dist.barrier()
 os._exit(0)
 """
@@ -448,9 +417,7 @@ os._exit(0)
 def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> str:
     """Run the script on this number of ranks; return the output of rank 0."""
     (folder / "script.py").write_text(RESHARD)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "script.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env}
-    done = warmpython.run([*launcher, str(folder / "checkpoints"), what, strategy], folder, environment, 100)
+    done = torchrun(ranks, ["script.py", str(folder / "checkpoints"), what, strategy], folder, env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,11 +1,6 @@
-"""The average of the weights: its value, its temporary swap into the module, and the same over shards."""
+"""The average of the weights: its value, and its temporary swap into the module; test_strategies.py has shards."""
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,76 +8,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from cloudtrain.entrypoints.trainer.ema import Ema
-
-# Two ranks train a sharded model and a whole copy on the same batches, each with an average. The script prints the
-# distance of the averages, whether the swap is visible and ends bit for bit, and whether copy_ loads values.
-SHARDED = """
-import copy, json, os, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from cloudtrain.entrypoints.trainer.ema import Ema
-
-rank = int(sys.argv[1])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
-whole = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-spread = copy.deepcopy(whole)
-fully_shard(spread[0])
-fully_shard(spread)  # the root holds the last layer, and keeps it gathered after a forward pass without a backward
-ddp = nn.parallel.DistributedDataParallel(whole)
-pairs = [(m, torch.optim.SGD(m.parameters(), lr=0.1), Ema(m, 0.9)) for m in (ddp, spread)]
-
-def train(steps):
-    for step in steps:
-        torch.manual_seed(step)
-        x = torch.randn(8, 5)
-        for model, optimizer, ema in pairs:
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            ema.update(step + 1)
-
-def full(tensors):
-    return [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
-
-def away(first, second):
-    return max((a - b).abs().max().item() for a, b in zip(full(first), full(second), strict=True))
-
-x = torch.ones(2, 5)
-train(range(3))
-ema = pairs[1][2]
-with torch.no_grad():
-    before = spread(x)  # leaves the root gathered
-    with ema.swapped():
-        inside = [p.detach().clone() for p in full(spread.state_dict().values())]
-        averaged = spread(x)  # and again
-    after = spread(x)
-    with pairs[0][2].swapped():
-        plain = whole(x)
-train(range(3, 6))
-tensors = ema.tensors()
-saved = {name: t.full_tensor() + 1 for name, t in tensors.items()}
-apart = away(pairs[0][2].tensors().values(), tensors.values())
-for name, t in tensors.items():
-    t.copy_(distribute_tensor(saved[name], t.device_mesh, t.placements))
-found = {
-    "names": list(tensors),
-    "sharded": all(isinstance(t, DTensor) for t in tensors.values()),
-    "apart": apart,
-    "trained apart": away(whole.parameters(), list(spread.state_dict().values())),
-    "loan": (averaged - before).abs().max().item(),
-    "loan apart": (averaged - plain).abs().max().item(),
-    "is back": torch.equal(before, after),
-    "is loaded": all(torch.equal(t.full_tensor(), saved[name]) for name, t in ema.tensors().items()),
-}
-if rank == 0:
-    print(json.dumps(found), flush=True)
-dist.barrier()
-os._exit(0)
-"""
 
 
 def stepped(model: nn.Module, step: int) -> None:
@@ -162,24 +87,8 @@ def test_names_omit_wrappers() -> None:
     assert list(Ema(model, 0.9).tensors()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-@pytest.mark.slow
-def test_average_over_shards_is_the_same(tmp_path: Path) -> None:
-    """The averages over FSDP2's shards and over ddp are equal, swapped in and out despite forward passes in between."""
-    script = tmp_path / "sharded.py"
-    script.write_text(SHARDED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    output = [rank.communicate(timeout=200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    found = json.loads(output[0])
-    assert found["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert (found["sharded"], found["is back"], found["is loaded"]) == (True, True, True)
-    assert max(found["apart"], found["loan apart"], found["trained apart"]) <= 1e-6 < 1e-3 < found["loan"]
+@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
+def test_decay_outside_0_and_1_is_refused(decay: float) -> None:
+    """A decay that gives no average, or an average that never moves, is an error."""
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Ema(nn.Linear(1, 1), decay)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainerruns import whole_run
 
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.export import build, check, loading
@@ -28,6 +29,7 @@ from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.entrypoints.serve.engine import open_engine
 from doubles import warmpython
 
+Trained = Callable[[str], ExportOrder]
 EXPORT = (*warmpython.TRAINER, "cloudtrain.entrypoints.export.check", "torch.export")
 # Tied weights, buffers, dropout, and inputs in a dict.
 TASK = """
@@ -74,7 +76,7 @@ CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ExportOrder]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Return a function that trains a case once, and returns the order for its export."""
     made: dict[str, ExportOrder] = {}
 
@@ -88,25 +90,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ExportO
 
 def train(folder: Path, ranks: int, settings: dict[str, Any], params: dict[str, Any], text: str = TASK) -> ExportOrder:
     """Train three steps; return the order for an export of the checkpoint."""
-    (folder / "code").mkdir()
-    (folder / "code" / "task.py").write_text(text)
-    training = {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 3, "seed": 1, **settings}
-    spec = {"run": {"kind": "task", "target": "task.py"}, "params": params, "training": training, "timeout_s": 30}
-    (folder / "code" / "spec.json").write_text(json.dumps({**spec, "checkpoint": {"blocking": True}}))
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "CLOUDTRAIN_SPEC": "spec.json",
-        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
-    }
-    args = ["-m", *launcher, "cloudtrain.entrypoints.trainer.train"]
-    done = warmpython.run(args, folder / "code", environment, 100, EXPORT)
-    assert done.returncode == 0, done.stderr
+    whole_run(folder, ranks, text=text, params=params, max_steps=3, schedule=None, **settings)
     archive = folder / "code.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder / "code" / "task.py", "code/task.py")
+        tar.add(folder / "task.py", "code/task.py")
     return ExportOrder(
         checkpoint=str(folder / "checkpoints" / "step-00000003"),
         place="",
@@ -143,9 +130,7 @@ def evaluated(order: ExportOrder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_export_has_the_bits_that_were_evaluated(
-    trained: Callable[[str], ExportOrder], tmp_path: Path, case: str
-) -> None:
+def test_export_has_the_bits_that_were_evaluated(trained: Trained, tmp_path: Path, case: str) -> None:
     """Any strategy, number of ranks and type: pt2 and safetensors give the same bits in a new process, averages too."""
     order = replace(trained(case), place=str(tmp_path / "model"))
     found = build.build(order)
@@ -168,7 +153,7 @@ def test_export_has_the_bits_that_were_evaluated(
 
 
 @pytest.fixture(scope="module")
-def kept(trained: Callable[[str], ExportOrder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model folder and the reference of its check, as the check sees them."""
     folder, whole = tmp_path_factory.mktemp("kept"), build._checked
 
@@ -218,7 +203,7 @@ def widen(state: dict[str, torch.Tensor], model: Any) -> None:
 
 @pytest.mark.parametrize("damage", [change_weight, leave_average_out, untie, drop_name, widen])
 def test_check_refuses_other_weights(
-    trained: Callable[[str], ExportOrder], parts: tuple[Path, Path], damage: Callable[[Any, Any], None]
+    trained: Trained, parts: tuple[Path, Path], damage: Callable[[Any, Any], None]
 ) -> None:
     """One weight moved by 0.001, the average left out, a shared name with other values: the check fails each time."""
     folder, work = parts
@@ -296,7 +281,7 @@ def changed(order: ExportOrder, folder: Path, old: str, new: str) -> ExportOrder
 
 
 def test_untraceable_model_is_left_out_in_one_line(
-    trained: Callable[[str], ExportOrder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A branch on a value cannot be traced: the reason is one line, and the checked weights stand and are served.
 
@@ -332,9 +317,7 @@ def test_untraceable_model_is_left_out_in_one_line(
         ("words, scale=None", "words, scale=None, *, fault=1/0", "ZeroDivisionError"),
     ],
 )
-def test_unusable_task_is_named(
-    trained: Callable[[str], ExportOrder], tmp_path: Path, old: str, new: str, reason: str
-) -> None:
+def test_unusable_task_is_named(trained: Trained, tmp_path: Path, old: str, new: str, reason: str) -> None:
     """A fault of the task ends the export with one line, and leaves no file."""
     order = changed(trained("hsdp"), tmp_path, old, new)
     with pytest.raises(build.ExportError) as raised:
@@ -344,7 +327,7 @@ def test_unusable_task_is_named(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed.tar.gz", "task.py"]
 
 
-def test_unchecked_export_says_so(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_unchecked_export_says_so(trained: Trained, tmp_path: Path) -> None:
     """Without a call of the model the weights are exported on demand, and check.json and the card record that."""
     order = changed(trained("hsdp"), tmp_path, "return Words()", "return None")
     found = build.build(replace(order, is_unchecked=True))
@@ -356,7 +339,7 @@ def test_unchecked_export_says_so(trained: Callable[[str], ExportOrder], tmp_pat
     assert "was not checked" in (folder.path / "README.md").read_text()
 
 
-def test_checkpoint_without_code_gives_its_weights(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_checkpoint_without_code_gives_its_weights(trained: Trained, tmp_path: Path) -> None:
     """A checkpoint alone is exported unchecked; an average is refused, because it lacks the names of shared weights."""
     order = replace(trained("hsdp"), archive=None, place=str(tmp_path / "model"))
     with pytest.raises(build.ExportError, match="nothing can be checked"):
@@ -368,7 +351,7 @@ def test_checkpoint_without_code_gives_its_weights(trained: Callable[[str], Expo
         build.build(order)
 
 
-def test_damaged_checkpoint_is_refused(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_refused(trained: Trained, tmp_path: Path) -> None:
     """A flipped bit in a shard, which only its checksum shows, ends the export; nothing is left at the place."""
     order = trained("hsdp")
     damaged = Path(shutil.copytree(order.checkpoint, tmp_path / "step-00000003"))
@@ -382,7 +365,7 @@ def test_damaged_checkpoint_is_refused(trained: Callable[[str], ExportOrder], tm
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
-def test_full_disk_leaves_nothing(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing(trained: Trained, tmp_path: Path) -> None:
     """A write that fails ends the export with a message; the error equals a full disk's except for its number."""
     order = replace(trained("hsdp"), archive=None, place=str(tmp_path / "model"), is_unchecked=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -395,7 +378,7 @@ def test_full_disk_leaves_nothing(trained: Callable[[str], ExportOrder], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_task_sees_the_jobs_variables_and_inputs(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_task_sees_the_jobs_variables_and_inputs(trained: Trained, tmp_path: Path) -> None:
     """A task that reads an input's path and a variable of the job is built and called as in the job."""
     read = 'assert open(os.environ["CLOUDTRAIN_INPUT_WORDS"]).read() == os.environ["MARK"]'
     order = changed(trained("hsdp"), tmp_path, "    return Words()", f"    import os\n    {read}\n    return Words()")
@@ -407,7 +390,7 @@ def test_task_sees_the_jobs_variables_and_inputs(trained: Callable[[str], Export
     assert "--input NAME=PATH" in raised.value.hint
 
 
-def test_linked_code_is_copied(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_linked_code_is_copied(trained: Trained, tmp_path: Path) -> None:
     """A link in the code folder becomes a file of the model folder; a name with a line break is refused."""
     code = tmp_path / "code"
     code.mkdir()
@@ -432,14 +415,14 @@ def test_linked_code_is_copied(trained: Callable[[str], ExportOrder], tmp_path: 
     assert not place.exists()
 
 
-def test_existing_folder_is_kept(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_existing_folder_is_kept(trained: Trained, tmp_path: Path) -> None:
     """An export replaces no folder."""
     (tmp_path / "model").mkdir()
     with pytest.raises(build.ExportError, match="exists"):
         build.build(replace(trained("hsdp"), place=str(tmp_path / "model")))
 
 
-def test_onnx_gives_the_results_within_the_tolerance(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_onnx_gives_the_results_within_the_tolerance(trained: Trained, tmp_path: Path) -> None:
     """ONNX runs without torch's kernels: within 1e-5 of the largest value at each number of samples."""
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
@@ -489,7 +472,7 @@ def test_transformers_opens_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert engine.run({"input_ids": torch.arange(6)[None]})["output.logits"].shape == (1, 6, 31)
 
 
-def test_class_without_an_architecture_is_refused(trained: Callable[[str], ExportOrder], tmp_path: Path) -> None:
+def test_class_without_an_architecture_is_refused(trained: Trained, tmp_path: Path) -> None:
     """The layout needs a class of transformers; without a need the other forms stand."""
     order = replace(trained("ddp"), place=str(tmp_path / "model"), forms=("safetensors", "huggingface"))
     with pytest.raises(build.ExportError, match="Net is no architecture of transformers: safetensors and pt2"):

@@ -1,16 +1,8 @@
-"""Strategy local: refusals; four ranks over gloo; then jobs of two ranks, which are interrupted and resumed.
+"""Strategy local: refusals; four ranks over gloo, of `on_rank`; then jobs that are interrupted and resumed."""
 
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_local.py RESULT`.
-"""
-
-import hashlib
-import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from trainerruns import Run, counted, digest, joined, on_ranks, run
 
-from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import (
@@ -64,15 +55,8 @@ def test_momentum_outside_keeps_the_state_inside() -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what four ranks found in all cases."""
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    folder = tmp_path_factory.mktemp("ranks")
-    args = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", __file__, str(folder / "found")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = warmpython.run(args, folder, environment, 200)
-    assert done.returncode == 0, done.stderr[-6000:]
-    loaded: list[dict[str, Any]] = json.loads((folder / "found").read_text())
-    return loaded
+    found: list[dict[str, Any]] = on_ranks(__file__, 4, tmp_path_factory.mktemp("ranks"))
+    return found
 
 
 @pytest.mark.slow
@@ -149,128 +133,26 @@ def test_one_bucket_is_the_only_spare_copy(found: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- jobs
 
-# Dropout, batch norm, an incomplete last round. DO says what to do, on which rank, in which micro-batch.
-TASK = """
-import math, os, signal
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-RANK = int(os.environ.get("RANK", 0))
-calls = 0
-
-def dataset(params, split):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(37 if split == "train" else 11, 6, generator=generator)
-    return torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
-
-def model(params):
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
-
-def loss(model, batch):
-    global calls
-    calls += torch.is_grad_enabled()
-    todo = os.environ.get("DO", "").split(":")
-    if todo[0] and RANK == int(todo[1]) and calls == int(todo[2]):
-        if todo[0] == "nan":
-            return F.cross_entropy(model(batch[0]), batch[1]) * math.nan
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[todo[0]])
-    return F.cross_entropy(model(batch[0]), batch[1])
-"""
-TRAINING: dict[str, Any] = {
-    "strategy": "local",
-    "local": {"period": 4},
-    "global_batch_size": 8,
-    "micro_batch_size": 2,
-    "max_steps": 14,
-    "optimizer": {"name": "adamw", "lr": 0.02},
-    "log_every": 1,
-    "eval_every": 4,
-}
+LOCAL: dict[str, Any] = {"strategy": "local", "local": {"period": 4}, "max_steps": 14, "eval_every": 4}
 
 
-@dataclass(frozen=True)
-class Job:
-    """A finished run of a job: the exit code, the output, and the events."""
-
-    code: int
-    errors: str
-    output: str
-    folder: Path
-    events: list[dict[str, Any]]
-
-    def losses(self, event: str = "step") -> dict[int, str]:
-        """Return the bits of the loss by step."""
-        return {e["step"]: float(e["loss"]).hex() for e in self.events if e["e"] == event and "loss" in e}
-
-    def only(self, event: str) -> dict[str, Any]:
-        """Return the only event of the kind."""
-        (found,) = (found for found in self.events if found["e"] == event)
-        return found
-
-    def saved(self, step: int | None = None) -> dict[str, torch.Tensor]:
-        """Return the tensors of a checkpoint, by default of the newest."""
-        pattern = "step-????????" if step is None else f"step-{step:08d}"
-        newest = max((self.folder / "checkpoints").glob(pattern))
-        found: dict[str, torch.Tensor] = {}
-        for shard in map(shards.open_shard, sorted(newest.glob("shard-*"))):
-            for box, begin in shard.boxes:
-                whole = found.setdefault(box.name, torch.empty(box.whole, dtype=box.dtype))
-                place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
-                whole[place] = shard.tensor(box, begin)
-        return found
+def job(folder: Path, do: str = "", ranks: int = 2, checkpoint: dict[str, Any] | None = None, **settings: Any) -> Run:
+    """Train in the folder, from its newest checkpoint on; the last round is incomplete."""
+    return run(folder, ranks, do, checkpoint={"every_steps": 4, **(checkpoint or {})}, **{**LOCAL, **settings})
 
 
-def job(folder: Path, do: str = "", ranks: int = 2, checkpoint: dict[str, Any] | None = None, **settings: Any) -> Job:
-    """Train in the folder, from its newest checkpoint on."""
-    from doubles import warmpython
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "task.py").write_text(TASK)
-    spec = {
-        "job": "test",
-        "run": {"kind": "task", "target": "task.py"},
-        "training": {**TRAINING, **settings},
-        "checkpoint": {"every_steps": 4, "keep": 5, "resume": "auto", "blocking": True, **(checkpoint or {})},
-        "timeout_s": 30,
-    }
-    (folder / "spec.json").write_text(json.dumps(spec))
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "CLOUDTRAIN_SPEC": "spec.json",
-        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
-        "CLOUDTRAIN_RESULT_DIR": str(folder),
-        "DO": do,
-    }
-    done = warmpython.run(["-m", *launcher, "cloudtrain.entrypoints.trainer.train"], folder, environment, 100)
-    parsed = [fields for line in done.stdout.splitlines() if (fields := events.parse(line)[1])]
-    return Job(done.returncode, done.stderr, done.stdout, folder, parsed)
-
-
-def joined(jobs: list[Job], event: str = "step") -> dict[int, str]:
-    """Return the losses of several runs; runs must agree on steps trained twice."""
-    found: dict[int, str] = {}
-    for one in jobs:
-        for step, loss in one.losses(event).items():
-            assert found.setdefault(step, loss) == loss, (step, one.folder)
-    return found
-
-
-def assert_same_end(parts: list[Job], whole: Job) -> None:
+def assert_same_end(parts: list[Run], whole: Run) -> None:
     """Assert that interrupted runs had the losses, and have the saved bits, of the whole run."""
     assert whole.code == parts[-1].code == 0, whole.errors + parts[-1].errors
     for event in ("step", "eval"):
-        assert joined(parts, event) == whole.losses(event)
+        assert joined(*parts, event=event) == whole.values(event, "loss")
     before, after = whole.saved(), parts[-1].saved()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a job of two ranks that SIGTERM to rank 1 has stopped between two averages."""
     found = job(tmp_path_factory.mktemp("stopped"), "term:1:12")
     assert found.only("preempt")["step"] in (5, 6), found.errors
@@ -278,7 +160,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.mark.slow
-def test_interrupted_job_resumes_bit_for_bit(stopped: Job, tmp_path: Path) -> None:
+def test_interrupted_job_resumes_bit_for_bit(stopped: Run, tmp_path: Path) -> None:
     """After SIGTERM between averages, and SIGKILL after the next average, all losses and weights are equal as hex."""
     whole = job(tmp_path / "whole")
     shutil.copytree(stopped.folder / "checkpoints", tmp_path / "parts/checkpoints")
@@ -288,14 +170,14 @@ def test_interrupted_job_resumes_bit_for_bit(stopped: Job, tmp_path: Path) -> No
     assert [part.only("restart")["step"] for part in parts[1:]] == [first, 8]
     assert [part.only("restart")["changed"] for part in parts[1:]] == [[], []]
     assert_same_end(parts, whole)
-    assert sorted(whole.losses("eval")) == [4, 8, 12, 14]
+    assert sorted(whole.values("eval", "loss")) == [4, 8, 12, 14]
     assert {e["step"]: e["averages"] for e in whole.events if "averages" in e} == {
         step: -(-step // 4) if step % 4 == 0 or step == 14 else step // 4 for step in range(1, 15)
     }
 
 
 @pytest.mark.slow
-def test_stopped_job_saves_the_ranks_mean(stopped: Job, tmp_path: Path) -> None:
+def test_stopped_job_saves_the_ranks_mean(stopped: Run, tmp_path: Path) -> None:
     """Weights and moments are the means of both ranks' own, and not slices; one rank goes on from them, and says so."""
     saved = stopped.saved()
     for kind, own in (("model", "weight"), ("optimizer", "state")):
@@ -305,7 +187,7 @@ def test_stopped_job_saves_the_ranks_mean(stopped: Job, tmp_path: Path) -> None:
         for name in names:
             ranks = [saved[f"rank.{rank}.local.{own}.{name}"] for rank in range(2)]
             assert torch.equal(saved[f"{kind}.{name}"], (ranks[0] + ranks[1]) / 2)
-    assert not torch.equal(saved["rank.0.local.weight.0.weight"], saved["rank.1.local.weight.0.weight"])
+    assert not torch.equal(saved["rank.0.local.weight.first.weight"], saved["rank.1.local.weight.first.weight"])
     shutil.copytree(stopped.folder / "checkpoints", tmp_path / "checkpoints")
     alone = job(tmp_path, ranks=1)
     assert alone.code == 0, alone.errors
@@ -331,10 +213,14 @@ def test_outer_momentum_scaler_and_average_resume_bit_for_bit(tmp_path: Path) ->
     assert parts[0].only("preempt")["step"] in (6, 7)
     assert_same_end(parts, whole)
     saved = whole.saved()
-    assert {"strategy.momentum.0.weight", "rank.1.local.state.0.weight.exp_avg", "rank.1.scaler"} <= saved.keys()
-    assert "strategy.anchor.0.weight" not in saved  # at an average the weights are the anchor
+    assert {
+        "strategy.momentum.first.weight",
+        "rank.1.local.state.first.weight.exp_avg",
+        "rank.1.scaler",
+    } <= saved.keys()
+    assert "strategy.anchor.first.weight" not in saved  # at an average the weights are the anchor
     between = parts[0].saved(parts[0].only("preempt")["step"])
-    assert {"strategy.anchor.0.weight", "rank.0.local.weight.0.weight"} <= between.keys()
+    assert {"strategy.anchor.first.weight", "rank.0.local.weight.first.weight"} <= between.keys()
 
 
 @pytest.mark.slow
@@ -345,7 +231,7 @@ def test_rank_leaves_out_its_own_step(tmp_path: Path) -> None:
     done = job(tmp_path, "nan:1:3", on_nan="skip", checkpoint={"every_steps": None})
     assert done.code == 0, done.errors
     assert [(e["step"], e["left_out"]) for e in done.events if "left_out" in e] == [(4, 1)]
-    assert sorted(done.losses()) == [step for step in range(1, 15) if step != 2]
+    assert sorted(done.values("step", "loss")) == [step for step in range(1, 15) if step != 2]
     assert [e["step"] for e in done.events if e["e"] == "checkpoint" and "bytes" in e] == [4, 14]
 
 
@@ -372,12 +258,6 @@ class Net(nn.Module):
         """Return the logits."""
         logits: torch.Tensor = self.last(self.body(x))
         return logits
-
-
-def digest(tensors: Any) -> str:
-    """Return a hash of every bit of the tensors."""
-    whole = [bytes(t.detach().contiguous().view(-1).view(torch.uint8).tolist()) for t in tensors]
-    return hashlib.sha256(b"".join(whole)).hexdigest()[:16]
 
 
 def flat(module: nn.Module) -> torch.Tensor:
@@ -414,8 +294,8 @@ def train(
         found["covered"].append(spread.after_step(step + 1, steps))
         moving.zero_grad()
         spread.sync_buffers()
-        found["hashes"].append(digest(spread.module.state_dict().values()))
-        found["weights"].append(digest(spread.module.parameters()))
+        found["hashes"].append(digest(spread.module.state_dict()))
+        found["weights"].append(digest(dict(spread.module.named_parameters())))
         found["alike"].append(spread.is_alike())
         look(spread.module)
     return found | {"end": flat(spread.module).tolist(), "figures": spread.figures()}
@@ -424,22 +304,6 @@ def train(
 def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Return the largest difference of two runs' weights."""
     return float((torch.tensor(one["end"]) - torch.tensor(other["end"])).abs().max())
-
-
-def counted(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
-    """Return the result of the run, and the bytes of each all-reduce of weights or state."""
-    sizes: list[int] = []
-    real = dist.all_reduce
-
-    def count(tensor: torch.Tensor, *args: Any, **how: Any) -> Any:
-        sizes.append(tensor.nbytes)
-        return real(tensor, *args, **how)
-
-    dist.all_reduce = count
-    try:
-        return run(), sizes
-    finally:
-        dist.all_reduce = real
 
 
 def bytes_sent() -> dict[str, Any]:
@@ -451,7 +315,8 @@ def bytes_sent() -> dict[str, Any]:
         ("momentum", LocalSettings(4), MOMENTUM),
         ("kept", LocalSettings(4, optimizer_state="keep"), MOMENTUM),
     ):
-        done, sizes = counted(lambda wanted=wanted, optimizer=optimizer: train(wanted, 8, optimizer, norm=False))
+        with counted() as sizes:
+            done = train(wanted, 8, optimizer, norm=False)
         found[name] = [sum(sizes) / 8, done["figures"]["bytes_sent"], done["figures"]["averages"]]
     return found
 
@@ -523,11 +388,12 @@ def spare_copies() -> dict[str, Any]:
     module = nn.Sequential(*(nn.Linear(500, 1000, bias=False) for _ in range(20)))
     before = [p.data_ptr() for p in module.parameters()]
     rounds = plain_rounds(module, LocalSettings(2))
-    _, sizes = counted(lambda: {"": rounds.after_step(2, 9)})
+    with counted() as sizes:
+        rounds.after_step(2, 9)
     return {"sizes": sizes, "is_in_place": before == [p.data_ptr() for p in module.parameters()]}
 
 
-def cases() -> dict[str, Any]:
+def on_rank() -> dict[str, Any]:
     """Return this rank's results."""
     found: dict[str, Any] = {}
     for name, optimizer in (
@@ -548,21 +414,3 @@ def cases() -> dict[str, Any]:
     found["pairs"] = train(LocalSettings(4, group_period=2), 4)
     found |= {"bytes": bytes_sent(), "branch": branch(), "nesterov": nesterov(), "lacking": lacking()}
     return found | {"buckets": spare_copies()}
-
-
-def main() -> None:
-    """Run every case; write all ranks' results to the file of the first argument."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    torch.set_num_threads(1)
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, cases())
-    if dist.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(everywhere))
-    dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # gloo's teardown may abort or hang (trainer.md item 10)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,8 @@
-"""The estimate of a rank's memory against the bytes that the same training really holds.
-
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_memory.py CASES RESULT`.
-"""
+"""The estimate of a rank's memory against the bytes that the same training really holds, by `on_rank`."""
 
 import gc
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.memory import StorageCounter
@@ -23,6 +20,7 @@ from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 from cloudtrain.entrypoints.trainer.task import load_task
+from doubles import warmpython
 
 CHARLM = Path(__file__).parents[2] / "examples" / "charlm" / "task.py"
 SMALL = {"context": 64, "layers": 4, "heads": 4, "width": 128, "dropout": 0.1}
@@ -77,10 +75,7 @@ def estimates(
 
 def start(words: list[str], folder: Path) -> str:
     """Return the output of Python with these arguments."""
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = warmpython.run(words, folder, environment, 200)
+    done = warmpython.run(words, folder, {**os.environ, "OMP_NUM_THREADS": "1"}, 200)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
 
@@ -154,9 +149,7 @@ def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_
 @pytest.mark.parametrize("cases", ["hardest", pytest.param("others", marks=pytest.mark.soak)])
 def test_estimate_equals_the_bytes_of_two_ranks(cases: str, tmp_path: Path) -> None:
     """Copies, shards, parts of layers, stages: within 5 % of the storages that rank 0 holds, without gloo's buffers."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    start([*launcher, cases, str(tmp_path / "held.json")], tmp_path)
-    held = json.loads((tmp_path / "held.json").read_text())
+    held = on_ranks(__file__, 2, tmp_path, cases)[0]
     shared = [{"params": LONG, **_of_two(case)} for case in SHARED[cases]]
     found = [estimates(tmp_path, CHARLM, ranks=2, **case)[0]["bytes"] for case in shared]
     assert found == [pytest.approx(each, rel=0.05) for each in held]
@@ -334,16 +327,12 @@ def test_first_layout_that_fits_is_named(
     assert other["bytes"] <= share * whole
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def on_rank(cases: str) -> list[int]:
+    """Return the most bytes of the storages that this rank has held, by case."""
     peaks = []
-    for case in SHARED[sys.argv[1]]:
+    for case in SHARED[cases]:
         gc.collect()
         with StorageCounter() as counter:
             train(**{"params": LONG, "counter": counter, **case})
         peaks.append(counter.peak_bytes)
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(peaks))
-    sys.stdout.flush()
-    os._exit(0)
+    return peaks

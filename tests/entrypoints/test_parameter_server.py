@@ -1,8 +1,6 @@
 """Asynchronous training: tickets, shards and messages in one process; then real runs with workers that die."""
 
 import contextlib
-import json
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from trainerruns import Run, run, torchrun
 
-from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
 from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer, Tickets
@@ -33,7 +31,6 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
 from cloudtrain.entrypoints.trainer.parameter_server.training import _spread
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage, WorkerOrder
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
-from doubles import warmpython
 
 # --------------------------------------------------------------------------------------------------- in one process
 
@@ -439,102 +436,18 @@ def test_gradient_that_is_not_finite_is_a_failure(server: ShardServer) -> None:
 
 # -------------------------------------------------------------------------------------------------------- real runs
 
-TASK = """
-import os, signal, torch
-from pathlib import Path
-from torch import nn
-from torch.nn import functional as F
-
-RANK = int(os.environ.get("RANK", 0))
-calls = 0
-
-class Points:
-    def __len__(self): return 37
-    def __getitem__(self, index):
-        return torch.arange(6.0).mul(index).sin() + 0.1 * torch.rand(6), index % 3
-
-def dataset(params, split):
-    return Points() if split == "train" else None
-
-def model(params):
-    return nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
-
-def loss(model, batch):
-    global calls
-    calls += 1
-    todo = os.environ.get("DO", "").split(":")
-    done = Path("done-" + "-".join(todo))
-    if todo[0] and todo[1] in ("any", str(RANK)) and calls == int(todo[2]) and not done.exists():
-        done.touch()
-        if todo[0] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if todo[0] == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if todo[0] == "rank":
-            os.kill(os.getppid(), signal.SIGKILL)
-        if todo[0] == "nan":
-            return F.cross_entropy(model(batch[0]), batch[1]) * float("nan")
-        if todo[0] == "raise":
-            raise ValueError("no such label")
-    return F.cross_entropy(model(batch[0]), batch[1])
-"""
-
-TRAINING = {
+ASYNC: dict[str, Any] = {
     "strategy": "async",
-    "global_batch_size": 8,
-    "micro_batch_size": 2,
     "max_steps": 30,
+    "eval_every": None,
     "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
-    "schedule": {"name": "cosine", "warmup_steps": 4},
-    "clip_norm": 1.0,
-    "seed": 1,
-    "log_every": 1,
+    "checkpoint": {"every_steps": 10},
 }
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A finished run: the exit code, the output, the losses by step, and the exported weights."""
-
-    code: int
-    output: str
-    losses: dict[int, float]
-    weights: dict[str, torch.Tensor]
-
-
-def run(folder: Path, ranks: int = 2, do: str = "", **settings: Any) -> Ran:
+def train(folder: Path, ranks: int = 2, do: str = "", **settings: Any) -> Run:
     """Train in the folder, from its newest checkpoint on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "task.py").write_text(TASK)
-    spec = {
-        "job": "test",
-        "run": {"kind": "task", "target": "task.py"},
-        "training": {**TRAINING, **settings},
-        "checkpoint": {"every_steps": 10, "keep": 5, "resume": "auto", "blocking": True},
-        "timeout_s": 30,
-    }
-    (folder / "spec.json").write_text(json.dumps(spec))
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-    found = warmpython.run(
-        ["-m", *launcher, "cloudtrain.entrypoints.trainer.train"], folder, {**environment(folder), "DO": do}, 100
-    )
-    parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
-    losses = {fields["step"]: fields["loss"] for fields in parsed if "loss" in fields and fields["e"] == "step"}
-    path = folder / "output" / "model.pt"
-    weights = torch.load(path, weights_only=True) if path.exists() else {}
-    return Ran(found.returncode, found.stdout + found.stderr, losses, weights)
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return the variables of a run in the folder."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "CLOUDTRAIN_SPEC": "spec.json",
-        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
-        "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
-    }
+    return run(folder, ranks, do, **{**ASYNC, **settings})
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -555,56 +468,57 @@ def assert_applied_once(folder: Path, tickets: int, shards: int = 1) -> None:
 def replayed(folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that a replay of the folder's logs ends with."""
     words = ["-m", "cloudtrain.entrypoints.trainer.parameter_server.replay", "spec.json", "output"]
-    done = warmpython.run(words, folder, environment(folder), 100)
+    done = torchrun(1, words, folder, {})
     assert done.returncode == 0, done.stderr
     found: dict[str, torch.Tensor] = torch.load(folder / "output" / "replayed.pt", weights_only=True)
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [TRAINING["optimizer"], {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}])
+@pytest.mark.parametrize("optimizer", [ASYNC["optimizer"], {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}])
 def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, Any]) -> None:
     """On one rank the losses, the weights, the buffers and the average are those of ddp."""
     settings = {"optimizer": optimizer, "ema_decay": 0.9}
-    plain = run(tmp_path / "ddp", 1, strategy="ddp", **settings)
-    found = run(tmp_path / "async", 1, **settings)
-    assert found.code == 0, found.output
-    assert found.losses == plain.losses
-    assert_equal(found.weights, plain.weights)
+    plain = train(tmp_path / "ddp", 1, strategy="ddp", **settings)
+    found = train(tmp_path / "async", 1, **settings)
+    assert found.code == 0, found.errors
+    assert found.values("step", "loss") == plain.values("step", "loss")
+    assert_equal(found.exported(), plain.exported())
 
 
 @pytest.mark.slow
 def test_ordered_run_repeats_to_the_bit_through_kills(tmp_path: Path) -> None:
     """With `order: tickets`, a killed worker and a killed rank with a resume change no bit of losses and weights."""
     server = {"order": "tickets", "shards": 2, "lease_s": 5}
-    plain = run(tmp_path / "plain", server=server)
-    assert plain.code == 0, plain.output
-    kill = run(tmp_path / "killed", do="kill:any:21", server=server)
-    assert kill.code == 0, kill.output
+    plain = train(tmp_path / "plain", server=server)
+    assert plain.code == 0, plain.errors
+    kill = train(tmp_path / "killed", do="kill:any:21", server=server)
+    assert kill.code == 0, kill.errors
     assert "it starts again" in kill.output
-    assert kill.losses == plain.losses
-    assert_equal(kill.weights, plain.weights)
+    assert kill.values("step", "loss") == plain.values("step", "loss")
+    assert_equal(kill.exported(), plain.exported())
     assert_applied_once(tmp_path / "killed", 60, 2)
-    stopped = run(tmp_path / "rank", do="rank:any:44", server=server)
+    stopped = train(tmp_path / "rank", do="rank:any:44", server=server)
     assert stopped.code != 0
-    resumed = run(tmp_path / "rank", server=server)
+    resumed = train(tmp_path / "rank", server=server)
     assert "resuming from step" in resumed.output
-    assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > 30 - len(resumed.losses)}
-    assert_equal(resumed.weights, plain.weights)
+    losses, again = plain.values("step", "loss"), resumed.values("step", "loss")
+    assert again == {step: losses[step] for step in range(31 - len(again), 31)}
+    assert_equal(resumed.exported(), plain.exported())
     assert_applied_once(tmp_path / "rank", 60, 2)
-    assert_equal(replayed(tmp_path / "rank"), plain.weights)
+    assert_equal(replayed(tmp_path / "rank"), plain.exported())
 
 
 @pytest.mark.slow
 def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> None:
     """A worker that SIGSTOP stops is lost after its lease; training goes on, and the logs replay to the bit."""
     folder = tmp_path / "run"
-    found = run(folder, do="stop:any:9", server={"lease_s": 2, "softsync": 2, "shards": 2})
-    assert found.code == 0, found.output
+    found = train(folder, do="stop:any:9", server={"lease_s": 2, "softsync": 2, "shards": 2})
+    assert found.code == 0, found.errors
     assert "is lost; its tickets are handed out again" in found.output
     assert_applied_once(folder, 60, 2)
     assert "the worker of rank" in found.output
-    assert_equal(replayed(folder), found.weights)
+    assert_equal(replayed(folder), found.exported())
 
 
 @pytest.mark.slow
@@ -614,21 +528,21 @@ def test_gradient_that_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: py
     The workers are real interpreters, not forks of a warm process.
     """
     monkeypatch.setenv("COLD_PYTHON", "1")
-    found = run(tmp_path, do="nan:any:9", on_nan="skip")
-    assert found.code == 0, found.output
+    found = train(tmp_path, do="nan:any:9", on_nan="skip")
+    assert found.code == 0, found.errors
     assert "is left out: its loss or gradient is not finite" in found.output
     assert_applied_once(tmp_path, 60)
-    assert all(abs(loss) < 10 for loss in found.losses.values())
+    assert all(abs(loss) < 10 for loss in found.values("step", "loss").values())
 
 
 @pytest.mark.slow
 def test_checkpoint_continues_under_ddp_on_other_ranks(tmp_path: Path) -> None:
     """A checkpoint of async on 2 ranks, with a task that raises later, continues under ddp on one rank."""
     folder = tmp_path / "run"
-    failed = run(folder, do="raise:any:44")
+    failed = train(folder, do="raise:any:44")
     assert failed.code != 0
     assert "no such label" in failed.output
-    found = run(folder, 1, strategy="ddp")
-    assert found.code == 0, found.output
+    found = train(folder, 1, strategy="ddp")
+    assert found.code == 0, found.errors
     assert "the strategy was async, now ddp: the losses differ" in found.output
-    assert max(found.losses) == 30
+    assert max(found.values("step", "loss")) == 30

@@ -1,17 +1,9 @@
-"""Pipelines: cuts, schedules, and stale weights beside their definition.
-
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_pipeline.py RESULT`.
-"""
+"""Pipelines: cuts, schedules, and stale weights beside their definition, trained by `on_rank`."""
 
 import functools
 import itertools
-import json
-import os
 import random
-import sys
 import time
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
@@ -278,16 +271,8 @@ def stale_losses(weights: str, count: int) -> list[float]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what three ranks found in all cases."""
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    folder = tmp_path_factory.mktemp("pipeline")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
-    result = folder / "result.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = warmpython.run([*words, __file__, str(result)], folder, environment, 100)
-    assert done.returncode == 0, done.stderr[-6000:]
-    found: dict[str, Any] = json.loads(result.read_text())
+    """Return what the first of three ranks found in all cases."""
+    found: dict[str, Any] = on_ranks(__file__, STAGES, tmp_path_factory.mktemp("pipeline"))[0]
     return found
 
 
@@ -340,16 +325,6 @@ def train(weights: str, count: int) -> dict[str, Any]:
     return {"losses": losses, "staleness": [times.most_staleness, times.mean_staleness], "waited_s": times.waited_s}
 
 
-def main() -> None:
-    """Run all cases, and write the first stage's results to a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = {name: train(*case) for name, case in CASES.items()}
-    if dist.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def on_rank() -> dict[str, Any]:
+    """Return this rank's results of all cases."""
+    return {name: train(*case) for name, case in CASES.items()}

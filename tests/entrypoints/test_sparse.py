@@ -1,15 +1,6 @@
-"""Compression threshold and topk: codes, residuals, refusals; then real runs over gloo on 3 ranks.
-
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_sparse.py CASES RESULT`.
-"""
+"""Compression threshold and topk: codes, residuals, refusals; then real runs over gloo on 3 ranks, of `on_rank`."""
 
 import copy
-import hashlib
-import json
-import os
-import sys
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
+from trainerruns import digest, on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
@@ -28,7 +20,6 @@ from cloudtrain.entrypoints.trainer.strategies.sparse import (
     encode,
     entries_above,
 )
-from cloudtrain.entrypoints.trainer.strategies.strategy import State
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
@@ -179,7 +170,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp powersgd": {"optimizer": SGD, "compression": "powersgd"},
     "topk sgd": {"optimizer": SGD, **TOPK},
     "topk adamw": {"optimizer": ADAMW, **TOPK},
-    "threshold sgd": {"kind": "resume", "optimizer": SGD, **THRESHOLD, "compression_warmup_steps": 3},
+    "threshold sgd": {"optimizer": SGD, **THRESHOLD, "compression_warmup_steps": 3},
     "threshold adamw": {"optimizer": ADAMW, **THRESHOLD},
     "topk lamb": {"optimizer": {"name": "lamb", "lr": 0.01}, "compression": "topk", "compression_density": 0.1},
     "threshold silent": {"optimizer": ADAMW, **THRESHOLD, "silent": True},
@@ -192,16 +183,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of all cases by rank, then by case."""
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    folder = tmp_path_factory.mktemp("ranks")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    args = [*launcher, __file__, json.dumps(CASES), str(folder / "result.json")]
-    found = warmpython.run(args, folder, environment, 100)
-    assert found.returncode == 0, found.stderr[-6000:]
-    loaded: list[dict[str, Any]] = json.loads((folder / "result.json").read_text())
-    return loaded
+    found: list[dict[str, Any]] = on_ranks(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
+    return found
 
 
 @pytest.mark.slow
@@ -282,14 +265,6 @@ def test_clipping_comes_before_the_exchange(results: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- the ranks
 
 
-def digest(state: State) -> str:
-    """Return a hash of every bit of the tensors."""
-    found = hashlib.sha256()
-    for name in sorted(state):
-        found.update(name.encode() + state[name].detach().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
 def train(
     optimizer: dict[str, Any],
     silent: bool = False,
@@ -350,21 +325,6 @@ def resume(**settings: Any) -> dict[str, Any]:
     return {**found, "own": {name: digest({"": value}) for name, value in kept[2].items()}}
 
 
-def main() -> None:
-    """Run every case of the first argument; write all ranks' results to the second."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
-    kinds = {"train": train, "resume": resume}
-    found = {name: kinds[case.pop("kind", "train")](**case) for name, case in json.loads(sys.argv[1]).items()}
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(everywhere))
-    dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # gloo's teardown may abort or hang
-
-
-if __name__ == "__main__":
-    main()
+def on_rank() -> dict[str, Any]:
+    """Return this rank's results of all cases."""
+    return {name: (resume if name == "threshold sgd" else train)(**case) for name, case in CASES.items()}

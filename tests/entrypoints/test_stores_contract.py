@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib.util
 import json
 import os
 import random
@@ -18,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import boto3
 import pytest
 import torch
+from trainerruns import TASK, Run, joined, parameters, run, whole_run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, mirror
@@ -72,7 +71,7 @@ class S3Server(Server):
         client = boto3.client("s3")
         methods = {"any": "", "part": "PUT", "put": "PUT", "get": "GET", "delete": "DELETE"}
         fates: Any = {"hang": "hang", "drop": "drop", "cut": "half", "denied": ("403 Forbidden", "AccessDenied")}
-        fates["500"] = ("500 Internal Server Error", "InternalError")
+        fates |= {"500": ("500 Internal Server Error", "InternalError"), "503": ("503 Slow Down", "SlowDown")}
         rules: list[Callable[[str, str], Any]] = []
         struck: list[str] = []
 
@@ -291,6 +290,30 @@ def test_files_of_any_size_round_trip(size: int, brisk: None, place: str, tmp_pa
         store.put(tmp_path / "file", "name")
         store.get("name", tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == data
+
+
+CORRUPTED = [
+    ("azure", "azure.storage.blob._shared.policies.calculate_content_md5", b"0" * 16, "Md5Mismatch|MD5 mismatch"),
+    ("gcs", "cloudtrain.entrypoints.stores.gcs._base64", "A" * 22 + "==", r"x/(other|file) arrived damaged 3 times"),
+]
+
+
+@pytest.mark.parametrize(("server", "where", "wrong", "words"), CORRUPTED, indirect=["server"])
+def test_bytes_corrupted_in_transit_are_found(
+    where: str, wrong: object, words: str, brisk: None, server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An MD5 travels with every upload and download; a wrong MD5 is an error, and the data is dropped."""
+    store = open_store(f"{server.place}/x")
+    store.put(file, "file")
+    (file.parent / "small").write_bytes(b"some bytes")
+    monkeypatch.setattr(where, lambda data: wrong)
+    for path in (file, file.parent / "small"):
+        with pytest.raises(OSError, match=words):
+            store.put(path, "other")
+    with pytest.raises(OSError, match=words):
+        store.get("file", file.with_name("back"))
+    assert store.names("") == ["file"]
+    assert not file.with_name("back").exists()
 
 
 def test_object_is_written_only_over_the_version_read(place: str, tmp_path: Path) -> None:
@@ -517,16 +540,11 @@ def test_store_recovers_after_a_long_outage(brisk: None, server: Server) -> None
 
 
 @CALLS
-def test_missing_place_is_reported(call: str, server: Server, file: Path) -> None:
-    """One sentence names the bucket or container; a missing bucket is not reported as a missing object."""
+def test_missing_place_and_denied_access_are_reported(call: str, server: Server, file: Path) -> None:
+    """One sentence names the bucket or container, or the rights for the identity; neither is a missing object."""
     with pytest.raises(OSError, match=server.missing) as caught:
         calls(open_store(f"{server.no_place}/x"), file)[call]()
     assert not isinstance(caught.value, FileNotFoundError)
-
-
-@CALLS
-def test_denied_access_names_the_missing_rights(call: str, server: Server, file: Path) -> None:
-    """The message names the rights for the identity; a denied get is not reported as a missing object."""
     server.fault("denied")
     with pytest.raises(PermissionError, match=server.denied):
         calls(open_store(f"{server.place}/x"), file)[call]()
@@ -648,7 +666,9 @@ def save(home: Path, uploads: Uploader, *steps: int) -> None:
 
 def test_store_keeps_the_right_number_of_checkpoints(alone: None, place: str, tmp_path: Path) -> None:
     """Retention works in the store and spares other jobs; a new machine fetches the newest checkpoint, intact."""
-    store = open_store(f"{place}/a")
+    store = published.open_mirror(f"{place}/a")
+    assert store is not None
+    assert published.fetch(store, tmp_path) is None
     save(tmp_path / "other", Uploader(open_store(f"{place}/ab"), 3), 1)
     uploads = Uploader(store, 2)
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
@@ -689,31 +709,27 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, server: Se
     assert mirror.latest(store) == 30
 
 
-@pytest.fixture(scope="module")
-def trained() -> ModuleType:
-    """Return test_train.py: its task and its runs of the real trainer."""
-    spec = importlib.util.spec_from_file_location("trained", Path(__file__).with_name("test_train.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for its dataclasses
-    spec.loader.exec_module(module)
-    return module
-
-
 RESUMED = [
+    ("s3", "{place}/a/b", "503"),
     ("azure", f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b", "throttle"),
-    pytest.param("gcs", f"gs://{BUCKET}/a/b", "503", marks=pytest.mark.soak),
+    pytest.param("gcs", "{place}/a/b", "503", marks=pytest.mark.soak),
 ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the uninterrupted run, on two ranks with shards."""
+    return whole_run(tmp_path_factory.mktemp("whole"), strategy="fsdp")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "uri", "busy"), RESUMED, indirect=["server"])
 def test_killed_run_resumes_from_a_store_bit_for_bit(
-    server: Server, uri: str, busy: str, trained: ModuleType, tmp_path: Path
+    server: Server, uri: str, busy: str, whole: Run, tmp_path: Path
 ) -> None:
     """A run killed in step 13 resumes from the store's step 10 with identical numbers and tensors.
 
-    The run's own folder is gone, and a fifth of the calls fail. Every strategy uses the same store code; test_train.py
-    has the run with S3.
+    The run's own folder is gone, and a fifth of the calls fail. Every strategy uses the same store code.
     """
     # Before the kill, rank 0's checkpoint has reached the store, even if the upload is slow today.
     wait = """            from cloudtrain.entrypoints.stores.store import open_store
@@ -722,33 +738,35 @@ def test_killed_run_resumes_from_a_store_bit_for_bit(
                     break
                 time.sleep(0.1)
             os.kill("""
-    text = trained.TASK.replace("            os.kill(", wait, 1)
-    whole = trained.run(tmp_path / "whole", strategy="fsdp")
+    text = TASK.replace("            os.kill(", wait, 1)
     server.fault("drop", every=10)
     server.fault(busy, every=9)
+    uri = uri.format(place=server.place)
     settings: dict[str, Any] = {"strategy": "fsdp", "checkpoint": {"mirror": uri, "every_steps": 10}}
-    env = {"MIRROR": f"{uri}/test"}
-    killed = trained.run(tmp_path / "run", do="kill:1:26", text=text, env=env, **settings)
+    settings |= {"text": text, "env": {"MIRROR": f"{uri}/test"}}
+    killed = run(tmp_path, do="kill:1:26", **settings)
     assert killed.code != 0
-    shutil.rmtree(tmp_path / "run/checkpoints")
-    again = trained.run(tmp_path / "run", text=text, env=env, **settings)
-    assert again.code == 0, again.errors
+    shutil.rmtree(tmp_path / "checkpoints")
+    again = whole_run(tmp_path, **settings)
     assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
-    assert trained.joined(killed, again) == whole.values("step", "loss")
-    assert trained.parameters(again) == trained.parameters(whole)
+    assert joined(killed, again) == whole.values("step", "loss")
+    assert parameters(again) == parameters(whole)
     assert server.struck() > 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["azure", "gcs"], indirect=True)
-def test_store_that_fails_does_not_end_the_training(server: Server, trained: ModuleType, tmp_path: Path) -> None:
-    """A denied write is reported in a sentence and training continues; a missing place ends the start."""
+def test_store_that_fails_does_not_end_the_training(server: Server, whole: Run, tmp_path: Path) -> None:
+    """A denied write is reported in a sentence, and the run equals a run without a mirror.
+
+    A missing place ends the start, before any training: it might have had a checkpoint.
+    """
     server.fault("denied", "put")
-    done = trained.run(tmp_path / "run", checkpoint={"mirror": f"{server.place}/a"})
+    done = run(tmp_path / "run", strategy="fsdp", checkpoint={"mirror": f"{server.place}/a"})
     assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
     assert "the mirror has no copy of step 16: PermissionError: no access to " in done.output
     assert "azure" not in done.errors.lower()
-    gone = trained.run(tmp_path / "gone", checkpoint={"mirror": server.no_place})
+    assert done.values("step", "loss") == whole.values("step", "loss")
+    gone = run(tmp_path / "gone", checkpoint={"mirror": server.no_place})
     assert gone.code != 0
     assert re.search(f"TaskError: {server.missing}", gone.errors)
     assert gone.values("step", "loss") == {}

@@ -1,20 +1,12 @@
-"""Strategies: refusals, blocks, the summation tree; then real runs over gloo on 1, 2 and 4 ranks.
-
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_strategies.py CASES RESULT`.
-"""
+"""Strategies: refusals, blocks, the summation tree; then real runs over gloo on 1, 2 and 4 ranks, of `on_rank`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
-import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from trainerruns import counted, digest, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
+from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import summation
@@ -106,16 +100,14 @@ def test_fsdp_refuses_parameters_that_it_cannot_shard() -> None:
 
 
 def test_default_blocks_are_the_outermost_layers() -> None:
-    """Each child of the outermost list that can run forward is a block; modules inside a block are not."""
+    """Each child of the outermost list that can run forward is a block; modules inside a block are not.
+
+    A ModuleDict in a ModuleList cannot be gathered as a block, so its parts are blocks.
+    """
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), nn.ReLU(), nn.Linear(2, 2))
     assert default_blocks(model) == [model[0], model[2]]
-
-
-def test_default_blocks_look_through_containers_without_forward() -> None:
-    """A ModuleDict in a ModuleList cannot be gathered as a block, so its parts are blocks."""
-    found = default_blocks(transformer())
-    assert [type(block) for block in found] == [nn.Linear, nn.Linear]
+    assert [type(block) for block in default_blocks(transformer())] == [nn.Linear, nn.Linear]
 
 
 def test_sized_blocks_count_parameters_outside_inner_blocks() -> None:
@@ -235,6 +227,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     **{name: {"lr": 0.01} for name in ("adamw", "radam", "lamb")},
     "lars": {"lr": 1.0, "momentum": 0.9},
 }
+SHARDED: dict[str, dict[str, Any]] = {
+    "zero 1": ZERO_1,
+    "fsdp": {"strategy": "fsdp"},
+    "hsdp": {"strategy": "hsdp", "shard_size": 2},
+}
 SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, not on the first of several ranks
 
 STRICT_CASES: dict[str, Any] = {
@@ -270,7 +267,11 @@ CASES: dict[int, dict[str, Any]] = {
         "zero 1 silent": {"strategy": "ddp", **ZERO_1, "silent": True},
         "zero 2": {"strategy": "fsdp", "shard": "gradients", **LOOK},
         **{f"{name} ddp": {"optimizer": {"name": name, **OPTIMIZERS[name]}} for name in OPTIMIZERS},
-        **{f"{name} zero 1": {"optimizer": {"name": name, **OPTIMIZERS[name]}, **ZERO_1} for name in OPTIMIZERS},
+        **{
+            f"{name} {kind}": {"optimizer": {"name": name, **OPTIMIZERS[name]}, **settings}
+            for kind, settings in SHARDED.items()
+            for name in OPTIMIZERS
+        },
         "ddp bf16": {"strategy": "ddp", "precision": "bf16", **LOOK},
         "fsdp bf16": {"strategy": "fsdp", "precision": "bf16", **BLOCKED, **LOOK},
         "ddp fp16": {"strategy": "ddp", "precision": "fp16", **SCALED},
@@ -304,28 +305,8 @@ def start(cases: dict[str, Any], ranks: int, folder: Path, *, cold: bool = False
 
     `cold`: by the interpreter itself, with all imports.
     """
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    result = folder / f"{ranks}.json"
-    args = [*launcher, __file__, json.dumps(cases), str(result)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # not a process for each core
-    if not cold:
-        found = warmpython.run(args, folder, environment, 280)
-    else:
-        found = subprocess.run(
-            [sys.executable, "-W", "error", *args],
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-    assert found.returncode == 0, found.stderr[-6000:]
-    loaded: list[dict[str, Any]] = json.loads(result.read_text())
-    return loaded
+    found: list[dict[str, Any]] = on_ranks(__file__, ranks, folder, json.dumps(cases), cold=cold)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -344,15 +325,10 @@ def test_strict_has_the_same_bits_on_any_number_of_ranks(results: Any, case: str
 
 
 @pytest.mark.slow
-def test_halving_equals_doubling(results: Any) -> None:
-    """Many ranks use the same tree with less traffic."""
-    assert results(4)[3]["strict ddp halved"]["hash"] == results(4)[0]["strict ddp"]["hash"]
-
-
-@pytest.mark.slow
-def test_strict_holds_in_bf16(results: Any) -> None:
-    """Values are rounded before they are summed."""
+def test_strict_holds_in_bf16_and_by_halving(results: Any) -> None:
+    """In bf16 values are rounded before they are summed; many ranks use the same tree with less traffic."""
     assert results(1)[0]["strict fsdp bf16"]["hash"] == results(2)[1]["strict fsdp bf16"]["hash"]
+    assert results(4)[3]["strict ddp halved"]["hash"] == results(4)[0]["strict ddp"]["hash"]
 
 
 @pytest.mark.slow
@@ -363,13 +339,6 @@ def test_standard_differs_only_by_rounding(results: Any) -> None:
         everywhere = [rank[case] for rank in results(ranks)]
         assert everywhere[0]["last"] == pytest.approx(expected, rel=1e-4)
         assert len({one["hash"] for one in everywhere}) == 1
-
-
-@pytest.mark.slow
-def test_weights_start_with_rank_0s_values(results: Any) -> None:
-    """Ranks with different initial weights train the same model."""
-    for case in ("ddp", "fsdp"):
-        assert results(2)[1][case]["hash"] == results(2)[1][f"{case} apart"]["hash"]
 
 
 @pytest.mark.slow
@@ -388,10 +357,15 @@ def test_evaluation_and_state_dict(results: Any, case: str) -> None:
 
 @pytest.mark.slow
 def test_memory_savers_change_no_bit(results: Any) -> None:
-    """Recomputed, offloaded or differently cut blocks give the same model, dropout and statistics included."""
+    """Recomputed, offloaded or differently cut blocks give the same model, dropout and statistics included.
+
+    Ranks with different initial weights train the same model: rank 0's values count.
+    """
     for case, same in [("ddp", "ddp blocked"), ("fsdp", "fsdp blocked"), ("fsdp", "offload")]:
         assert results(2)[0][case]["losses"] == results(2)[0][same]["losses"]
         assert results(2)[0][case]["hash"] == results(2)[0][same]["hash"]
+    for case in ("ddp", "fsdp"):
+        assert results(2)[1][case]["hash"] == results(2)[1][f"{case} apart"]["hash"]
 
 
 @pytest.mark.slow
@@ -408,14 +382,35 @@ def test_sharded_optimizer_is_ddp(results: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", SHARDED)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sharded_optimizer_of_each_kind(results: Any, name: str) -> None:
-    """Each built-in optimizer trains like ddp: to the bit, or to the rounding of norms that are summed over shards."""
-    everywhere = [rank[f"{name} zero 1"] for rank in results(2)]
+def test_sharded_optimizer_of_each_kind(results: Any, name: str, kind: str) -> None:
+    """Each built-in optimizer trains like ddp: to the bit, or to the rounding of norms that are summed over shards.
+
+    Layer-wise optimizers over shards add one all-reduce a step, for all layers.
+    """
+    everywhere = [rank[f"{name} {kind}"] for rank in results(2)]
+    is_layerwise = name in ("lars", "lamb")
     assert len({one["hash"] for one in everywhere}) == 1
     assert everywhere[0]["last"] == pytest.approx(results(2)[0][f"{name} ddp"]["last"], rel=1e-5)
-    if name not in ("lars", "lamb"):
+    if kind == "zero 1" and not is_layerwise:
         assert everywhere[0]["hash"] == results(2)[0][f"{name} ddp"]["hash"]
+    if kind != "zero 1":
+        assert everywhere[0]["calls"] == STEPS * is_layerwise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES[2] if CASES[2][case].get("look") and "bf16" not in case])
+def test_average_over_shards_is_ddps(results: Any, case: str) -> None:
+    """The averaged weights compute what ddp's compute, also between forward passes that leave the root gathered.
+
+    The swap ends bit for bit.
+    """
+    for rank in results(2):
+        before, averaged, after = rank[case]["outputs"]
+        assert averaged == pytest.approx(results(2)[0]["ddp"]["outputs"][1], rel=1e-4, abs=1e-5)
+        assert averaged != pytest.approx(before, rel=1e-2)
+        assert after == before
 
 
 @pytest.mark.slow
@@ -534,16 +529,6 @@ class Net(nn.Module):
         return self.last(y) + self.extra(x) if use_extra and self.extra else self.last(y)
 
 
-def digest(state: dict[str, Any]) -> str:
-    """Return a hash of every bit of whole tensors."""
-    found = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name]
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        found.update(name.encode() + bytes(whole.detach().contiguous().view(-1).view(torch.uint8).tolist()))
-    return found.hexdigest()[:16]
-
-
 def owned_by(spread: Strategy, split: data.Split) -> range:
     """Return this rank's virtual ranks."""
     rank, per = dist.get_rank(), split.accumulation
@@ -602,8 +587,9 @@ def train(
     with spread.optimized():
         moving = optim.build(built_in, module.parameters(), fused=False)
     meet(spread, moving)
+    average = Ema(spread.module, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scale else None
-    found: dict[str, Any] = {"losses": [], "norms": [], "finite": []}
+    found: dict[str, Any] = {"losses": [], "norms": [], "finite": [], "calls": 0}
     for step in steps:
         losses = forward_and_backward(spread, split, step, scaler, spoil if step == 2 else None, unused)
         found["losses"].append([loss.hex() for loss in by_virtual_rank(losses)])
@@ -615,14 +601,19 @@ def train(
             scaler.step(moving)
             scaler.update()
         else:
-            moving.step()
+            with counted() as sizes:
+                moving.step()
+            found["calls"] += len(sizes)
         spread.share_update()
         moving.zero_grad()
+        average.update(step + 1)
     spread.sync_buffers()
     found |= {"last": [float.fromhex(loss) for loss in found["losses"][-1]], "scale": scaler and scaler.get_scale()}
     found |= {"hash": digest(module.state_dict()), "names": sorted(module.state_dict())}
     if look and split.accumulation > 1:
         found["is_undone"] = is_undone(spread, split)
+    if look and "compile" not in settings:
+        found["outputs"] = with_averages(spread.module.eval(), average)
     state = [value for values in moving.state.values() for value in values.values() if value.dim()]
     found["state_bytes"] = sum(local(value).nbytes for value in state)
     return found | (look_at(spread, moving) if look else {})
@@ -637,6 +628,16 @@ def is_undone(spread: Strategy, split: data.Split) -> bool:
     assert digest(dict(spread.module.named_buffers())) != before
     spread.undo_buffers()
     return digest(dict(spread.module.named_buffers())) == before
+
+
+@torch.no_grad()
+def with_averages(module: nn.Module, average: Ema) -> list[list[float]]:
+    """Return the outputs with the trained weights, with the average, and with the trained weights again."""
+    outputs = []
+    for context in (contextlib.nullcontext(), average.swapped(), contextlib.nullcontext()):
+        with context:
+            outputs.append(module(torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6)).flatten().tolist())
+    return outputs
 
 
 @torch.no_grad()
@@ -710,24 +711,7 @@ def halved(**settings: Any) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Run every case of the first argument; write all ranks' results to the second."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    torch.set_num_threads(1)
+def on_rank(cases: str) -> dict[str, Any]:
+    """Return this rank's results of the cases."""
     kinds = {"train": train, "resume": resume, "refused": refused, "halved": halved}
-    found = {}
-    for name, case in json.loads(sys.argv[1]).items():
-        kind = kinds[case.pop("kind", "train")]
-        found[name] = kind(**case)
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(everywhere))
-    dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # gloo's teardown may abort or hang (trainer.md item 10)
-
-
-if __name__ == "__main__":
-    main()
+    return {name: kinds[case.pop("kind", "train")](**case) for name, case in json.loads(cases).items()}

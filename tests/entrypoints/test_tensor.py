@@ -1,15 +1,7 @@
-"""Tensor and sequence parallelism: plans, refusals, and the same training as one process.
-
-torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_tensor.py RUN RESULT`.
-"""
+"""Tensor and sequence parallelism: plans, refusals, and the same training as one process, by `on_rank`."""
 
 import functools
-import json
-import os
-import sys
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
@@ -198,23 +191,10 @@ CASES: dict[str, dict[str, Any]] = {
 SOAK = {"4 more": pytest.mark.soak}  # the same settings on two ranks, and fsdp with others, are in the other runs
 
 
-def start(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Run the cases of the named run; return the results by rank, then by case."""
-    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
-
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", name.split()[0]]
-    result = folder / f"{name}.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    found = warmpython.run([*launcher, __file__, name, str(result)], folder, environment, 280)
-    assert found.returncode == 0, found.stderr[-6000:]
-    loaded: list[dict[str, Any]] = json.loads(result.read_text())
-    return loaded
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    """Return the results of the named run; each run happens once."""
-    return functools.cache(lambda name: start(name, tmp_path_factory.mktemp("ranks")))
+    """Return the results of the named run by rank, then by case; each run happens once."""
+    return functools.cache(lambda name: on_ranks(__file__, int(name[0]), tmp_path_factory.mktemp("ranks"), name))
 
 
 @pytest.mark.slow
@@ -352,18 +332,6 @@ def train(
     }
 
 
-def main() -> None:
-    """Run the cases of the named run, and write the results of all ranks to a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    own = {name: train(**case) for name, case in CASES[sys.argv[1]].items()}
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def on_rank(name: str) -> dict[str, Any]:
+    """Return this rank's results of the named run."""
+    return {case: train(**settings) for case, settings in CASES[name].items()}

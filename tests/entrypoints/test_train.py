@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from trainerruns import TASK, Run, run, whole_run
+from trainerruns import TASK, Run, joined, parameters, run, whole_run
 
-from cloudtrain.entrypoints import format
-from cloudtrain.entrypoints.checkpoints import shards
-from cloudtrain.entrypoints.stores import s3
-from cloudtrain.entrypoints.trainer import evaluate, metrics
+from cloudtrain.entrypoints.trainer import evaluate
 from doubles import damage
 
 # Replaces TASK's model: weights in bf16, and computation in bf16.
@@ -53,10 +50,14 @@ def resume_from(other: Run, folder: Path, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_killed_run_resumes_bit_for_bit(strategy: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """SIGKILL in step 13, inside an epoch: from checkpoint 10 on, all numbers equal the uninterrupted run's."""
-    killed = run(tmp_path, do="kill:1:26", strategy=strategy)
+    """SIGKILL in step 13, inside an epoch: from checkpoint 10 on, all numbers equal the uninterrupted run's.
+
+    `resume: never` holds for the first start: torchrun's own restart resumes from the job's checkpoint.
+    """
+    never = {"resume": "never"}
+    killed = run(tmp_path, do="kill:1:26", strategy=strategy, checkpoint=never)
     assert killed.code != 0
-    again = run(tmp_path, strategy=strategy)
+    again = run(tmp_path, strategy=strategy, checkpoint=never)
     assert again.only("restart")["step"] == 10
     assert again.only("restart")["changed"] == []
     for event, name in [("step", "loss"), ("step", "grad_norm"), ("step", "lr"), ("eval", "loss")]:
@@ -111,38 +112,6 @@ def test_deadline_saves_and_the_resumed_end_is_the_same(whole: Callable[[str], R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after", "change"),
-    [
-        ("ddp", {"strategy": "fsdp"}, "the strategy was ddp, now fsdp"),
-        ("fsdp", {"ranks": 1}, "the ranks were 2, now 1"),
-    ],
-)
-def test_checkpoint_resumes_under_the_other_strategy(
-    whole: Callable[[str], Run], tmp_path: Path, before: str, after: dict[str, Any], change: str
-) -> None:
-    """Weights and optimizer state load into shards and back, also on half the ranks: losses agree to rounding."""
-    resume_from(whole(before), tmp_path, 10)
-    again = run(tmp_path, **after)
-    assert any(change in text for text in again.only("restart")["changed"])
-    expected = whole(before).values("step", "loss")
-    assert again.values("step", "loss") == pytest.approx({s: expected[s] for s in range(11, 17)}, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_resize_agrees_to_a_millionth(tmp_path: Path) -> None:
-    """4 to 2 to 1 rank without `strict`; the model has no batch norm, which would amplify rounding errors."""
-    text = TASK.replace("nn.BatchNorm1d(width)", "nn.LayerNorm(width)")
-    whole = run(tmp_path / "4", ranks=4, text=text)
-    resume_from(whole, tmp_path / "2", 5)
-    halved = run(tmp_path / "2", text=text)
-    resume_from(halved, tmp_path / "1", 10)
-    losses = halved.values("step", "loss") | run(tmp_path / "1", ranks=1, text=text).values("step", "loss")
-    expected = {step: loss for step, loss in whole.values("step", "loss").items() if step > 5}
-    assert losses == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.slow
 def test_changed_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Path) -> None:
     """The error names the parameter whose shape differs, before training."""
     resume_from(whole("ddp"), tmp_path, 10)
@@ -170,20 +139,6 @@ def test_full_disk_ends_all_ranks_and_keeps_the_older_checkpoint(tmp_path: Path)
     assert failed.errors.count("CheckpointError: cannot save step 10") == 2
     assert "the checkpoint of step 5 is intact" in failed.errors
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
-
-
-@pytest.mark.slow
-def test_damaged_checkpoint_is_reported_and_skipped(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """The newer checkpoint is truncated: a line reports the damage, the older is used, and the end is the same."""
-    for step in (5, 10):
-        resume_from(whole("ddp"), tmp_path, step)
-    shard = tmp_path / "checkpoints/step-00000010/shard-00001-of-00002.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    again = run(tmp_path)
-    assert again.only("restart")["step"] == 5
-    assert "step-00000010 is damaged (shard-00001-of-00002.safetensors has" in again.output
-    expected = whole("ddp").values("step", "loss")
-    assert again.values("step", "loss") == {step: expected[step] for step in range(6, 17)}
 
 
 @pytest.fixture(scope="module")
@@ -214,15 +169,24 @@ def test_contradiction_falls_back_to_the_older(tmp_path: Path) -> None:
     assert again.values("step", "loss") == {step: first.values("step", "loss")[step] for step in range(6, 41)}
 
 
+def cut_off(checkpoint: Path) -> None:
+    """Leave the last 100 bytes of rank 1's shard out."""
+    shard = checkpoint / "shard-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["shard beyond its end", "file"])
-def test_two_ranks_fall_back_together(form: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Both ranks fall back, no matter which rank has read the damaged file."""
+@pytest.mark.parametrize("form", [damage.FORMS["shard beyond its end"], damage.FORMS["file"], cut_off])
+def test_two_ranks_fall_back_together(form: Callable[[Path], Any], whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Both ranks fall back, no matter which rank has read the damaged file; a line says so, and the end is the same."""
     for step in (5, 10):
         resume_from(whole("ddp"), tmp_path, step)
-    damage.FORMS[form](tmp_path / "checkpoints/step-00000010")
+    form(tmp_path / "checkpoints/step-00000010")
     again = run(tmp_path)
     assert (again.code, again.only("restart")["step"]) == (0, 5), again.errors
+    assert "step-00000010 is damaged (" in again.output
+    expected = whole("ddp").values("step", "loss")
+    assert again.values("step", "loss") == {step: expected[step] for step in range(6, 17)}
 
 
 @pytest.mark.slow
@@ -250,27 +214,6 @@ def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
     done = whole_run(tmp_path, **settings)
     assert sorted(stopped.values("step", "loss")) + sorted(done.values("step", "loss")) == list(range(1, 11))
     assert (tmp_path / "output/model.pt").exists()
-
-
-def joined(*runs: Run) -> dict[int, float]:
-    """Return the loss of each step over several runs; runs must agree on steps trained twice."""
-    losses: dict[int, float] = {}
-    for one in runs:
-        for step, loss in one.values("step", "loss").items():
-            assert losses.setdefault(step, loss) == loss, step
-    return losses
-
-
-def parameters(done: Run) -> dict[str, bytes]:
-    """Return every tensor of the newest checkpoint, with the optimizer's, as bytes."""
-    newest = max((done.folder / "checkpoints").glob("step-????????"))
-    found: dict[str, torch.Tensor] = {}
-    for path in newest.glob("shard-*"):
-        shard = shards.open_shard(path)
-        for box, begin in shard.boxes:
-            whole = found.setdefault(box.name, torch.empty(box.whole, dtype=box.dtype))
-            whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))] = shard.tensor(box, begin)
-    return {name: bytes(tensor.flatten().view(torch.uint8).tolist()) for name, tensor in found.items() if tensor.dim()}
 
 
 @pytest.mark.slow
@@ -365,7 +308,10 @@ def test_residuals_of_a_left_out_step_and_of_other_ranks_are_dropped(tmp_path: P
 
 @pytest.mark.slow
 def test_best_checkpoint_is_kept_and_patience_stops(tmp_path: Path) -> None:
-    """With a ruinous rate, training stops after two evaluations without progress, and the best is kept."""
+    """With a ruinous rate, training stops after two evaluations without progress, and the best is kept.
+
+    After the early stop a new start trains no further step.
+    """
     settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
     done = run(tmp_path, ranks=1, max_steps=60, checkpoint={"keep": 1, "keep_best": True, "every_steps": 1}, **settings)
     assert (done.code, done.outcome()["reason"]) == (0, "early stop")
@@ -374,6 +320,9 @@ def test_best_checkpoint_is_kept_and_patience_stops(tmp_path: Path) -> None:
     assert (done.only("done")["best_step"], done.only("done")["step"]) == (best, max(found))
     kept = sorted(int(path.name[5:]) for path in (tmp_path / "checkpoints").glob("step-????????"))
     assert kept == sorted({best, max(found)})
+    again = run(tmp_path, ranks=1, max_steps=60, **settings)
+    assert (again.code, again.only("done")["step"]) == (0, max(found))
+    assert again.values("step", "loss") == {}
 
 
 @pytest.mark.slow
@@ -395,17 +344,6 @@ def test_metrics_files_and_logger(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exported_weights_are_the_average(tmp_path: Path) -> None:
-    """The exported weights equal the average bit for bit, not the trained weights."""
-    done = run(tmp_path, ranks=1, ema_decay=0.9)
-    exported = torch.load(tmp_path / "output/model.pt", weights_only=True)
-    saved = parameters(done)
-    for name in ("first.weight", "last.bias"):
-        bits = bytes(exported[name].flatten().view(torch.uint8).tolist())
-        assert (bits == saved[f"ema.{name}"], bits == saved[f"model.{name}"]) == (True, False)
-
-
-@pytest.mark.slow
 def test_nan_in_the_data_spoils_no_running_statistics(tmp_path: Path) -> None:
     """A nan sample: its step is skipped with batch norm's statistics, so saves continue."""
     spoilt = "        if self.count == 37 and index == 11: x = x * math.nan\n        return x +"
@@ -424,24 +362,6 @@ def test_modules_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) 
     whole = whole_run(tmp_path / "whole", **settings)
     parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:0:29", "")]
     assert joined(*parts) == whole.values("step", "loss")
-
-
-@pytest.mark.slow
-def test_finished_job_trains_no_further_step(tmp_path: Path) -> None:
-    """After an early stop, or a nan in the evaluations, a new start trains no further step."""
-    settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
-    first, again = (run(tmp_path, ranks=1, max_steps=60, **settings) for _ in range(2))
-    assert (again.code, again.only("done")["step"]) == (0, first.only("done")["step"])
-    assert again.values("step", "loss") == {}
-
-
-@pytest.mark.slow
-def test_torchrun_restart_keeps_the_training(tmp_path: Path) -> None:
-    """`resume: never` holds for the first start; torchrun's own restart resumes from the job's checkpoint."""
-    never = {"resume": "never"}
-    run(tmp_path, do="kill:1:26", checkpoint=never)
-    again = run(tmp_path, checkpoint=never)
-    assert again.only("restart")["step"] == 10
 
 
 @pytest.mark.slow
@@ -506,9 +426,9 @@ def test_optimizer_state_follows_a_changed_weight_type(whole: Callable[[str], Ru
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_different_job_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_a_different_job_are_refused(short: Run, tmp_path: Path) -> None:
     """Two jobs with one folder: the error names the owner, and the setting that allows the resume."""
-    run(tmp_path, ranks=1, max_steps=5)
+    resume_from(short, tmp_path, 5)
     other = run(tmp_path, ranks=1, job="other")
     assert other.code == 1
     assert "are of the job test, this one is other; set checkpoint.resume to" in other.errors
@@ -534,72 +454,6 @@ def test_mirror_is_used_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     assert (tmp_path / "second/other/step-00000016/manifest.json").exists()
 
 
-# Before the kill, rank 0's checkpoint has reached the bucket, even if the upload is slow today.
-PATIENT = TASK.replace(
-    """            os.kill(""",
-    """            import boto3
-            bucket, _, prefix = os.environ["MIRROR"].removeprefix("s3://").partition("/")
-            for _ in range(600):
-                if boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix + "/latest.json")["KeyCount"]:
-                    break
-                time.sleep(0.1)
-            os.kill(""",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
-def test_killed_run_resumes_from_a_bucket_bit_for_bit(
-    strategy: str, bucket: Any, whole: Callable[[str], Run], tmp_path: Path
-) -> None:
-    """A run killed in step 13 resumes from the bucket's step 10 with identical numbers and tensors.
-
-    The run's own folder is gone, and a fifth of the requests fail.
-    """
-    seen = iter(range(1_000_000))
-    fates = ["drop", None, None, None, None, ("503 Slow Down", "SlowDown"), None, None, None, None]
-    bucket.fate = lambda method, path: fates[next(seen) % 10]
-    settings: dict[str, Any] = {"strategy": strategy, "checkpoint": {"mirror": bucket.uri("a/b"), "every_steps": 10}}
-    env = {"MIRROR": bucket.uri("a/b/test")}
-    killed = run(tmp_path, do="kill:1:26", text=PATIENT, env=env, **settings)
-    assert killed.code != 0
-    shutil.rmtree(tmp_path / "checkpoints")
-    again = whole_run(tmp_path, text=PATIENT, env=env, **settings)
-    assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
-    assert joined(killed, again) == whole(strategy).values("step", "loss")
-    assert parameters(again) == parameters(whole(strategy))
-
-
-@pytest.mark.slow
-def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None:
-    """The bucket has the last `keep` uploads, with the job's last checkpoint, each with its manifest."""
-    done = whole_run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
-    sent = [step for step, fault in done.values("checkpoint", "mirror_fault").items() if fault is None]
-    names = s3.open_at(bucket.uri("a/test")).names("step-")
-    assert {int(name[5:13]) for name in names} == set(sorted(sent)[-2:])
-    assert max(sent) == 16
-    assert sum(name.endswith("manifest.json") for name in names) == len(sorted(sent)[-2:])
-
-
-@pytest.mark.slow
-def test_bucket_that_fails_does_not_end_the_training(bucket: Any, whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """A denied write is reported in a sentence, and the run equals a run without a mirror."""
-    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied") if method == "PUT" else None
-    done = run(tmp_path, checkpoint={"mirror": bucket.uri("a")})
-    assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
-    assert "the mirror has no copy of step 16: PermissionError: no access to s3://" in done.output
-    assert done.values("step", "loss") == whole("ddp").values("step", "loss")
-
-
-@pytest.mark.slow
-def test_missing_bucket_ends_the_start(bucket: Any, tmp_path: Path) -> None:
-    """The error comes before any training: the bucket might have had a checkpoint."""
-    done = run(tmp_path, checkpoint={"mirror": "s3://no-such-bucket/a"})
-    assert done.code != 0
-    assert "TaskError: there is no bucket no-such-bucket; make it, or name another one" in done.errors
-    assert done.values("step", "loss") == {}
-
-
 @pytest.mark.slow
 def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> None:
     """If all local checkpoints are damaged and the bucket is unreachable, the start fails; later its copy is used."""
@@ -617,19 +471,9 @@ def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_save_now_file_requests_a_save(tmp_path: Path) -> None:
-    """A file `save-now` in the folder of checkpoints causes a save, and is removed."""
-    (tmp_path / "checkpoints").mkdir(parents=True)
-    (tmp_path / "checkpoints/save-now").touch()
-    done = run(tmp_path, ranks=1, checkpoint={"every_steps": None})
-    assert sorted(done.values("checkpoint", "bytes")) == [1, 16]
-    assert not (tmp_path / "checkpoints/save-now").exists()
-
-
-@pytest.mark.slow
-def test_changes_are_reported_before_training(tmp_path: Path) -> None:
+def test_changes_are_reported_before_training(short: Run, tmp_path: Path) -> None:
     """A changed dataset, task file or batch is in the message, and a dataset smaller than a step too."""
-    run(tmp_path, ranks=1, max_steps=5)
+    resume_from(short, tmp_path, 5)
     changed = run(tmp_path, ranks=1, text=TASK.replace("Points(37 if", "Points(7 if"), max_steps=6)
     said = " ".join(changed.only("restart")["changed"])
     assert "the dataset had 37 items, now 7" in said
@@ -640,12 +484,18 @@ def test_changes_are_reported_before_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_log_lines_are_few_by_default(tmp_path: Path) -> None:
-    """Without log_every the trainer prints about a line every two seconds: 400 short steps print a few kB."""
-    done = whole_run(
-        tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None}
-    )
+    """Without log_every the trainer prints about a line every two seconds: 400 short steps print a few kB.
+
+    A file `save-now` in the folder of checkpoints causes a save, and is removed.
+    """
+    (tmp_path / "checkpoints").mkdir(parents=True)
+    (tmp_path / "checkpoints/save-now").touch()
+    seldom = {"log_every": None, "eval_every": None, "checkpoint": {"every_steps": None}}
+    done = whole_run(tmp_path, ranks=1, max_steps=400, **seldom)
     assert 1 <= len(done.values("step", "loss")) <= 10
     assert len(done.output) < 8000
+    assert sorted(done.values("checkpoint", "bytes")) == [1, 400]
+    assert not (tmp_path / "checkpoints/save-now").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -660,12 +510,6 @@ def test_evaluation_counts_each_sample_once(ranks: int) -> None:
 def test_evaluation_limit_is_per_rank() -> None:
     """eval_batches caps the forward passes of each rank."""
     assert len(evaluate.shares(100, 2, 3, rank=0, ranks=2)) == 3
-
-
-def test_numbers_have_three_digits_and_a_unit() -> None:
-    """Numbers have three digits and a unit."""
-    assert [format.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
-    assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]
 
 
 # The example with little text and TASK's kill: DO is kill:RANK:CALL, evaluations included.
@@ -747,6 +591,15 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
+def test_exported_weights_are_the_average(language: Run) -> None:
+    """The exported weights equal the average bit for bit, not the trained weights."""
+    saved = language.saved()
+    for name, value in language.exported().items():
+        both = [saved[f"{kind}.{name}"] for kind in ("ema", "model")]
+        assert [torch.equal(value, each) for each in both] == [True, False], name
+
+
+@pytest.mark.slow
 def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
     """tensor 2 x pipeline 2 -> fsdp 4 -> pipeline 2 -> tensor 2 -> 1 rank: losses and evaluations as on one rank."""
     turns = [
@@ -797,7 +650,7 @@ def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str,
     done = whole_run(tmp_path / "four", ranks=4, **settings)
     assert done.values("step", "loss") == pytest.approx(one.values("step", "loss"), rel=1e-6)
     assert done.values("eval", "loss") == pytest.approx(one.values("eval", "loss"), rel=1e-5)
-    exported, whole = (torch.load(each.folder / "output" / "model.pt", weights_only=True) for each in (done, one))
+    exported, whole = done.exported(), one.exported()
     assert exported.keys() == whole.keys()
     assert all(torch.allclose(value, whole[name], rtol=1e-3, atol=1e-4) for name, value in exported.items())
 
@@ -832,9 +685,9 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
     assert joined(killed, again) == one_rank.values("step", "loss")
     assert killed.values("eval", "loss") | again.values("eval", "loss") == one_rank.values("eval", "loss")
     assert parameters(again) == parameters(one_rank)
-    exported = [torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (again, one_rank)]
-    assert exported[0].keys() == exported[1].keys()
-    assert all(torch.equal(value, exported[1][name]) for name, value in exported[0].items())
+    exported, whole = again.exported(), one_rank.exported()
+    assert exported.keys() == whole.keys()
+    assert all(torch.equal(value, whole[name]) for name, value in exported.items())
 
 
 @pytest.mark.slow
@@ -846,7 +699,7 @@ def test_stages_with_buffers_are_one_process_bit_for_bit(tmp_path: Path, schedul
     two = whole_run(tmp_path / "two", ranks=2, **settings, parallel={"pipeline": 2, "schedule": schedule})
     assert two.values("step", "loss") == one.values("step", "loss")
     assert two.values("eval", "loss") == one.values("eval", "loss")
-    exported, whole = (torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (two, one))
+    exported, whole = two.exported(), one.exported()
     assert exported["blocks.3.steady.num_batches_tracked"] == 6
     assert all(torch.equal(value, exported[name]) for name, value in whole.items())
 
@@ -972,6 +825,8 @@ def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
     losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
     assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
     assert [part.only("restart")["step"] for part in parts[1:]] == [2, 4, 6, 8, 10]
+    for part, change in ((4, "the strategy was ddp, now fsdp"), (5, "the ranks were 2, now 1")):
+        assert any(change in text for text in parts[part].only("restart")["changed"])
 
 
 @pytest.mark.slow
