@@ -17,6 +17,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.packed import NAME, Journal
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import trial_spec
+from doubles import warmpython
 from doubles.waiting import until
 
 TASK = """
@@ -112,6 +113,16 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return [fields for line in text.splitlines() if (fields := events.parse(line)[1])]
 
 
+def stopped(sweep: Sweep, **more: str) -> list[dict[str, Any]]:
+    """Start the sweep, and send SIGTERM while segments run; return the events."""
+    child, journal = sweep.start(**more), sweep.folder / "checkpoints" / NAME
+    until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=100)
+    assert child.returncode == 75
+    return parsed(told)
+
+
 def losses(found: list[dict[str, Any]]) -> dict[int, list[tuple[int, str]]]:
     """Return each trial's losses as hexadecimal numbers, by step; a step that was trained twice has one loss."""
     by_trial: dict[int, set[tuple[int, str]]] = {}
@@ -119,6 +130,18 @@ def losses(found: list[dict[str, Any]]) -> dict[int, list[tuple[int, str]]]:
         if each["e"] == "step":
             by_trial.setdefault(each["trial"], set()).add((each["step"], each["loss"].hex()))
     return {trial: sorted(steps) for trial, steps in sorted(by_trial.items())}
+
+
+def losses_alone(folder: Path, spec: JobSpec) -> list[tuple[int, str]]:
+    """Train a trial's spec in one piece; return the losses as hexadecimal numbers, by step."""
+    (folder / "task.py").write_text(TASK)
+    (folder / "spec.json").write_text(json.dumps(spec.dump()))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLOUDTRAIN_SPEC": "spec.json"}
+    environment["CLOUDTRAIN_CHECKPOINT_DIR"] = "alone"
+    args = ["-m", "cloudtrain.entrypoints.trainer.train"]
+    done = warmpython.run(args, folder, environment, 100)
+    assert done.returncode == 0, done.stderr
+    return [(each["step"], each["loss"].hex()) for each in parsed(done.stdout) if each["e"] == "step"]
 
 
 def results(folder: Path) -> dict[tuple[int, int], float | None]:
@@ -161,13 +184,7 @@ def test_trials_equal_trainings_alone(whole: tuple[Path, list[dict[str, Any]]], 
     best = next(each["best_trial"] for each in found if each["e"] == "done" and "trial" not in each)
     values = values_of(Search.load(SEARCH), results(folder), best, 2)
     spec = trial_spec(Sweep(tmp_path).spec(), Segment(best, 2, 6, 12, values))
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "spec.json").write_text(json.dumps(spec.dump()))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLOUDTRAIN_SPEC": "spec.json"}
-    command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.train"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    alone = [(each["step"], each["loss"].hex()) for each in parsed(done.stdout) if each["e"] == "step"]
-    assert losses(found)[best] == alone
+    assert losses(found)[best] == losses_alone(tmp_path, spec)
 
 
 @pytest.mark.slow
@@ -175,18 +192,13 @@ def test_stopped_sweep_goes_on_with_the_same_trials(whole: tuple[Path, list[dict
     """SIGTERM while two segments run: they save, and the next start ends with the same results and losses."""
     folder, expected = whole
     sweep = Sweep(tmp_path)
-    child = sweep.start(NAP_S="0.02")
-    journal = tmp_path / "checkpoints" / NAME
-    until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
-    child.send_signal(signal.SIGTERM)
-    told, _ = child.communicate(timeout=100)
-    assert child.returncode == 75
+    told = stopped(sweep, NAP_S="0.02")
     assert json.loads((tmp_path / "result" / "outcome.json").read_text())["outcome"] == "saved"
     assert len(results(tmp_path)) < 13
     code, found = sweep.run()
     assert code == 0
     assert results(tmp_path) == results(folder)
-    assert losses([*parsed(told), *found]) == losses(expected)
+    assert losses([*told, *found]) == losses(expected)
 
 
 @pytest.mark.slow
@@ -315,13 +327,8 @@ def test_rungs_in_epochs_end_where_the_epochs_end(tmp_path: Path) -> None:
     assert sorted(rung for _, rung in ends) == [0, 0, 0, 0, 1, 1, 2]
     best = next(trial for trial, rung in ends if rung == 2)
     values = {"training.global_batch_size": batches[best]}
-    (tmp_path / "spec.json").write_text(json.dumps(trial_spec(sweep.spec(), Segment(best, 2, 2, 4, values)).dump()))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLOUDTRAIN_SPEC": "spec.json"}
-    environment["CLOUDTRAIN_CHECKPOINT_DIR"] = "alone"
-    command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.train"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    alone = [(each["step"], each["loss"].hex()) for each in parsed(done.stdout) if each["e"] == "step"]
-    assert losses(found)[best] == alone
+    spec = trial_spec(sweep.spec(), Segment(best, 2, 2, 4, values))
+    assert losses(found)[best] == losses_alone(tmp_path, spec)
 
 
 SCRIPT = """
@@ -370,10 +377,13 @@ def error_after(lr: float, steps: int) -> float:
 def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
     """The trials of a script pause at the first metric after a rung, and continue from their own kept files.
 
-    A pause and a continuation change no figure: each result is that of the script in one piece at the same step.
+    A stop saves the running trials, and the next start ends the sweep. A pause, a stop and a continuation change no
+    figure: each result is that of the script in one piece at the same step.
     """
+    told = stopped(script_sweep(tmp_path))
     code, found = script_sweep(tmp_path).run()
     assert code == 0
+    found = [*told, *found]
     assert [sum(rung == at for _, rung in results(tmp_path)) for at in range(3)] == [9, 3, 1]
     search = Search.load(script_sweep(tmp_path).search)
     ends = [each for each in found if each["e"] == "trial" and each["state"] in ("paused", "done")]
@@ -385,25 +395,6 @@ def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
     steps = {trial: [step for step, _ in points] for trial, points in losses(found).items()}
     assert all(seen == list(range(1, len(seen) + 1)) for seen in steps.values())
     assert max(map(len, steps.values())) == 30
-
-
-@pytest.mark.slow
-def test_stopped_sweep_of_a_script_goes_on(tmp_path: Path) -> None:
-    """A stop saves the running trials of a script; the next start ends the sweep, with the figures of whole runs."""
-    child = script_sweep(tmp_path / "stopped").start()
-    journal = tmp_path / "stopped" / "checkpoints" / NAME
-    until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=100)
-    assert child.returncode == 75
-    code, found = script_sweep(tmp_path / "stopped").run()
-    assert code == 0
-    assert len(results(tmp_path / "stopped")) == 13
-    search = Search.load(script_sweep(tmp_path).search)
-    ends = [each for each in found if each["e"] == "trial" and each["state"] in ("paused", "done")]
-    for each in ends:
-        (lr,) = values_of(search, {}, each["trial"], 0).values()
-        assert each["value"] == 1 - error_after(lr, each["step"])
 
 
 @pytest.mark.slow

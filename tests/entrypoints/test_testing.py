@@ -82,18 +82,28 @@ def test_test_after_the_last_step_equals_the_exported_model(parent: Run) -> None
     assert [each["e"] for each in parent.events][-2:] == ["test", "done"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_figures_are_equal_on_any_number_of_ranks(parent: Run, ranks: int, tmp_path: Path) -> None:
-    """A job of its own tests the parent's weights: the whole file is the parent's to the bit, without a training."""
+def test_figures_are_equal_on_any_number_of_ranks(parent: Run, tmp_path: Path) -> None:
+    """A job of its own tests the parent's weights: the whole file is the parent's to the bit, without a training.
+
+    The first predictions are those of the figures, in order, the same bytes on any number of ranks.
+    """
     place = {"CLOUDTRAIN_INPUT_INIT_FROM": str(parent.folder / "checkpoints")}
-    spec: dict[str, Any] = {"evaluate": {"only": True}, "init_from": {"checkpoint": "last"}, "job": "later"}
-    done = run(tmp_path, ranks, env=place, **spec, **SETTINGS)
-    found, there = figures(done), figures(parent)
+    spec: dict[str, Any] = {"init_from": {"checkpoint": "last"}, "job": "later", **SETTINGS}
+    spec["evaluate"] = {"only": True, "predictions": 40}
     same = ("n", "accuracy", "loss", "macro_f1", "classes", "confusion", "calibration", "worst", "batch_size")
-    assert {name: found[name] for name in same} == {name: there[name] for name in same}
-    assert (found["job"], found["parent"]["job"], found["parent"]["step"]) == ("later", "parent", 10)
-    assert [each["e"] for each in done.events] == ["start", "test"]
-    assert list((tmp_path / "checkpoints").glob("step-*")) == []
+    there, files = figures(parent), set()
+    for ranks in (1, 2, 3, 4):
+        done = run(tmp_path / str(ranks), ranks, env=place, **spec)
+        found = figures(done)
+        assert {name: found[name] for name in same} == {name: there[name] for name in same}
+        assert (found["job"], found["parent"]["job"], found["parent"]["step"]) == ("later", "parent", 10)
+        assert [each["e"] for each in done.events] == ["start", "test"]
+        assert list((done.folder / "checkpoints").glob("step-*")) == []
+        files.add((done.folder / "output/predictions-test.jsonl.gz").read_bytes())
+    rows = [json.loads(line) for line in gzip.decompress(*files).splitlines()]
+    assert [row["index"] for row in rows] == list(range(40))
+    worst = [each for each in found["worst"] if each["index"] < 40]
+    assert worst == [rows[each["index"]] for each in worst] != []
 
 
 @pytest.mark.parametrize(
@@ -187,27 +197,10 @@ def test_later_test_compares_the_best_with_the_last(parent: Run, tmp_path: Path)
     assert found["compared"][2]["loss"] == figures(parent)["loss"]
 
 
-def test_predictions_of_the_first_samples_are_a_file(parent: Run, tmp_path: Path) -> None:
-    """The rows are those of the figures, in order, the same bytes on any number of ranks, as many as asked for."""
-    place = {"CLOUDTRAIN_INPUT_INIT_FROM": str(parent.folder / "checkpoints")}
-    files = []
-    for ranks in (1, 2):
-        evaluate = {"only": True, "predictions": 40}
-        done = run(
-            tmp_path / str(ranks), ranks, env=place, evaluate=evaluate, init_from={"checkpoint": "last"}, **SETTINGS
-        )
-        files.append((done.folder / "output/predictions-test.jsonl.gz").read_bytes())
-        worst = [each for each in figures(done)["worst"] if each["index"] < 40]
-    assert files[0] == files[1]
-    rows = [json.loads(line) for line in gzip.decompress(files[0]).splitlines()]
-    assert [row["index"] for row in rows] == list(range(40))
-    assert worst == [rows[each["index"]] for each in worst] != []
-    means = run(
-        tmp_path / "means",
-        1,
-        evaluate={"predictions": 1},
-        **{**SETTINGS, "text": (TASK % "").partition("def outputs")[0]},
-    )
+def test_predictions_need_outputs(tmp_path: Path) -> None:
+    """The message names the function that the task lacks."""
+    text = (TASK % "").partition("def outputs")[0]
+    means = run(tmp_path, 1, evaluate={"predictions": 1}, **{**SETTINGS, "text": text})
     assert "evaluate.predictions needs the task's `outputs(model, batch)`" in means.errors
 
 
