@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from savedentries import checkpoint, names
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copies, entries
@@ -55,23 +56,6 @@ def note_of(here: Path) -> Path:
     return here.with_name("fetched.json")
 
 
-def checkpoint(folder: Path, step: int, *, is_damaged: bool = False) -> Path:
-    """Save a checkpoint as the trainer does."""
-    partial = checkpoints.begin(folder, step, 100)
-    names = ("plain.pt", "shard-00000-of-00001.safetensors")
-    files = {name: checkpoints.write_bytes(partial / name, os.urandom(50)) for name in names}
-    files["trainer.json"] = checkpoints.write_json(partial / "trainer.json", {"step": step})
-    final = checkpoints.finish(folder, step, files)
-    if is_damaged:
-        (final / "plain.pt").write_bytes(b"\0" * 50)
-    return final
-
-
-def names(folder: Path) -> list[str]:
-    """Return the complete entries, the newest first."""
-    return [entry.name for entry in entries.list_entries(folder)]
-
-
 def closed() -> Source:
     """Return an address without a listener."""
     with socket.create_server((HOST, 0)) as free:
@@ -97,10 +81,10 @@ def test_next_older_is_copied_if_the_newest_is_damaged(node: Any, gather: Any, h
     there, source = node()
     checkpoint(there, 1)
     checkpoint(there, 2)
-    checkpoint(there, 3, is_damaged=True)
+    (checkpoint(there, 3) / "plain.pt").write_bytes(b"\0" * 100)
     (missing,) = gather(source)
     assert "cannot copy step-00000003" in missing
-    assert "the source's copy is damaged" in missing
+    assert "the source's copy is damaged: plain.pt differs from its manifest" in missing
     assert names(here) == ["step-00000002"]
 
 
@@ -120,7 +104,7 @@ def test_same_entry_comes_from_the_next_node(node: Any, gather: Any, here: Path)
     """If the first node's copy is damaged, the intact copy of the next node is used, and no entry is missing."""
     (one, at_one), (other, at_other) = node(), node()
     checkpoint(other, 2)
-    checkpoint(one, 2, is_damaged=True)  # the later copy, tried first
+    (checkpoint(one, 2) / "plain.pt").write_bytes(b"\0" * 100)  # the later copy, tried first
     assert gather(at_one, at_other) == ()
     assert names(here) == ["step-00000002"]
     assert checkpoints.verify(here / "step-00000002") is None

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from savedentries import checkpoint
 
-from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints.sweeper import sweep
 from cloudtrain.entrypoints.stores.folder import FolderStore
 
@@ -16,9 +16,7 @@ SHARD = "shard-00000-of-00001.safetensors"
 def here(tmp_path: Path) -> Path:
     """Return a folder with the steps 10 to 40, which the store has too, next to a partial step."""
     for step in (10, 20, 30, 40):
-        partial = folders.begin(tmp_path / "here", step, 10)
-        files = {name: folders.write_bytes(partial / name, b"x") for name in (folders.TRAINER, folders.PLAIN, SHARD)}
-        folders.finish(tmp_path / "here", step, files)
+        checkpoint(tmp_path / "here", step, 10)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (tmp_path / "there/step-00000015.tmp").mkdir()
     (tmp_path / "there/step-00000015.tmp/x.safetensors").touch()
