@@ -25,11 +25,10 @@ from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Star
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
 from cloudtrain.entrypoints.host.verbs import prepare
-from cloudtrain.entrypoints.models import calls
-from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.models import deployment
 from cloudtrain.launcher.planning import bundle
+from doubles.modelfolders import write_traced
 from doubles.waiting import until
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -44,6 +43,15 @@ LIFELINE = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.environments.con
 def argv_of(container: Container = DOCKER, start: Start = START, names: Sequence[str] = (), **values: str) -> list[str]:
     """Return the command line of a program `-V`."""
     return dockerrun.container_argv(container, start, names, values, ["-V"])
+
+
+def under_init(program: str) -> subprocess.Popen[bytes]:
+    """Start a program under `container_init`, and wait for the program's first line."""
+    child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    dockerrun.hand(child.stdin, {})
+    child.stdout.readline()
+    return child
 
 
 @pytest.mark.parametrize("image", [f"train@{DIGEST}", f"localhost:5000/a/b@{DIGEST}", f"ghcr.io/a/b:2.8@{DIGEST}"])
@@ -190,10 +198,7 @@ def test_container_init_kills_its_program_when_its_input_ends() -> None:
     program = (
         "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print(1); time.sleep(600)"
     )
-    child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin is not None
-    dockerrun.hand(child.stdin, {})
-    child.stdout.readline()
+    child = under_init(program)
     below = processes.descendants(child.pid)
     assert len(below) == 2
     child.stdin.close()
@@ -211,10 +216,7 @@ def test_container_init_kills_its_program_when_its_input_ends() -> None:
 )
 def test_container_init_passes_a_signal_on(program: str, code: int) -> None:
     """The exit code is the program's answer to SIGTERM."""
-    child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin is not None
-    dockerrun.hand(child.stdin, {})
-    child.stdout.readline()
+    child = under_init(program)
     child.send_signal(signal.SIGTERM)
     assert child.wait(30) == code
     child.communicate()
@@ -616,23 +618,11 @@ def traced(place: Path) -> dict[str, Any]:
     """Write a model folder with a traced model that doubles its input, in place of an export."""
     import torch
 
-    from cloudtrain.entrypoints.export import loading
-
     class Double(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * x
 
-    place.mkdir(parents=True)
-    module, arguments = Double().eval(), {n: {"x": torch.ones(n, 2)} for n in (8, 1, 3)}
-    form, _ = calls.describe(module, (arguments[8]["x"],), {})
-    vary = {"x": {0: torch.export.Dim.DYNAMIC}}
-    loading.save_pt2(torch.export.export(module, (arguments[8]["x"],), dynamic_shapes=vary), place / folders.PT2)
-    slots = {"inputs": arguments, "outputs": {n: calls.named(module(**each)) for n, each in arguments.items()}}
-    config = {"format": folders.FORMAT, "name": "double", "call": form}
-    config |= {name: [slot.dump() for slot in calls.slots(each)] for name, each in slots.items()}
-    (place / folders.CONFIG).write_text(json.dumps(config))
-    (place / folders.CHECK).write_text(json.dumps({"passed": True, "torch": torch.__version__}))
-    folders.write_sums(place, {})
+    write_traced(place, "double", Double().eval(), lambda samples: {"x": torch.ones(samples, 2)})
     return {"files": []}
 
 

@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints.export import loading
-from cloudtrain.entrypoints.models import calls
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.serve.__main__ import main
 from cloudtrain.entrypoints.serve.connections import ConnectionLimits
@@ -29,10 +28,13 @@ from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
 from cloudtrain.entrypoints.serve.server import ModelServer, ServeLimits
 from doubles import warmpython
+from doubles.modelfolders import write_traced
 from doubles.waiting import until
 
 SERVER = (*warmpython.TRAINER, "cloudtrain.entrypoints.serve.engine", "torch.export")
 Ask = Callable[..., tuple[int, Any]]
+Serve = Callable[..., "Served"]
+Start = Callable[..., warmpython.Process]
 
 
 class Sums(torch.nn.Module):
@@ -52,22 +54,8 @@ class Sums(torch.nn.Module):
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model folder with a traced model."""
     path = tmp_path_factory.mktemp("served") / "model"
-    path.mkdir()
-    module = Sums().eval()
-    arguments = {n: {"words": torch.ones(n, 3, dtype=torch.int64), "scale": torch.ones(n)} for n in (8, 1, 3)}
-    results = {n: calls.named(module(**each)) for n, each in arguments.items()}
-    form, _ = calls.describe(module, tuple(arguments[8].values()), {})
-    vary = torch.export.Dim.DYNAMIC
-    program = torch.export.export(
-        module, tuple(arguments[8].values()), dynamic_shapes={"words": {0: vary}, "scale": {0: vary}}
-    )
-    loading.save_pt2(program, path / "model.pt2")
-    slots = {"inputs": calls.slots(arguments), "outputs": calls.slots(results)}
-    config = {"format": 1, "name": "sums", "call": form, **{k: [s.dump() for s in v] for k, v in slots.items()}}
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "check.json").write_text(json.dumps({"passed": True}))
-    folders.write_sums(path, {})
-    return path
+    samples = lambda n: {"words": torch.ones(n, 3, dtype=torch.int64), "scale": torch.ones(n)}  # noqa: E731
+    return write_traced(path, "sums", Sums().eval(), samples)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +84,7 @@ class Served(ModelServer):
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
+def serve() -> Iterator[Serve]:
     """Return a function that starts a server with an engine and limits; all servers end with the test."""
     started: list[Served] = []
 
@@ -249,7 +237,7 @@ class Faulty:
 
 @pytest.mark.parametrize("fault", ["memory", "NaN"])
 def test_fault_of_the_model_is_a_500(
-    model: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
+    model: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, fault: str, capfd: Any
 ) -> None:
     """A sound request is no bad request if the model lacks memory or returns NaN; the log has the reason."""
     monkeypatch.setattr("cloudtrain.entrypoints.export.loading.pt2", lambda path: Faulty(fault))
@@ -274,7 +262,7 @@ def test_link_is_followed_once(model: Path, tmp_path: Path, monkeypatch: pytest.
     assert engine.run({"words": torch.ones(1, 3, dtype=torch.int64), "scale": torch.ones(1)})["output.count"] == 3
 
 
-def test_large_body_gets_its_413(serve: Callable[..., Served], engine: Engine) -> None:
+def test_large_body_gets_its_413(serve: Serve, engine: Engine) -> None:
     """A client that sends 20 MB before the answer is read, as Python's urllib does, reads 413."""
     port = serve(engine).port
     assert asked(port, "/invocations", b"x" * 20_000_000)[0] == 413
@@ -320,7 +308,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize(("data", "status"), HEADS)
-def test_faulty_head_is_refused(serve: Callable[..., Served], engine: Engine, data: bytes, status: int) -> None:
+def test_faulty_head_is_refused(serve: Serve, engine: Engine, data: bytes, status: int) -> None:
     """Each fault of HTTP has its status; the connection ends after a single answer, whatever follows."""
     port = serve(engine, body_bytes=1000, body_s=0.2, head_s=0.2).port
     found = raw(port, data if status == 408 else data + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * (b"\r\n\r\n" in data))
@@ -330,7 +318,7 @@ def test_faulty_head_is_refused(serve: Callable[..., Served], engine: Engine, da
     assert found.count(b"HTTP/1.1 ") == 1
 
 
-def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Served], engine: Engine) -> None:
+def test_pipelined_requests_are_answered_in_order(serve: Serve, engine: Engine) -> None:
     """Two requests in one packet give two answers on one connection."""
     body = json.dumps(INSTANCES).encode()
     post = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -338,7 +326,7 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Served], 
     assert found.index(b"predictions") < found.index(b"cloudtrain")
 
 
-def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., Served], engine: Engine) -> None:
+def test_client_that_waits_for_100_is_told_to_go_on(serve: Serve, engine: Engine) -> None:
     """curl sends a large body only after `100 Continue`."""
     body = json.dumps(INSTANCES).encode()
     head = f"{POST.decode()}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n"
@@ -349,7 +337,7 @@ def test_client_that_waits_for_100_is_told_to_go_on(serve: Callable[..., Served]
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_reset_connections_leave_the_server_alone(serve: Callable[..., Served], engine: Engine) -> None:
+def test_reset_connections_leave_the_server_alone(serve: Serve, engine: Engine) -> None:
     """A hundred clients that reset their connections in a request leave no connection behind."""
     server = serve(engine, connections=200)
     for _ in range(100):
@@ -398,7 +386,7 @@ def in_thread(do: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def test_waiting_requests_share_a_call(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_waiting_requests_share_a_call(gate: Gate, serve: Serve) -> None:
     """Requests that wait for a busy model are joined to batches of at most four; a faulty one spoils no other."""
     port = serve(gate.engine).port
     one = {"instances": INSTANCES["instances"][:1]}
@@ -430,7 +418,7 @@ def test_model_without_a_side_for_samples_is_called_for_each_request(model: Path
     assert (refused.status, "/v2/models/NAME/infer" in refused.body["error"]) == (400, True)
 
 
-def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_requests_above_the_limit_get_503(gate: Gate, serve: Serve) -> None:
     """With two requests at once allowed, the third is refused at once, and health still answers."""
     port = serve(gate.engine, concurrency=1).port
     first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
@@ -441,7 +429,7 @@ def test_requests_above_the_limit_get_503(gate: Gate, serve: Callable[..., Serve
     assert first()[0] == 200
 
 
-def test_connections_above_the_limit_get_503(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_connections_above_the_limit_get_503(gate: Gate, serve: Serve) -> None:
     """If every connection has a request under way, a further connection is answered with 503 and closed."""
     port = serve(gate.engine, connections=1).port
     first = in_thread(lambda: asked(port, "/invocations", INSTANCES))
@@ -454,7 +442,7 @@ def test_connections_above_the_limit_get_503(gate: Gate, serve: Callable[..., Se
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /ping HTT", POST + b"Content-Length: 100\r\n\r\n{", b"GET /ping HTTP/1.1\r\n" + HOST + b"\r\n"]
 )
-def test_silent_connections_give_way(serve: Callable[..., Served], engine: Engine, sent: bytes) -> None:
+def test_silent_connections_give_way(serve: Serve, engine: Engine, sent: bytes) -> None:
     """Connections with no byte, half a head, half a body or an old answer hold up nobody; the oldest ends first."""
     port = serve(engine, connections=20, concurrency=4).port
     with contextlib.ExitStack() as stack:
@@ -473,7 +461,7 @@ def test_silent_connections_give_way(serve: Callable[..., Served], engine: Engin
             assert silent[-1].recv(1000)  # an answer, but no end
 
 
-def test_unfinished_bodies_have_a_bound_together(serve: Callable[..., Served], engine: Engine) -> None:
+def test_unfinished_bodies_have_a_bound_together(serve: Serve, engine: Engine) -> None:
     """If unfinished bodies take as much memory as all bodies in work may, the oldest is refused."""
     port = serve(engine, concurrency=1, body_bytes=1_000_000).port
     head = POST + b"Content-Length: 1000000\r\n\r\n"
@@ -489,7 +477,7 @@ def test_unfinished_bodies_have_a_bound_together(serve: Callable[..., Served], e
         assert new.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_answer_that_nobody_reads_ends(serve: Callable[..., Served], model: Path) -> None:
+def test_answer_that_nobody_reads_ends(serve: Serve, model: Path) -> None:
     """A client that asks for answers and never reads them loses the connection after the time limit."""
     server = serve(None, body_s=0.2)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -502,7 +490,7 @@ def test_answer_that_nobody_reads_ends(serve: Callable[..., Served], model: Path
         until(lambda: not server.server_state.connections)
 
 
-def test_client_that_ends_its_side_gets_its_answer(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_client_that_ends_its_side_gets_its_answer(gate: Gate, serve: Serve) -> None:
     """`nc -N` and some proxies end their side of a connection after the request."""
     body = json.dumps(INSTANCES).encode()
     with socket.create_connection(("127.0.0.1", serve(gate.engine).port), timeout=20) as connection:
@@ -514,7 +502,7 @@ def test_client_that_ends_its_side_gets_its_answer(gate: Gate, serve: Callable[.
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_drain_finishes_the_request_under_way(gate: Gate, serve: Serve) -> None:
     """The drain closes idle connections, answers the running request, and then takes no connection."""
     server = serve(gate.engine)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
@@ -528,7 +516,7 @@ def test_drain_finishes_the_request_under_way(gate: Gate, serve: Callable[..., S
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
-def test_drain_is_not_ready_and_ends_under_new_connections(gate: Gate, serve: Callable[..., Served]) -> None:
+def test_drain_is_not_ready_and_ends_under_new_connections(gate: Gate, serve: Serve) -> None:
     """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
     server, ended = serve(gate.engine, drain_s=10.0), threading.Event()
     first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
@@ -555,7 +543,7 @@ def test_drain_is_not_ready_and_ends_under_new_connections(gate: Gate, serve: Ca
         each()
 
 
-def test_drain_under_load_resets_no_request(serve: Callable[..., Served], engine: Engine) -> None:
+def test_drain_under_load_resets_no_request(serve: Serve, engine: Engine) -> None:
     """Of clients that ask without a pause, each request is answered, or its connection was refused, or ended before."""
     server, faults, answered = serve(engine), list[str](), list[int]()
     body = json.dumps(INSTANCES).encode()
@@ -595,7 +583,7 @@ def test_drain_under_load_resets_no_request(serve: Callable[..., Served], engine
     assert faults == []
 
 
-def test_server_is_not_ready_before_its_model(serve: Callable[..., Served]) -> None:
+def test_server_is_not_ready_before_its_model(serve: Serve) -> None:
     """While files are verified, the server lives, and refuses predictions with 503."""
     port = serve(None).port
     assert asked(port, "/v2/health/live")[0] == 200
@@ -604,7 +592,7 @@ def test_server_is_not_ready_before_its_model(serve: Callable[..., Served]) -> N
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., warmpython.Process]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts the server's process on a free port; all processes end with the test."""
     started: list[warmpython.Process] = []
 
@@ -626,7 +614,7 @@ def ready_port(process: warmpython.Process) -> int:
     return int(line.rpartition(":")[2])
 
 
-def test_sigterm_ends_the_process_within_five_seconds(model: Path, start: Callable[..., warmpython.Process]) -> None:
+def test_sigterm_ends_the_process_within_five_seconds(model: Path, start: Start) -> None:
     """The process answers, also with an idle connection open, and ends with exit code 0 after SIGTERM."""
     process = start(str(model))
     port = ready_port(process)
@@ -639,7 +627,7 @@ def test_sigterm_ends_the_process_within_five_seconds(model: Path, start: Callab
 
 
 @pytest.mark.parametrize("kind", ["AIP_STORAGE_URI", "AZUREML_MODEL_DIR"])
-def test_platforms_variable_names_the_folder(model: Path, start: Callable[..., warmpython.Process], kind: str) -> None:
+def test_platforms_variable_names_the_folder(model: Path, start: Start, kind: str) -> None:
     """Vertex AI's model comes from its store, Azure ML's lies in a folder inside; Vertex AI's routes are followed."""
     uri = f"file://{model}" if kind == "AIP_STORAGE_URI" else str(model.parent)
     port = ready_port(start("--host", "127.0.0.1", **{kind: uri, "AIP_HEALTH_ROUTE": "/h", "AIP_PREDICT_ROUTE": "/p"}))
@@ -780,7 +768,7 @@ def test_task_outside_the_folder_is_refused(model: Path, tmp_path: Path, kind: s
     assert not (tmp_path / "canary").exists()
 
 
-def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Callable[..., warmpython.Process]) -> None:
+def test_damaged_folder_is_never_ready(model: Path, tmp_path: Path, start: Start) -> None:
     """One changed byte ends the process with exit code 1 and the file's name."""
     copy = Path(shutil.copytree(model, tmp_path / "copy"))
     data = bytearray((copy / "model.pt2").read_bytes())
