@@ -34,20 +34,15 @@ def node(platform: str = "agent", rank: int = 1, count: int = 2) -> Node:
 
 
 def test_identify_uses_the_agents_variables() -> None:
-    """The variables that our agent passes describe the node."""
+    """The variables that our agent passes describe the node, and a node rank outside the job raises ValueError.
+
+    Without any platform's variables the machine is a job of one node.
+    """
     found = identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "1", "CLOUDTRAIN_NUM_NODES": "2", "RANK": "7"})
     assert (found.rank, found.count, found.head, found.port, found.address) == (1, 2, "10.0.0.1", 20123, "10.0.0.2")
-
-
-def test_identify_alone_is_one_node() -> None:
-    """Without any platform's variables the machine is a job of one node."""
-    assert (identify({}).rank, identify({}).count) == (0, 1)
-
-
-def test_identify_refuses_nonsense() -> None:
-    """A node rank outside the job raises ValueError."""
     with pytest.raises(ValueError, match="node 2 of 2"):
         identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "2", "CLOUDTRAIN_NUM_NODES": "2"})
+    assert (identify({}).rank, identify({}).count) == (0, 1)
 
 
 def test_resolve_says_which_name_did_not_resolve() -> None:
@@ -62,10 +57,14 @@ def test_interface_of_loopback() -> None:
 
 
 def test_command_under_an_agent_is_static_without_restarts() -> None:
-    """The agents restart and hand out the port; ranks follow the nodes' order."""
+    """The agents restart and hand out the port; ranks follow the nodes' order.
+
+    torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before the flag.
+    """
     command = boot.torchrun_command(JobSpec.load(SPEC), node(), "10.0.0.1", Path("/x"))
     assert {"--rdzv-backend=static", "--node-rank=1", "--master-port=20123", "--max-restarts=0"} <= set(command)
     assert "--local-addr=10.0.0.2" in command
+    assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
 
 
 def test_command_on_a_platform_is_elastic() -> None:
@@ -74,12 +73,6 @@ def test_command_on_a_platform_is_elastic() -> None:
     assert "--rdzv-backend=c10d" in command
     assert "--max-restarts=3" in command
     assert any("is_host=1" in word for word in command)
-
-
-def test_command_guards_the_scripts_flags() -> None:
-    """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before the flag."""
-    command = boot.torchrun_command(JobSpec.load(SPEC), node(), "10.0.0.1", Path("/x"))
-    assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
 
 
 def test_command_keeps_dollars() -> None:
@@ -197,25 +190,32 @@ def test_outcome_of_a_trainer_that_finished_after_a_stop_is_done(tmp_path: Path)
     assert boot._outcome(tmp_path, boot._Ended(1, True), 2, is_task=True) == (boot.EXIT_DONE, [])
 
 
-@pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_STOPPED)])
-def test_stop_after_the_success_of_all_ranks_is_no_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: tuple[int, ...], code: int
-) -> None:
-    """A SIGTERM during the teardown ends torchrun, and does not turn the success into a stop."""
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have boot get SIGTERM as soon as torchrun runs."""
     handlers: dict[int, Any] = {}
+
+    def watch(child: subprocess.Popen[bytes], asked_s: list[float], *_: Any) -> boot._Ended:
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+        return boot._Ended(child.wait(10), bool(asked_s))
+
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(boot, "_watch", lambda child, asked_s, *_: _signalled(handlers, child, asked_s))
+    monkeypatch.setattr(boot, "_watch", watch)
+
+
+@pytest.mark.usefixtures("signalled")
+@pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_STOPPED)])
+def test_stop_after_the_success_of_all_ranks_is_no_stop(tmp_path: Path, left: tuple[int, ...], code: int) -> None:
+    """A SIGTERM during the teardown ends torchrun, and does not turn the success into a stop."""
     for rank, leaving in enumerate(left):
         (tmp_path / f"left-{rank}").write_text(str(leaving))
     ended = boot._run_torchrun(["sleep", "60"], dict(os.environ), tmp_path, JobSpec(nproc_per_node=2))
     assert boot._outcome(tmp_path, ended, 2) == (code, [])
 
 
+@pytest.mark.usefixtures("signalled")
 def test_ranks_that_obey_a_stop_at_once_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that exits 0 by the signal is not done, however fast it leaves."""
-    handlers: dict[int, Any] = {}
-    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(boot, "_watch", lambda child, asked_s, *_: _signalled(handlers, child, asked_s))
 
     def obey(pid: int, signum: int) -> None:
         (tmp_path / "left-0").write_text("0")
@@ -226,9 +226,12 @@ def test_ranks_that_obey_a_stop_at_once_are_stopped(tmp_path: Path, monkeypatch:
     assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
 
 
-def _signalled(handlers: dict[int, Any], child: subprocess.Popen[bytes], asked_s: list[float]) -> boot._Ended:
-    handlers[signal.SIGTERM](signal.SIGTERM, None)
-    return boot._Ended(child.wait(10), bool(asked_s))
+def watched(folder: Path, *asked_s: float) -> tuple[int, list[dict[str, Any]]]:
+    """Return boot's outcome of two ranks after the watch of a torchrun that does not end by itself."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ended = boot._watch(child, [*asked_s], folder, JobSpec(nproc_per_node=2))
+        child.kill()
+    return boot._outcome(folder, ended, 2)
 
 
 @pytest.mark.parametrize(("word", "code"), [("done", boot.EXIT_DONE), ("saved", boot.EXIT_SAVED)])
@@ -239,10 +242,7 @@ def test_idle_torchrun_is_ended_with_the_trainers_outcome(
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 0.1)
     atomic_json.write_json(tmp_path / "outcome.json", {"outcome": word})
-    with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [], tmp_path, JobSpec(nproc_per_node=2))
-        child.kill()
-    assert boot._outcome(tmp_path, ended, 2) == (code, [])
+    assert watched(tmp_path) == (code, [])
 
 
 def test_torchrun_may_stay_while_a_rank_works(tmp_path: Path) -> None:
@@ -257,10 +257,7 @@ def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytes
     """After a stop request, torchrun gets its own timeout for the save, and no more."""
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     asked_s = time.monotonic() - boot.SHUTDOWN_TIMEOUT_S - boot.EXIT_DEADLINE_S
-    with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [asked_s], tmp_path, JobSpec(nproc_per_node=1))
-        child.kill()
-    assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
+    assert watched(tmp_path, asked_s) == (boot.EXIT_STOPPED, [])
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -274,10 +271,7 @@ def test_job_without_a_supervisor_ends_after_its_deadline(
     monkeypatch.setenv("CLOUDTRAIN_GRACE", "0")
     if saved:
         atomic_json.write_json(tmp_path / "outcome.json", {"outcome": "saved"})
-    with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [], tmp_path, JobSpec(nproc_per_node=1))
-        child.kill()
-    code, failures = boot._outcome(tmp_path, ended, 1)
+    code, failures = watched(tmp_path)
     kinds = [failure["kind"] for failure in failures]
     assert (code, kinds) == ((boot.EXIT_SAVED, []) if saved else (boot.EXIT_FAILED, ["deadline"]))
 

@@ -83,9 +83,13 @@ def test_source_can_travel_in_a_job_s_arguments() -> None:
 
 
 def test_container_runs_from_the_downloaded_runtime(store: Google, tmp_path: Path) -> None:
-    """The runtime comes before the image's PYTHONPATH; members outside the runtime are not unpacked."""
-    code, said = ended(boot(tmp_path, PYTHONPATH="/of/the/image"))
-    assert code == 0, said
+    """The runtime comes before the image's PYTHONPATH; members outside the runtime are not unpacked.
+
+    The platform may start a container again on the same disk.
+    """
+    for _ in range(2):
+        code, said = ended(boot(tmp_path, PYTHONPATH="/of/the/image"))
+        assert code == 0, said
     root = tmp_path / "cloudtrain"
     assert json.loads(said) == {
         "argv": [str(root), ORDER, "fence=mark-1"],
@@ -96,13 +100,6 @@ def test_container_runs_from_the_downloaded_runtime(store: Google, tmp_path: Pat
     assert found == {"bundle.tar.gz", "runtime/cloudtrain/entrypoints/container/__main__.py"}
     assert (root / "bundle.tar.gz").read_bytes() == DATA
     assert list(tmp_path.iterdir()) == [root]
-
-
-def test_second_start_on_the_same_disk_is_like_the_first(store: Google, tmp_path: Path) -> None:
-    """The platform may start a container again on the same disk."""
-    for _ in range(2):
-        code, said = ended(boot(tmp_path))
-        assert code == 0, said
 
 
 def test_given_endpoint_is_used_and_passed_on(store: Google, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from cloudtrain.entrypoints.container.container import FAILURE_BYTES, account
 from cloudtrain.entrypoints.container.inputs import Note, used_s, with_lead_back
 from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport, has_checkpoint
+from doubles.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -303,10 +304,7 @@ def test_both_containers_report_the_rank_that_failed_first(containers: Container
 def test_signal_to_one_container_makes_both_save(containers: Containers, tmp_path: Path) -> None:
     """A platform's signal may reach a single container; both save and end with code 75."""
     both = containers("9", "loop")
-    end = time.monotonic() + 60
-    while not all(any("here" in line for line in output(tmp_path, n)) for n in range(2)):
-        assert time.monotonic() < end, [output(tmp_path, n) for n in range(2)]
-        time.sleep(0.1)
+    until(lambda: all(any("here" in line for line in output(tmp_path, n)) for n in range(2)), 60)
     os.kill(both[1].pid, signal.SIGTERM)
     assert [process.wait(60) for process in both] == [75, 75]
     assert [(tmp_path / f"node-{n}/checkpoints/saved-{n}").exists() for n in range(2)] == [True, True]
@@ -318,11 +316,7 @@ def test_container_without_node_0_obeys_a_signal(containers: Containers, tmp_pat
     """If node 0 has died before node 1 connects, SIGTERM ends node 1 long before the join timeout."""
     both = containers("9", "loop")
     both[0].kill()  # before the process can listen
-    state = tmp_path / "node-1/cloudtrain/state.json"
-    end = time.monotonic() + 50
-    while not state.exists():
-        assert time.monotonic() < end, output(tmp_path, 1)
-        time.sleep(0.05)
+    until((tmp_path / "node-1/cloudtrain/state.json").exists, 50)
     os.kill(both[1].pid, signal.SIGTERM)
     assert both[1].wait(30) == 75
     fields = events.parse((tmp_path / "node-1/output/failure").read_text())[1]

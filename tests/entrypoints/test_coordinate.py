@@ -53,6 +53,22 @@ class Job:
         assert desired.verdict is not None
         return desired.verdict
 
+    def end(self, after_s: float = 0.1, lost: frozenset[int] = frozenset()) -> tuple[str, str | None]:
+        """Let time pass, and return state and reason of the job's end."""
+        verdict = self.verdict(after_s, lost)
+        return verdict.state, verdict.reason
+
+    def message(self, after_s: float = 0.1, lost: frozenset[int] = frozenset()) -> str:
+        """Let time pass, and return the message of the job's error."""
+        return str((self.verdict(after_s, lost).error or {})["message"])
+
+    def lose_all_peers(self) -> None:
+        """End every rank with the echo of a lost peer, and start all again if the job goes on."""
+        for node in self.reports:
+            self.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
+        self.decide()
+        self.run()
+
 
 @pytest.fixture
 def job() -> Job:
@@ -100,8 +116,7 @@ def test_start_waits_for_nodes_that_prepare() -> None:
     for changes, after_s, reason in (({"stop": "user"}, 1, "user"), ({}, 901, "time_limit")):
         job = Job()
         job.say(0, phase="preparing", **changes)
-        verdict = job.verdict(after_s=after_s)
-        assert (verdict.state, verdict.reason) == ("stopped", reason)
+        assert job.end(after_s=after_s) == ("stopped", reason)
 
 
 @pytest.mark.parametrize(("phase", "message"), [("preparing", "pip"), ("idle", "arrived damaged")])
@@ -119,16 +134,18 @@ def test_start_names_a_node_lost_during_preparation() -> None:
     """The node had joined, so the message calls its agent silent."""
     job = Job()
     job.say(0, phase="preparing")
-    verdict = job.verdict(after_s=61, lost=frozenset({1}))
-    assert "node 1 was lost" in (verdict.error or {})["message"]
+    assert "node 1 was lost" in job.message(after_s=61, lost=frozenset({1}))
 
 
 def test_end_is_success_only_when_all_nodes_are_done(job: Job) -> None:
-    """An exit 0 of one node is not the job's end."""
+    """An exit 0 of one node is not the job's end; reports after the end change no verdict."""
     job.say(0, phase="exited", code=0)
     assert job.decide().want == "run"
     job.say(1, phase="exited", code=0)
-    assert job.decide().verdict == ExitReport("succeeded")
+    end = job.decide()
+    assert end.verdict == ExitReport("succeeded")
+    job.say(0, stop="user")
+    assert job.decide() == end
 
 
 def test_failure_kills_all_and_a_killed_worker_restarts(job: Job) -> None:
@@ -165,10 +182,7 @@ def test_same_echoes_twice_end_the_job() -> None:
     job = Job(replace(RULES, max_restarts=3))
     job.run()
     for _ in range(2):
-        for node in job.reports:
-            job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
-        job.decide()
-        job.run()
+        job.lose_all_peers()
     verdict = job.verdict()
     assert (verdict.state, verdict.restarts) == ("failed", 1)
 
@@ -180,8 +194,7 @@ def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     job.say(0, phase="exited", code=75)
     assert job.decide().want == "stop"
     job.say(1, phase="exited", code=143)
-    verdict = job.verdict()
-    assert (verdict.state, verdict.reason) == ("stopped", "user")
+    assert job.end() == ("stopped", "user")
 
 
 def test_stop_ends_after_its_grace(job: Job) -> None:
@@ -196,8 +209,7 @@ def test_stop_now_does_not_wait(job: Job) -> None:
     job.say(0, stop="user")
     assert job.decide().want == "stop"
     job.say(0, stop="now")
-    verdict = job.verdict()
-    assert verdict.reason == "user"
+    assert job.verdict().reason == "user"
 
 
 def test_deadline_asks_to_save_then_ends(job: Job) -> None:
@@ -210,16 +222,14 @@ def test_own_deadline_of_the_trainer_is_a_time_limit(job: Job) -> None:
     """If all ranks saved because of their deadline, the job is stopped, neither failed nor restarted."""
     for node in job.reports:
         job.say(node, phase="exited", code=75, saved={"reason": "deadline"})
-    verdict = job.verdict()
-    assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
+    assert job.end() == ("stopped", "time_limit")
 
 
 def test_lost_node_ends_the_others(job: Job) -> None:
     """A silent node ends the remaining nodes, so no machine hangs and costs money."""
     assert job.decide(lost=frozenset({1})).want == "kill"
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
-    verdict = job.verdict(lost=frozenset({1}))
-    assert (verdict.error or {})["message"] == "node 1 was lost: its agent is silent"
+    assert job.message(lost=frozenset({1})) == "node 1 was lost: its agent is silent"
 
 
 @pytest.mark.parametrize(("mine", "cause"), [(RAISED, "boom"), (COLLATERAL, "node 1 was lost")])
@@ -228,8 +238,7 @@ def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str,
     job.say(0, phase="exited", code=70, failures=(mine,))
     job.decide()
     assert job.decide(after_s=6).want == "kill"
-    verdict = job.verdict(lost=frozenset({1}))
-    assert cause in (verdict.error or {})["message"]
+    assert cause in job.message(lost=frozenset({1}))
 
 
 def test_same_echoes_after_hours_of_work_are_restarted() -> None:
@@ -238,20 +247,8 @@ def test_same_echoes_after_hours_of_work_are_restarted() -> None:
     job.run()
     for _ in range(2):
         job.decide(after_s=7200)
-        for node in job.reports:
-            job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
-        job.decide()
-        job.run()
+        job.lose_all_peers()
         assert job.coordinator.desired.want == "run"
-
-
-def test_verdict_is_final(job: Job) -> None:
-    """Reports after the end change no verdict."""
-    for node in job.reports:
-        job.say(node, phase="exited", code=0)
-    end = job.decide()
-    job.say(0, stop="user")
-    assert job.decide() == end
 
 
 def test_hang_restarts_and_is_the_cause(job: Job) -> None:
@@ -282,26 +279,23 @@ def lose(job: Job, *gone: int) -> Desired:
     return job.decide(after_s=6, lost=lost)
 
 
-def shrinking(nodes: int, fewest: int, sizes: tuple[int, ...]) -> Job:
+def shrinking(nodes: int, fewest: int, sizes: tuple[int, ...], max_restarts: int = 1) -> Job:
     """Return a running job that may continue with fewer nodes."""
-    job = Job(replace(RULES, nodes=nodes, fewest=fewest, sizes=sizes))
+    job = Job(replace(RULES, nodes=nodes, fewest=fewest, sizes=sizes, max_restarts=max_restarts))
     job.run()
     return job
 
 
 def test_job_continues_without_a_lost_node_if_allowed() -> None:
-    """The survivors get new ranks in their order, and the note names the lost node."""
+    """The survivors get new ranks in their order, and the note names the lost node.
+
+    Neither the silence nor the return of the lost node counts after the restart.
+    """
     job = shrinking(3, 1, (1, 2, 3))
     desired = lose(job, 1)
     assert (desired.want, desired.generation, desired.nodes) == ("run", 2, (0, 2))
     assert desired.note == "node 1 was lost; going on with 2 of 3 nodes"
     assert job.coordinator.history[0]["message"].endswith("its agent is silent; going on with 2 of 3 nodes")
-
-
-def test_shrunken_job_ends_with_its_own_nodes() -> None:
-    """Neither the silence nor the return of the lost node counts after the restart."""
-    job = shrinking(3, 1, (1, 2, 3))
-    lose(job, 1)
     for node in (0, 2):
         job.say(node, phase="exited", generation=2, code=0, failures=())
     job.say(1, generation=1, phase="exited", code=70, failures=(RAISED,))
@@ -311,8 +305,7 @@ def test_shrunken_job_ends_with_its_own_nodes() -> None:
 
 def test_lost_node_is_not_taken_back() -> None:
     """A node whose agent reports again stays outside at the next restart."""
-    job = Job(replace(RULES, nodes=3, fewest=1, sizes=(1, 2, 3), max_restarts=2))
-    job.run()
+    job = shrinking(3, 1, (1, 2, 3), max_restarts=2)
     for node in lose(job, 1).nodes:
         job.say(node, phase="exited", generation=2, code=70, failures=(SIGNAL,))
     job.decide()
@@ -321,8 +314,7 @@ def test_lost_node_is_not_taken_back() -> None:
 
 def test_nodes_that_cannot_share_the_batch_are_spare() -> None:
     """Of three surviving nodes two continue; the third replaces the next lost node."""
-    job = Job(replace(RULES, nodes=4, fewest=2, sizes=(1, 2, 4), max_restarts=2))
-    job.run()
+    job = shrinking(4, 2, (1, 2, 4), max_restarts=2)
     assert lose(job, 3).nodes == (0, 1)
     for node in (0, 1):
         job.say(node, phase="running", generation=2, code=None, failures=())
@@ -384,8 +376,7 @@ def test_node_still_at_work_at_the_deadline_is_no_success(job: Job) -> None:
     """The job is stopped if the ranks of only some nodes have ended with success."""
     job.say(0, done=True)
     assert job.decide(after_s=900).want == "stop"
-    verdict = job.verdict(after_s=101)
-    assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
+    assert job.end(after_s=101) == ("stopped", "time_limit")
 
 
 @pytest.mark.parametrize("earlier", [None, "user", "preempted"])
@@ -404,12 +395,14 @@ def test_exit_code_of_boot_overrides_the_ranks_success(job: Job) -> None:
     """Boot may find a fault after the ranks' end, so a node that has exited is judged by the exit code."""
     job.say(0, done=True)
     job.say(1, done=True, phase="exited", code=143, stop="now")
-    verdict = job.verdict()
-    assert verdict.state == "stopped"
+    assert job.verdict().state == "stopped"
 
 
 def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
-    """The checkpoint is chosen once before the ranks start; a lost node's checkpoint does not count."""
+    """The checkpoint is chosen once before the ranks start; a lost node's checkpoint does not count.
+
+    JSON turns the pair of name and time into a list.
+    """
     assert job.coordinator.desired.resume is None
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,), newest=("out/checkpoint-1", 5.0))
     job.say(1, phase="exited", code=70, failures=(SIGNAL,), newest=("out/checkpoint-2", 6.0))
@@ -417,9 +410,4 @@ def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
     again = job.decide()
     assert (again.want, again.generation, again.resume) == ("run", 2, "out/checkpoint-2")
     assert Desired.load(again.dump()) == again
-
-
-def test_report_keeps_the_newest_checkpoint_over_the_wire() -> None:
-    """JSON turns the pair into a list."""
-    report = Report(1, newest=("a.pt", 1.5))
-    assert Report.load(json.loads(json.dumps(asdict(report)))) == report
+    assert Report.load(json.loads(json.dumps(asdict(job.reports[1])))) == job.reports[1]

@@ -80,12 +80,8 @@ def test_split_batch_error_gives_the_arithmetic() -> None:
 
 
 def test_split_batch_without_micro_takes_no_accumulation() -> None:
-    """micro_batch_size null is the rank's whole share."""
+    """micro_batch_size null is the rank's whole share; a rank without a sample is an error that names a size."""
     assert data.split_batch(64, None, 4) == data.Split(64, 16, 4, 1)
-
-
-def test_split_batch_refuses_fewer_samples_than_ranks() -> None:
-    """A rank without a sample is an error, and the remedy is a batch with at least one sample per rank."""
     with pytest.raises(TaskError, match="set global_batch_size to 4"):
         data.split_batch(2, None, 4)
 

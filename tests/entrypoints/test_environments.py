@@ -88,16 +88,15 @@ def key_of(ask: dict[str, Any], **changes: Any) -> str:
 
 
 def test_none_finds_the_interpreter() -> None:
-    """The interpreter's name is looked up on the path, and the result is absolute."""
+    """The interpreter's name is looked up on the path, and the result is absolute.
+
+    The interpreter's link is not followed: the real interpreter would lack the venv's packages.
+    """
+    assert prepare(spec={"kind": "none", "python": sys.executable})["python"] == sys.executable
     made = prepare(spec={"kind": "none", "python": Path(sys.executable).name})
     assert Path(made["python"]).is_absolute()
     assert made["detail"].startswith(f"Python {sys.version.split()[0]}")
     assert (made["environment"], made["container"], made["lock"]) == ({}, None, None)
-
-
-def test_none_keeps_a_venvs_own_path() -> None:
-    """The interpreter's link is not followed: the real interpreter would lack the venv's packages."""
-    assert prepare(spec={"kind": "none", "python": sys.executable})["python"] == sys.executable
 
 
 def test_none_without_the_interpreter_is_refused() -> None:

@@ -123,14 +123,6 @@ def test_compiled_modules_stay_compiled() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True)
 
 
-def test_count_is_near_six_operations_a_parameter_and_token() -> None:
-    """Without attention, except for the first layer's input gradient. Source: Kaplan et al. 2020, section 2.1."""
-    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
-    with metrics.FlopCounter() as counter:
-        model(torch.randn(10, 64)).sum().backward()
-    assert counter.total == pytest.approx(6 * (8 * 64 * 64) * 10, rel=0.05)
-
-
 def test_total_equals_torchs_own_counter() -> None:
     """On a model with every kind of operation; torch's counter does not count attention on the CPU."""
     x = torch.randn(6, 3, 6, 6)
@@ -144,15 +136,11 @@ def test_total_equals_torchs_own_counter() -> None:
 
 
 def test_failing_formula_gives_no_total() -> None:
-    """The model runs on, and the total is unknown, not wrong."""
+    """The model runs on, and the total is unknown, not wrong; without any known operation it is None, not 0."""
     with metrics.FlopCounter() as counter:
         counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
         assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0))
     assert counter.total is None
-
-
-def test_model_without_known_operations_has_no_total() -> None:
-    """The total is None, not 0."""
     with metrics.FlopCounter() as counter:
         torch.ones(3) * 2
     assert counter.total is None

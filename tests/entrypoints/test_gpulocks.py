@@ -269,8 +269,8 @@ def test_holder_is_known_if_its_process_is_hidden(open_folder: Path, monkeypatch
     taken.release()
 
 
-def test_link_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -> None:
-    """The target of a link is neither created nor opened."""
+def test_link_or_pipe_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -> None:
+    """The target of a link is neither created nor opened, and an open of a pipe would block."""
     for target in (tmp_path / "missing", tmp_path / "there"):
         link = open_folder / f"{GPU}.lock"
         link.unlink(missing_ok=True)
@@ -280,11 +280,8 @@ def test_link_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -
         assert not (tmp_path / "missing").exists()
         (tmp_path / "there").write_text("untouched")
     assert (tmp_path / "there").read_text() == "untouched"
-
-
-def test_pipe_in_place_of_a_lock_is_refused(open_folder: Path) -> None:
-    """An open of a pipe would block."""
-    os.mkfifo(open_folder / f"{GPU}.lock")
+    link.unlink()
+    os.mkfifo(link)
     with pytest.raises(gpulocks.Unusable, match="is not a regular file"):
         gpulocks.take(open_folder, [GPU], {})
 

@@ -53,17 +53,19 @@ def test_order_of_this_send(store: Google) -> None:
     assert inputs.order(ORDER, "mark-1") == order()
 
 
-def test_order_of_a_later_send_is_refused(store: Google) -> None:
-    """The job came late, or twice: a new start would not fix the error."""
-    store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-2"}))
+@pytest.mark.parametrize(
+    ("fence", "words"),
+    [
+        ("mark-2", "a later submit of this job replaced this one, which must not run"),
+        (None, "the container order was withdrawn: this job must not run"),
+    ],
+)
+def test_order_that_does_not_hold_is_refused(store: Google, fence: str | None, words: str) -> None:
+    """The job came late, or twice, or the sender knows that it does not run: a new start would not fix the error."""
+    if fence is not None:
+        store.put_object("jobs/j/order.json", json.dumps({"fence": fence}))
     error = refused(ORDER, "mark-1")
-    assert (str(error), error.may_mend) == ("a later submit of this job replaced this one, which must not run", False)
-
-
-def test_withdrawn_order_is_refused(store: Google) -> None:
-    """The sender has already learned that the job does not run."""
-    error = refused(ORDER, "mark-1")
-    assert (str(error), error.may_mend) == ("the container order was withdrawn: this job must not run", False)
+    assert (str(error), error.may_mend) == (words, False)
 
 
 @pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])

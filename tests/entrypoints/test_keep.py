@@ -19,13 +19,18 @@ NEW_S = 1e9  # unix seconds, in the past
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a working directory with a script, and an empty checkpoint folder."""
-    code, kept = tmp_path / "code", tmp_path / "kept"
-    code.mkdir()
-    kept.mkdir()
-    (code / "train.py").write_text("pass")
-    return code, kept
+def code(tmp_path: Path) -> Path:
+    """Return a working directory with a script."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    return tmp_path / "code"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Return an empty checkpoint folder."""
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"
 
 
 def started(keeper: FileKeeper) -> FileKeeper:
@@ -47,9 +52,8 @@ def files(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text() for path in paths}
 
 
-def test_kept_folder_is_in_the_checkpoint_folder_at_once(folders: tuple[Path, Path]) -> None:
+def test_kept_folder_is_in_the_checkpoint_folder_at_once(code: Path, kept: Path) -> None:
     """The script writes through a link, and files that were shipped in the folder are there."""
-    code, kept = folders
     (code / "out").mkdir()
     (code / "out" / "vocabulary.txt").write_text("shipped")
     keeper = started(FileKeeper(code, kept, ["out/"]))
@@ -58,9 +62,8 @@ def test_kept_folder_is_in_the_checkpoint_folder_at_once(folders: tuple[Path, Pa
     ended(keeper)
 
 
-def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> None:
+def test_files_and_patterns_are_kept_at_the_end(code: Path, kept: Path) -> None:
     """A file replaced by a rename, as some scripts save, is kept too; an unchanged shipped file is not kept."""
-    code, kept = folders
     (code / "base.pt").write_text("shipped")
     keeper = started(FileKeeper(code, kept, ["snapshot.json", "*.pt", "runs/*/best"]))
     (code / "snapshot.json.new").write_text("2")
@@ -72,9 +75,8 @@ def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> N
     assert files(kept) == {"snapshot.json": "2", "a.pt": "a", "runs/7/best": "b"}
 
 
-def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_new_checkpoints_are_reported_in_the_log(code: Path, kept: Path, tmp_path: Path) -> None:
     """While the ranks run and at their end, by their paths; a checkpoint from before the start is not reported."""
-    code, kept = folders
     log = tmp_path / "rank-0.log"
     log.write_text("loss: ")
     (kept / "out").mkdir()
@@ -85,9 +87,7 @@ def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp
     assert log.read_text() == "loss: "
     (code / "out" / "ckpt.pt").write_text("1")
     os.utime(code / "out" / "ckpt.pt", (NEW_S, NEW_S))
-    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
-        if "ckpt.pt" in log.read_text() or keeper._is_over.wait(keep.EVERY_S):
-            break
+    until(lambda: "ckpt.pt" in log.read_text())
     (code / "out" / "ckpt.pt").write_text("2")
     os.utime(code / "out" / "ckpt.pt", (NEW_S + 1, NEW_S + 1))
     ended(keeper)
@@ -96,21 +96,17 @@ def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp
     assert told == [("saved out/ckpt.pt", event | {"changed_s": changed_s}) for changed_s in (NEW_S, NEW_S + 1)]
 
 
-def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
+def test_file_is_kept_while_the_ranks_run(code: Path, kept: Path) -> None:
     """A killed machine loses no file that was whole before."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["a.pt"]))
     (code / "a.pt").write_text("x")
-    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
-        if (kept / "a.pt").exists() or keeper._is_over.wait(keep.EVERY_S):
-            break
+    until((kept / "a.pt").exists)
     assert (kept / "a.pt").read_text() == "x"
     ended(keeper)
 
 
-def test_file_that_is_saved_all_the_time_is_kept(folders: tuple[Path, Path]) -> None:
+def test_file_that_is_saved_all_the_time_is_kept(code: Path, kept: Path) -> None:
     """A script that saves more often than the keeper polls has a whole copy, before the end."""
-    code, kept = folders
     keeper, number, end_s = started(FileKeeper(code, kept, ["s.pt"])), 0, time.monotonic() + PATIENCE_S
     while not (kept / "s.pt").exists() and time.monotonic() < end_s:
         number += 1
@@ -122,9 +118,8 @@ def test_file_that_is_saved_all_the_time_is_kept(folders: tuple[Path, Path]) -> 
     ended(keeper)
 
 
-def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_next_start_and_another_node_have_the_kept_files(code: Path, kept: Path, tmp_path: Path) -> None:
     """The kept files also arrive if the files of the last start are gone with its machine."""
-    code, kept = folders
     ended_keeper = started(FileKeeper(code, kept, ["out/", "*.pt"]))
     (code / "out" / "log").write_text("1")
     (code / "s.pt").write_text("2")
@@ -136,9 +131,8 @@ def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Pa
     assert files(other) == {"out/log": "1", "s.pt": "2"}
 
 
-def test_restart_takes_over_a_file_written_by_the_other_node(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_restart_takes_over_a_file_written_by_the_other_node(code: Path, kept: Path, tmp_path: Path) -> None:
     """Two nodes on one checkpoint folder: both start from the same file, though only the first node wrote the file."""
-    code, kept = folders
     other = tmp_path / "other"
     other.mkdir()
     first, second = FileKeeper(code, kept, ["s.pt"]), FileKeeper(other, kept, ["s.pt"])
@@ -152,9 +146,8 @@ def test_restart_takes_over_a_file_written_by_the_other_node(folders: tuple[Path
     assert (other / "s.pt").read_text() == "epoch 30"
 
 
-def test_save_that_was_cut_off_leaves_the_previous_save(folders: tuple[Path, Path]) -> None:
+def test_save_that_was_cut_off_leaves_the_previous_save(code: Path, kept: Path) -> None:
     """The next start has the whole file again."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["s.pt"]))
     with zipfile.ZipFile(code / "s.pt", "w") as archive:
         archive.writestr("data", "x" * 1000)
@@ -168,9 +161,8 @@ def test_save_that_was_cut_off_leaves_the_previous_save(folders: tuple[Path, Pat
     assert (code / "s.pt").read_bytes() == whole
 
 
-def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> None:
+def test_removed_file_is_removed_from_the_kept(code: Path, kept: Path) -> None:
     """A script that keeps its last two checkpoints keeps two; a file of another node stays."""
-    code, kept = folders
     (kept / "c-9.pt").write_text("of another node")
     keeper = started(FileKeeper(code, kept, ["c-*.pt"]))
     (code / "c-1.pt").write_text("1")
@@ -183,9 +175,8 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> No
     assert files(kept) == {"c-2.pt": "2", "c-9.pt": "of another node"}
 
 
-def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> None:
+def test_folder_that_replaces_its_link_is_kept(code: Path, kept: Path) -> None:
     """A script may save to a new folder and rename the folder."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["out/"]))
     (code / "out").unlink()
     (code / "out").mkdir()
@@ -194,9 +185,8 @@ def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> No
     assert files(kept) == {"out/a": "1"}
 
 
-def test_new_files_that_are_not_kept_are_named(folders: tuple[Path, Path]) -> None:
+def test_new_files_that_are_not_kept_are_named(code: Path, kept: Path) -> None:
     """The list omits kept and disposable files, empty files, the interpreter's own files and shipped files."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["out/", "*.pt", "!data/"]))
     for name in ("out/a", "b.pt", "data/mnist", "__pycache__/x.pyc", "runs/1/events", "runs/2/events", "stray.txt"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
@@ -212,20 +202,17 @@ def test_new_files_that_are_not_kept_are_named(folders: tuple[Path, Path]) -> No
 
 @pytest.mark.parametrize(("names", "told"), [(["out/"], " (out/)"), ([], "")])
 def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], told: str
+    code: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], told: str
 ) -> None:
     """The warning comes once, and not for other files; a user can stop the job before the hours are lost."""
-    code, _ = folders
     monkeypatch.setattr(keep, "LOOK_S", 0.0)
     log = tmp_path / "rank-0.log"
     log.write_text("begin\n")
-    keeper = started(FileKeeper(*folders, names, log))
+    keeper = started(FileKeeper(code, kept, names, log))
     (code / "saves").mkdir()
     (code / "saves" / "metrics.csv").write_text("four")
     (code / "saves" / "1.pt").write_text("four")
-    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
-        if keeper._look_s == math.inf or keeper._is_over.wait(keep.EVERY_S):
-            break
+    until(lambda: keeper._look_s == math.inf)
     ended(keeper)
     begin, line = log.read_text().splitlines()
     words, event = events.parse(line)
@@ -236,10 +223,9 @@ def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
 
 @pytest.mark.parametrize("kept_name", ["out/1.pt", "saves/data.csv"])
 def test_kept_checkpoint_or_a_file_of_another_kind_causes_no_warning(
-    folders: tuple[Path, Path], tmp_path: Path, kept_name: str
+    code: Path, kept: Path, tmp_path: Path, kept_name: str
 ) -> None:
     """A script with a kept checkpoint may write further files, and downloads data before the first save."""
-    code, kept = folders
     log = tmp_path / "rank-0.log"
     log.touch()
     keeper = FileKeeper(code, kept, ["out/"], log)
@@ -266,9 +252,8 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_full_disk_is_reported_once(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_reported_once(code: Path, kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The ranks run on, and the copy is tried again."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["s.pt"]))
     (code / "s.pt").write_text("x")
     ended(keeper)
@@ -276,9 +261,8 @@ def test_full_disk_is_reported_once(folders: tuple[Path, Path], capfd: pytest.Ca
     assert capfd.readouterr().out.count("No space left") == 1
 
 
-def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> None:
+def test_folder_in_a_kept_folder_loses_nothing(code: Path, kept: Path) -> None:
     """The inner name adds no entry; no file is removed, copied onto itself, or linked to itself."""
-    code, kept = folders
     (kept / "out" / "ckpt").mkdir(parents=True)
     (kept / "out" / "ckpt" / "a.pt").write_text("precious")
     keeper = started(FileKeeper(code, kept, ["out/ckpt/", "out/", "**/*.pt"]))
@@ -289,9 +273,8 @@ def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> No
     assert (kept / "out" / "ckpt" / "a.pt").stat().st_ino == inode
 
 
-def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> None:
+def test_pattern_of_folders_keeps_hidden_files(code: Path, kept: Path) -> None:
     """A checkpoint of torch.distributed.checkpoint is useless without its .metadata."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["step_*"]))
     for name in ("step_1/.metadata", "step_1/__0_0.distcp"):
         (code / name).parent.mkdir(exist_ok=True)
@@ -300,9 +283,8 @@ def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> No
     assert set(files(kept)) == {"step_1/.metadata", "step_1/__0_0.distcp"}
 
 
-def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path]) -> None:
+def test_kill_between_removal_and_save_loses_nothing(code: Path, kept: Path) -> None:
     """A file that is missing or empty at the ranks' end does not remove the kept file."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["a.json", "b.json"]))
     for name in ("a.json", "b.json"):
         (code / name).write_text("whole")
@@ -314,9 +296,8 @@ def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path])
     assert files(kept) == {"a.json": "whole", "b.json": "whole"}
 
 
-def test_names_of_any_bytes_cause_no_error(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_names_of_any_bytes_cause_no_error(code: Path, kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Undecodable names break neither the list of lost files nor the log."""
-    code, kept = folders
     keeper = started(FileKeeper(code, kept, ["*.pt"]))
     (code / os.fsdecode(b"caf\xe9.txt")).write_text("x")
     (code / os.fsdecode(b"caf\xe9.pt")).write_text("x")
@@ -326,7 +307,6 @@ def test_names_of_any_bytes_cause_no_error(folders: tuple[Path, Path], capfd: py
 
 
 @pytest.mark.parametrize("name", ["a b", "a[1].pt", "**", "**x", "é*", "a/b/c.pt", "x/"])
-def test_hostile_names_cause_no_error(folders: tuple[Path, Path], name: str) -> None:
+def test_hostile_names_cause_no_error(code: Path, kept: Path, name: str) -> None:
     """A name of any form causes no error."""
-    code, kept = folders
     ended(started(FileKeeper(code, kept, [name])))

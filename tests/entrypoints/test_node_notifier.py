@@ -61,6 +61,13 @@ def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[s
     return found, [each.key for each in found.due({}, time.time())]
 
 
+def ended(found: NodeNotifier, verdict: ExitReport) -> None:
+    """Start the notifier, and end it with the job."""
+    found.start()
+    found.end(verdict)
+    found.finish()
+
+
 def logged(root: Path) -> list[str]:
     """Return the keys of the notices in rank 0's log."""
     lines = (root / "log" / "rank-0.log").read_text().splitlines()
@@ -163,9 +170,7 @@ def test_stop_after_the_last_step_names_no_resume(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
         line = events.format_line("step", "s", {"step": 200, "max_steps": 200, "eta_s": 0.0})
         (tmp_path / "log" / "rank-0.log").write_text(f"{line}\n")
-        found.start()
-        found.end(ExitReport("stopped", "budget"))
-        found.finish()
+        ended(found, ExitReport("stopped", "budget"))
         last = next(each for each in told.got if each["key"] == "stopped:1")
     assert (last["step"], last["resume"]) == (200, None)
 
@@ -175,9 +180,7 @@ def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -
     with receivers.hooks([]) as told:
         found = notifier(agent_spec(tmp_path, told.url), time.time())
         (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
-        found.start()
-        found.end(ExitReport("failed", "error"))
-        found.finish()
+        ended(found, ExitReport("failed", "error"))
         assert "  checkpoint  saved, step not reported" in told.wait(1)[0]["text"]
 
 
@@ -199,9 +202,7 @@ def test_next_machines_do_not_repeat_notices(tmp_path: Path) -> None:
     with receivers.hooks() as told:
         for attempt in (1, 2):
             found = notifier(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
-            found.start()
-            found.end(ExitReport("failed", "error", {"message": "boom"}))
-            found.finish()
+            ended(found, ExitReport("failed", "error", {"message": "boom"}))
     assert sorted(each["key"] for each in told.got) == ["budget:50@1000000", "failed:1", "failed:2"]
 
 
@@ -209,9 +210,7 @@ def test_fault_is_reported_without_the_address(tmp_path: Path, capfd: pytest.Cap
     """The agent's own log reports the fault once."""
     with receivers.hooks([404, 404]) as told:
         found = notifier(agent_spec(tmp_path, told.url), time.time())
-        found.start()
-        found.end(ExitReport("succeeded", None))
-        found.finish()
+        ended(found, ExitReport("succeeded", None))
     said = capfd.readouterr().out
     assert said.count("refuses it: HTTP 404") == 1
     assert "secret-part" not in said

@@ -4,12 +4,12 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.entrypoints import processes
+from doubles.waiting import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 # A child in its own session, as torchrun starts its workers, whose parent exits at once.
@@ -48,26 +48,18 @@ def test_child_dies_with_a_parent_that_died_first() -> None:
 
 
 def test_stamp_distinguishes_a_process_from_its_successor() -> None:
-    """A process that is gone has no stamp, and no further process has the same stamp."""
+    """A process that is gone has no stamp, and no further process has the same stamp.
+
+    A process that has ended but is not yet reaped does not count as alive.
+    """
     child = subprocess.Popen(SLEEP)
     stamp = processes.stamp(child.pid)
     assert processes.alive(child.pid, stamp)
     assert not processes.alive(os.getpid(), stamp)
     child.kill()
+    until(lambda: not processes.alive(child.pid, stamp), 10)
     child.wait()
     assert processes.stamp(child.pid) is None
-
-
-def test_zombie_is_not_alive() -> None:
-    """A process that has ended but is not yet reaped does not count as alive."""
-    child = subprocess.Popen(SLEEP)
-    stamp = processes.stamp(child.pid)
-    child.kill()
-    end = time.monotonic() + 10
-    while processes.alive(child.pid, stamp) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not processes.alive(child.pid, stamp)
-    child.wait()
 
 
 def test_subreaper_kills_orphans_of_its_children() -> None:
@@ -80,10 +72,8 @@ def test_with_environment_finds_by_variables() -> None:
     """Processes of a dead agent are found by the job's name in their environment."""
     child = subprocess.Popen(SLEEP, env={**os.environ, "CLOUDTRAIN_JOB": "test-env", "CLOUDTRAIN_ATTEMPT": "1"})
     try:
-        found: list[int] = []
-        end = time.monotonic() + 10
-        while not found and time.monotonic() < end:  # before the exec the child has our own environment
-            found = processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="1")
+        wanted = {"CLOUDTRAIN_JOB": "test-env", "CLOUDTRAIN_ATTEMPT": "1"}
+        found = until(lambda: processes.with_environment(**wanted), 10)  # the child has our own before the exec
         assert found == [child.pid]
         assert processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="2") == []
     finally:

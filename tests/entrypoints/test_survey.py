@@ -57,12 +57,6 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     return answer
 
 
-@pytest.fixture
-def no_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove nvidia-smi."""
-    monkeypatch.setattr(gpus, "_tool", lambda: None)
-
-
 def test_gpus_are_listed_one_by_one(nvidia_smi: Answers) -> None:
     """Index, UUID, model, memory and driver of each GPU are listed."""
     nvidia_smi(TWO)
@@ -153,8 +147,9 @@ def test_machine_without_gpus_has_no_fault(nvidia_smi: Answers) -> None:
     assert gpus.found() == {"gpus": [], "fault": None}
 
 
-def test_gpu_without_its_tool_is_a_fault(no_nvidia_smi: None, tmp_path: Path) -> None:
+def test_gpu_without_its_tool_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault needs the device, or at least the card."""
+    monkeypatch.setattr(gpus, "_tool", lambda: None)
     assert gpus.found(tmp_path, tmp_path) == {"gpus": [], "fault": None}
     card = tmp_path / "0000:3b:00.0"
     card.mkdir()
@@ -328,11 +323,17 @@ def listening() -> Iterator[dict[str, Any]]:
 
 
 def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
-    """The peer answers on a port of the job's range, by name, in the same round, as often as dialled."""
+    """The peer answers on a port of the job's range, by name, in the same round, as often as dialled.
+
+    After the end of the round the port is free.
+    """
     assert 20000 <= listening["port"] <= 28000
     peers = [{"name": "h1", **listening}]
     for _ in range(3):
         assert reachability.dial(peers=peers, token="word") == {"failed": []}
+    reachability.close_listener()
+    told = reachability.dial(peers=peers, token="word")
+    assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
 def test_each_kind_of_failure_is_reported(listening: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,13 +360,6 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any], monkeypatch
     assert told["failed"][2]["text"].endswith("is h1")
     stranger = reachability.dial(peers=peers[3:], token="other")["failed"]
     assert [failed["text"].endswith("is no host of this job") for failed in stranger] == [True]
-
-
-def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
-    """No listener of the round remains."""
-    reachability.close_listener()
-    told = reachability.dial(peers=[{"name": "h1", **listening}], token="word")
-    assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
 def test_range_without_a_free_port_is_reported() -> None:
