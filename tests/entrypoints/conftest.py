@@ -1,5 +1,6 @@
 """Moto's real S3 server on loopback, behind a front that injects network faults; Google's stand-in for jobs."""
 
+import functools
 import json
 import os
 import random
@@ -50,6 +51,15 @@ def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Return the uninterrupted run of a strategy, made once; interrupted runs must equal the result. ddp's is cold."""
+    from trainerruns import whole_run
+
+    base = tmp_path_factory.mktemp("whole")
+    return functools.cache(lambda strategy: whole_run(base / strategy, cold=strategy == "ddp", strategy=strategy))
 
 
 @dataclass

@@ -109,11 +109,16 @@ def cluster(index: int, pool: str = "workerpool1", workers: int = 2) -> dict[str
 
 
 def test_vertex_replicas_are_counted_over_the_pools() -> None:
-    """Pool 0 is the head node, pool 1 has the remaining nodes; CLUSTER_SPEC announces the port."""
+    """Pool 0 is the head node, pool 1 has the remaining nodes, and further pools (reduction servers) have no rank.
+
+    CLUSTER_SPEC announces the port.
+    """
     found = identify(cluster(1))
     assert (found.platform, found.rank, found.count, found.head, found.port) == ("Vertex AI", 2, 3, "127.0.0.1", 2222)
     assert found.address == "127.1.0.3"
     assert identify(cluster(0, "workerpool0")).rank == 0
+    with pytest.raises(ValueError, match="does not train"):
+        identify(cluster(0, "workerpool2"))
 
 
 @pytest.mark.parametrize("spec", [{}, {"CLUSTER_SPEC": ""}, {"CLUSTER_SPEC": "{}"}])
@@ -123,12 +128,6 @@ def test_vertex_single_replica_needs_no_cluster_spec(spec: dict[str, str]) -> No
     assert (found.platform, found.rank, found.count, found.head) == ("Vertex AI", 0, 1, "127.0.0.1")
     with pytest.raises(ValueError, match="names no replicas"):
         identify({"CLOUD_ML_JOB_ID": "1", "CLOUDTRAIN_NODES": "2", **spec})
-
-
-def test_vertex_reduction_servers_train_nothing() -> None:
-    """Pools beyond the second have no rank."""
-    with pytest.raises(ValueError, match="does not train"):
-        identify(cluster(0, "workerpool2"))
 
 
 @pytest.mark.parametrize(

@@ -653,13 +653,13 @@ def met() -> tuple[Seal, Seal]:
     ("after", "how", "words"),
     [
         (MIB, "flip", r"model-0-of-1\.pt was altered in transit"),
-        *((after, "flip", "") for after in (20, 400, 3 * MIB + 1500)),  # in messages
+        *((after, "flip", None) for after in (20, 400, 3 * MIB + 1500)),  # in messages
         *((after, "cut", r"closed the connection|reset") for after in (0, 10, 300, MIB)),
         *((after, "hold", "has stalled") for after in (0, 300, MIB)),
     ],
 )
 def test_damaged_connection_leaves_nothing(
-    serve: Serve, there: Path, here: Path, relay: Any, after: int, how: str, words: str, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, there: Path, here: Path, relay: Any, after: int, how: str, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Altered content is reported with the file's name; a cut or stalled connection ends the copy in time.
 

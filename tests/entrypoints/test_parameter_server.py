@@ -541,7 +541,7 @@ def test_checkpoint_continues_under_ddp_on_other_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     failed = train(folder, do="raise:any:44")
     assert failed.code != 0
-    assert "no such label" in failed.output
+    assert "no such label" in failed.errors
     found = train(folder, 1, strategy="ddp")
     assert found.code == 0, found.errors
     assert "the strategy was async, now ddp: the losses differ" in found.output

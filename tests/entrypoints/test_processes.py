@@ -91,7 +91,7 @@ def test_kill_of_a_dead_process_is_no_error(signum: int) -> None:
 
 
 def test_lock_of_another_process_is_not_taken(tmp_path: Path) -> None:
-    """The lock is free again once the holder's descriptor is closed."""
+    """The lock is free again once the holder's descriptor is closed; two readers hold the lock at the same time."""
     path = tmp_path / "lock"
     with processes.locked(path):
         assert processes.try_lock(path) is None
@@ -99,11 +99,6 @@ def test_lock_of_another_process_is_not_taken(tmp_path: Path) -> None:
     assert held is not None
     assert processes.try_lock(path) is None
     os.close(held)
-
-
-def test_shared_locks_exclude_only_a_sole_holder(tmp_path: Path) -> None:
-    """Two readers hold the lock at the same time."""
-    path = tmp_path / "lock"
     readers = [processes.try_lock(path, fcntl.LOCK_SH) for _ in range(2)]
     assert None not in readers
     assert processes.try_lock(path) is None

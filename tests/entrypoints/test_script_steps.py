@@ -136,13 +136,12 @@ def test_non_finite_loss_is_reported_once(clock: Clock) -> None:
 
 
 def test_script_with_event_lines_is_left_alone(clock: Clock) -> None:
-    """The script's own event lines are complete; the forms are off from the first event line on."""
+    """The script's own event lines are complete; the forms are off from the first event line on.
+
+    Only rank 0's events are read, so ranks above 0 print unchanged.
+    """
     own = events.format_line("step", "step 1", {"step": 1, "loss": 0.5})
     assert told(Steps(0, {}), clock, own, "step 2 loss 0.4") == []
-
-
-def test_ranks_above_0_print_unchanged(clock: Clock) -> None:
-    """Only rank 0's events are read."""
     assert told(Steps(1, {}), clock, "step 2 loss 0.4") == []
 
 

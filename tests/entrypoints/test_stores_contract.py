@@ -22,7 +22,7 @@ from typing import Any
 import boto3
 import pytest
 import torch
-from trainerruns import TASK, Run, joined, parameters, run, whole_run
+from trainerruns import TASK, joined, parameters, run, whole_run
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, mirror
@@ -716,16 +716,10 @@ RESUMED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return the uninterrupted run, on two ranks with shards."""
-    return whole_run(tmp_path_factory.mktemp("whole"), strategy="fsdp")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "uri", "busy"), RESUMED, indirect=["server"])
 def test_killed_run_resumes_from_a_store_bit_for_bit(
-    server: Server, uri: str, busy: str, whole: Run, tmp_path: Path
+    server: Server, uri: str, busy: str, whole: Any, tmp_path: Path
 ) -> None:
     """A run killed in step 13 resumes from the store's step 10 with identical numbers and tensors.
 
@@ -749,13 +743,13 @@ def test_killed_run_resumes_from_a_store_bit_for_bit(
     shutil.rmtree(tmp_path / "checkpoints")
     again = whole_run(tmp_path, **settings)
     assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
-    assert joined(killed, again) == whole.values("step", "loss")
-    assert parameters(again) == parameters(whole)
+    assert joined(killed, again) == whole("fsdp").values("step", "loss")
+    assert parameters(again) == parameters(whole("fsdp"))
     assert server.struck() > 2
 
 
 @pytest.mark.slow
-def test_store_that_fails_does_not_end_the_training(server: Server, whole: Run, tmp_path: Path) -> None:
+def test_store_that_fails_does_not_end_the_training(server: Server, whole: Any, tmp_path: Path) -> None:
     """A denied write is reported in a sentence, and the run equals a run without a mirror.
 
     A missing place ends the start, before any training: it might have had a checkpoint.
@@ -765,7 +759,7 @@ def test_store_that_fails_does_not_end_the_training(server: Server, whole: Run, 
     assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
     assert "the mirror has no copy of step 16: PermissionError: no access to " in done.output
     assert "azure" not in done.errors.lower()
-    assert done.values("step", "loss") == whole.values("step", "loss")
+    assert done.values("step", "loss") == whole("fsdp").values("step", "loss")
     gone = run(tmp_path / "gone", checkpoint={"mirror": server.no_place})
     assert gone.code != 0
     assert re.search(f"TaskError: {server.missing}", gone.errors)

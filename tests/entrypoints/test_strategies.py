@@ -404,11 +404,12 @@ def test_sharded_optimizer_of_each_kind(results: Any, name: str, kind: str) -> N
 def test_average_over_shards_is_ddps(results: Any, case: str) -> None:
     """The averaged weights compute what ddp's compute, also between forward passes that leave the root gathered.
 
-    The swap ends bit for bit.
+    The swap ends bit for bit. Without `strict` ddp and fsdp update buffers in different orders.
     """
+    same = "strict ddp" if "strict" in case else CASES[2][case]["strategy"]
     for rank in results(2):
         before, averaged, after = rank[case]["outputs"]
-        assert averaged == pytest.approx(results(2)[0]["ddp"]["outputs"][1], rel=1e-4, abs=1e-5)
+        assert averaged == pytest.approx(results(2)[0][same]["outputs"][1], rel=1e-5, abs=1e-6)
         assert averaged != pytest.approx(before, rel=1e-2)
         assert after == before
 

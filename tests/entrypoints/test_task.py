@@ -86,13 +86,9 @@ def test_dataset_must_have_length_and_items(data: Any, mend: str) -> None:
 
 
 def test_spec_fills_defaults_and_takes_null(tmp_path: Path) -> None:
-    """null and a missing key both mean the default."""
+    """null and a missing key both mean the default; a different learning rate gives a different hash."""
     training = read_spec(spec(tmp_path, optimizer={"name": "sgd", "lr": 0.1}, seed=None, clip_norm=None)).training
     assert (training.optimizer.name, training.optimizer.lr, training.seed, training.strategy) == ("sgd", 0.1, 0, "ddp")
-
-
-def test_config_hash_covers_training_and_params(tmp_path: Path) -> None:
-    """A different learning rate gives a different hash."""
     first = read_spec(spec(tmp_path)).config_sha256
     assert first == read_spec(spec(tmp_path)).config_sha256
     assert first != read_spec(spec(tmp_path, optimizer={"lr": 0.5})).config_sha256

@@ -100,7 +100,8 @@ def test_figures_are_equal_on_any_number_of_ranks(parent: Run, tmp_path: Path) -
         assert [each["e"] for each in done.events] == ["start", "test"]
         assert list((done.folder / "checkpoints").glob("step-*")) == []
         files.add((done.folder / "output/predictions-test.jsonl.gz").read_bytes())
-    rows = [json.loads(line) for line in gzip.decompress(*files).splitlines()]
+    (predictions,) = files
+    rows = [json.loads(line) for line in gzip.decompress(predictions).splitlines()]
     assert [row["index"] for row in rows] == list(range(40))
     worst = [each for each in found["worst"] if each["index"] < 40]
     assert worst == [rows[each["index"]] for each in worst] != []

@@ -27,20 +27,6 @@ def model(params):
 """
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Return the uninterrupted run of a strategy, made once; interrupted runs must equal the result. ddp's is cold."""
-    made: dict[str, Run] = {}
-
-    def get(strategy: str) -> Run:
-        if strategy not in made:
-            made[strategy] = run(tmp_path_factory.mktemp("whole") / strategy, cold=strategy == "ddp", strategy=strategy)
-            assert made[strategy].code == 0, made[strategy].errors
-        return made[strategy]
-
-    return get
-
-
 def resume_from(other: Run, folder: Path, step: int) -> None:
     """Copy the checkpoint of a step from the other run to the new run's folder."""
     name = f"checkpoints/step-{step:08d}"
@@ -275,11 +261,12 @@ def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_p
 @pytest.mark.slow
 def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> None:
     """The ranks agree after each micro-batch, as a step may take minutes; changes of buffers are undone."""
-    settings = {"text": TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.3)\n"), "max_steps": 4}
-    stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", **settings)  # the second of step 4's four micro-batches
+    slow = TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.3)\n")
+    # The second of step 4's four micro-batches.
+    stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", text=slow, max_steps=4)
     assert stopped.only("preempt")["step"] == 3
-    again = run(tmp_path / "parts", ranks=1, **settings)
-    undisturbed = run(tmp_path / "whole", ranks=1, **settings)
+    again = run(tmp_path / "parts", ranks=1, max_steps=4)
+    undisturbed = run(tmp_path / "whole", ranks=1, max_steps=4)
     assert joined(stopped, again) == undisturbed.values("step", "loss")
     assert parameters(again) == parameters(undisturbed)
 
