@@ -1,5 +1,8 @@
 """Jobs in the registry without a real run."""
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,11 +11,43 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store.registry import Registry, this_process
 from doubles.plans import plan_of
 from doubles.terminals import COMMAND, Terminal
 
+# `cloudtrain ARGS`, killed at a step: the process dies before or after the call of `MODULE:NAME`. `handed over` dies
+# when the starter has its orders and has not answered.
+KILLED = """\
+import importlib, os, signal, subprocess, sys
+
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+
+def wrap(target, when):
+    module, _, path = target.partition(":")
+    *above, name = path.split(".")
+    owner = importlib.import_module(module)
+    for part in above: owner = getattr(owner, part)
+    real = getattr(owner, name)
+    def wrapped(*args, **kwargs):
+        if when == "before": die()
+        answer = real(*args, **kwargs)
+        die()
+    setattr(owner, name, wrapped)
+
+def hand_over():
+    real = subprocess.Popen.communicate
+    def communicate(self, input=None, timeout=None):
+        if input is None: return real(self, input, timeout)
+        self.stdin.write(input); self.stdin.close(); die()
+    subprocess.Popen.communicate = communicate
+
+target, when, *sys.argv[1:] = sys.argv[1:]
+hand_over() if when == "handed over" else wrap(target, when)
+from cloudtrain.launcher.cli import main
+main()
+"""
 PLAN = plan_of(instances=2, ranks=2, hourly_usd=0.0)
 
 
@@ -24,10 +59,12 @@ def registry(home: Path) -> Registry:
 
 @pytest.fixture
 def make_job() -> Callable[..., Job]:
-    """Return a function that makes a job like `submit`, before the job is journalled."""
+    """Return a function that makes a job like `submit`, before the job is journalled; fields of both may be changed."""
 
     def make(job_id: str, number: int = 1, **changes: Any) -> Job:
         attempt = Attempt(job_id, number, "intent", PLAN, {"body": 1}, time.time(), this_process())
+        of_attempt = {name: changes.pop(name) for name in vars(attempt).keys() & changes.keys() - {"created_s"}}
+        attempt = replace(attempt, **of_attempt)
         job = Job(job_id, job_id.split("-")[0], "local", time.time(), {}, "/x/cloudtrain.yaml", {}, attempt)
         return replace(job, **changes)
 
@@ -59,6 +96,18 @@ def seed(home: Path, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 
 @pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets a backend's answer to each question for a state; the log has no lines."""
+
+    def install(answer: Callable[[Any], State], backend: str = "local") -> None:
+        monkeypatch.setattr(backends.load(backend), "state", answer)
+        monkeypatch.setattr(backends.load(backend), "logs", lambda *args, **kwargs: backends.LogPage([], {}))
+        monkeypatch.setattr(backends.load(backend), "pace", lambda ref: backends.Pace())
+
+    return install
+
+
+@pytest.fixture
 def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
     """Return a function that runs `cloudtrain watch` with arguments on a terminal."""
     begun: list[Terminal] = []
@@ -70,3 +119,15 @@ def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
     yield begin
     for each in begun:
         each.close()
+
+
+@pytest.fixture
+def killed_submit(cli: Any) -> Callable[..., None]:
+    """Return a function that submits the folder's job in the background, and kills the process at a step."""
+
+    def submit(folder: Path, target: str, when: str, *more: str) -> None:
+        command = [sys.executable, "-c", KILLED, target, when, "submit", "-d", *more]
+        done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    return submit

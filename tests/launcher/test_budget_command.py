@@ -1,9 +1,6 @@
 """`cloudtrain budget`, and the budget messages of submit, resume and list, with the real command."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -60,10 +57,16 @@ def test_set_show_and_remove(cli: Any) -> None:
     assert cli("budget", "remove", "vision", "--month").code == 0
     assert cli("budget", "remove", "vision", "--month").code == 2
     assert len(cli("budget", "show", "vision", "--json").json["budgets"]) == 1
+    assert cli("budget", "remove", "vision").code == 0
+    name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"
+    assert cli("budget", "set", name, "1000000000").code == 0
+    assert cli("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
+    assert max(map(len, cli("budget").stdout.splitlines())) <= 80
+    assert cli("budget", "show", "--json").json["budgets"][-1]["project"] == name
 
 
-def test_remove_names_the_budget_of_the_second_period(cli: Any) -> None:
-    """After `set --month` a plain `remove` finds no budget and names the right command; `unset` means `remove`."""
+def test_set_and_remove_name_the_other_budgets(cli: Any) -> None:
+    """After `set --month` a plain `remove` finds no budget; each names the project's other budgets and commands."""
     assert cli("budget", "set", "vision", "30USD", "--month").code == 0
     done = cli("budget", "remove", "vision")
     assert (done.code, "cloudtrain budget remove vision --month" in done.stderr) == (2, True), done.stderr
@@ -71,10 +74,7 @@ def test_remove_names_the_budget_of_the_second_period(cli: Any) -> None:
     assert cli("budget", "set", "30USD").code == 0
     done = cli("budget", "remove", "--month")
     assert (done.code, done.stderr.splitlines()[-1].endswith("cloudtrain budget remove")) == (2, True), done.stderr
-
-
-def test_set_and_remove_name_the_remaining_budgets(cli: Any) -> None:
-    """Both name the project's budget of the second period; a refused `remove` names the command for each budget."""
+    assert cli("budget", "remove").code == 0
     assert "also applies" not in cli("budget", "set", "vision", "100USD").stderr
     done = cli("budget", "set", "vision", "30USD", "--month")
     assert "set the budget of project vision to 30 USD in each month (UTC)" in done.stderr
@@ -88,15 +88,6 @@ def test_set_and_remove_name_the_remaining_budgets(cli: Any) -> None:
     done = cli("budget", "remove", "vision", "--month")
     assert done.stderr.splitlines()[-1] == "the budget of 100 USD for ever of project vision also applies"
     assert "also applies" not in cli("budget", "remove", "vision").stderr
-
-
-def test_table_of_large_sums_and_long_names_stays_in_80_columns(cli: Any) -> None:
-    """A billion, and a name of 63 letters, are cut for people and complete for scripts."""
-    name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"
-    assert cli("budget", "set", name, "1000000000").code == 0
-    assert cli("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
-    assert max(map(len, cli("budget").stdout.splitlines())) <= 80
-    assert cli("budget", "show", "--json").json["budgets"][-1]["project"] == name
 
 
 def test_shared_ledger_is_created_only_at_a_named_place(cli: Any, tmp_path: Path) -> None:
@@ -204,28 +195,6 @@ def test_submit_polls_jobs_that_fill_the_budget(
     assert reserved(cli) == (0, [])
 
 
-# `cloudtrain ARGS`, killed before or after the call of `MODULE:NAME`.
-DRIVER = """\
-import importlib, os, signal, sys
-
-def die(): os.kill(os.getpid(), signal.SIGKILL)
-
-target, when, *sys.argv[1:] = sys.argv[1:]
-module, _, path = target.partition(":")
-*above, name = path.split(".")
-owner = importlib.import_module(module)
-for part in above: owner = getattr(owner, part)
-real = getattr(owner, name)
-
-def wrapped(*args, **kwargs):
-    if when == "before": die()
-    real(*args, **kwargs)
-    die()
-
-setattr(owner, name, wrapped)
-from cloudtrain.launcher.cli import main
-main()
-"""
 KILLED = {
     "before the team's hold": ("cloudtrain.launcher.money.shared_ledger_sync:hold", "before", False),
     "between the team's hold and its note": ("cloudtrain.launcher.store.ledger:mark_held", "before", False),
@@ -236,15 +205,18 @@ KILLED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("step", KILLED)
 def test_submit_killed_at_a_step_leaves_no_reservation(
-    cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path, step: str
+    cli: Any,
+    project: Callable[..., Path],
+    idle_python: Path,
+    killed_submit: Callable[..., None],
+    tmp_path: Path,
+    step: str,
 ) -> None:
     """`budget show` finds the truth: only a running job is held, locally and in the shared ledger."""
     target, when, runs = KILLED[step]
     folder = project(paid(idle_python, "project: vision\n"))
     assert cli("budget", "set", "vision", "15", "--ledger", tmp_path).code == 0
-    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "-y", "--name", "mine"]
-    done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_submit(folder, target, when, "-y", "--name", "mine")
     assert reserved(cli) == ((10, ["mine"]) if runs else (0, []))
     book = json.loads((tmp_path / "ledger.json").read_text())
     assert len(book["held"]) == runs

@@ -3,10 +3,8 @@
 import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.store.registry import Registry
+from doubles.terminals import COMMAND, Terminal
 
 ESCAPE = "\x1b["
 
@@ -45,11 +44,13 @@ def test_errors_have_the_published_exit_codes() -> None:
 
 
 def test_help_and_version_are_data(cli: Any) -> None:
-    """The output is on stdout with exit code 0, and the help lists every command."""
+    """The help lists every command; no command has the name `alerts`: the error names `watch` and `notify`."""
     result = cli("--help")
     assert (result.code, result.stderr) == (0, "")
     assert all(f"  {name} " in result.stdout for name in commandline.COMMANDS)
     assert cli("--version").stdout.startswith("cloudtrain 0.")
+    done = cli("alerts")
+    assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,6 @@ def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]
     assert args_of("render", "job.yaml") == ["--epochs", "10"]
     assert args_of("submit", "job.yaml", "--dry-run", "--", *given) == given
     assert args_of("render", "-f", "job.yaml", "--") == []
-
-
-def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[..., Path]) -> None:
-    """A script is no config file, and two config files are refused."""
-    done = cli("submit", "loop.py", "--", "--lr", "0.1", cwd=project())
-    assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
-    done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
-    assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("line", ["submit", "render", "validate", "plan", "rehearse", "diagnose", "notify"])
@@ -154,10 +147,14 @@ def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], l
     assert not (cli.home / "local").exists()
 
 
-def test_missing_config_is_exit_code_3_with_a_hint(cli: Any) -> None:
-    """The hint names `cloudtrain init`."""
+def test_missing_config_and_a_script_in_its_place_name_init(cli: Any, project: Callable[..., Path]) -> None:
+    """The hints name `cloudtrain init`: a script is no config file; two config files are refused."""
     result = cli("submit")
     assert (result.code, "cloudtrain init" in result.stderr) == (3, True)
+    done = cli("submit", "loop.py", "--", "--lr", "0.1", cwd=project())
+    assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
+    done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
+    assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("line", ["status x", "logs x", "stop x", "wait x", "resume x", "report x", "status last"])
@@ -186,15 +183,11 @@ def test_json_has_all_config_errors(cli: Any, project: Callable[..., Path]) -> N
     assert [(each["key"], each["at"]["line"]) for each in error["faults"]] == [("script", 2), ("num_nodes", 3)]
 
 
-def test_wait_gives_up_with_exit_code_124(cli: Any, seed: Callable[..., Job]) -> None:
-    """A job whose submit is running is pending while the submitting process lives."""
+def test_wait_gives_up_or_has_the_first_bad_exit_code(cli: Any, seed: Callable[..., Job]) -> None:
+    """A pending job lasts as long as its submitting process; of several jobs the first bad end counts."""
     seed("pending")
     result = cli("wait", "pending", "--timeout", "0s")
     assert (result.code, "still running: pending" in result.stderr) == (124, True)
-
-
-def test_wait_for_several_has_the_first_bad_exit_code(cli: Any, seed: Callable[..., Job]) -> None:
-    """The order is the order of the command line."""
     for name, state in {"a": State("succeeded"), "b": State("stopped", "user"), "c": State("failed")}.items():
         seed(name, state)
     assert cli("wait", "a", "b", "c").code == 9
@@ -244,12 +237,6 @@ def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callab
     assert (done.code, "expected a mapping" in done.stderr) == (3, True), done.stderr
 
 
-def test_alerts_are_answered_with_their_commands(cli: Any) -> None:
-    """No command has the name `alerts`: the error names `watch` and `notify`."""
-    done = cli("alerts")
-    assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
-
-
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
 def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
     """The aliases are run = submit, render = submit --dry-run, ps = list, cancel = stop."""
@@ -258,16 +245,12 @@ def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str,
     assert cli(*line.split(), cwd=folder).stdout == cli(*full.split(), cwd=folder).stdout
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_traceback_is_shown_only_with_debug(cli: Any, place: str) -> None:
-    """The option works anywhere on the line, and keeps the exit code."""
-    shown = cli(*(["--debug", "status", "x"] if place == "before" else ["status", "x", "--debug"]))
-    assert ("Traceback" in shown.stderr, shown.code) == (True, 8)
+def test_traceback_is_shown_only_with_debug(cli: Any) -> None:
+    """The option works anywhere on the line but after `--`, and keeps the exit code."""
+    for words in ("--debug status x", "status x --debug"):
+        shown = cli(*words.split())
+        assert ("Traceback" in shown.stderr, shown.code) == (True, 8)
     assert "Traceback" not in cli("status", "x").stderr
-
-
-def test_debug_after_two_dashes_is_an_argument(cli: Any) -> None:
-    """An argument after `--` is not an option of cloudtrain."""
     assert "--debug" in cli("explain", "--", "--debug").stderr
 
 
@@ -283,12 +266,19 @@ def test_internal_fault_is_a_line_with_a_hint(cli: Any, tmp_path: Path) -> None:
 # -- streams ---
 
 
+def in_bash(cli: Any, line: str, cwd: Path | None = None) -> Any:
+    """Run a line of bash, in which `cloudtrain` is the installed command."""
+    line = line.replace("cloudtrain", f"'{COMMAND}'")
+    return subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=cli.environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 @pytest.mark.parametrize("line", ["explain", "schema", "--help", "logs long"])
 def test_closed_pipe_is_no_error(cli: Any, seed: Callable[..., Job], line: str) -> None:
     """`cloudtrain ... | head -1` prints no traceback and no message, and the exit code is no job's code."""
     seed("long", State("succeeded"), {"0": "x\n" * 100_000, "1": ""})
-    command = f"'{Path(sys.executable).with_name('cloudtrain')}' {line} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, check=False)
+    done = in_bash(cli, f"cloudtrain {line} | head -1; exit ${{PIPESTATUS[0]}}")
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
     assert done.returncode in (0, 141)
 
@@ -308,29 +298,13 @@ def test_piped_output_has_no_colour(
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_terminal_gets_colour_unless_no_color_is_set(
-    cli: Any, seed: Callable[..., Job], env: dict[str, str], coloured: bool
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], env: dict[str, str], coloured: bool
 ) -> None:
     """The ranks' prefixes are coloured on a terminal, except with NO_COLOR."""
     seed("ended", State("succeeded"))
-    assert (ESCAPE in on_terminal(cli, ["logs", "ended"], env)) == coloured
-
-
-def on_terminal(cli: Any, args: list[str], env: dict[str, str]) -> str:
-    """Return the output of the command with a terminal as its streams."""
-    ours, theirs = pty.openpty()
-    plain = {key: value for key, value in cli.environment(env).items() if key != "NO_COLOR" or key in env}
-    command = [Path(sys.executable).with_name("cloudtrain"), *args]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=plain)
-    os.close(theirs)
-    said = b""
-    try:
-        while piece := os.read(ours, 4096):
-            said += piece
-    except OSError:  # EIO: the far end is closed
-        pass
-    os.close(ours)
-    assert process.wait(30) == 0
-    return said.decode()
+    shown = terminal(argv=[str(COMMAND), "logs", "ended"], **env)
+    assert shown.end() == 0
+    assert (ESCAPE.encode() in shown.output) == coloured
 
 
 @pytest.mark.parametrize("line", ["list", "status ended", "wait ended", "validate", "plan", "backends", "doctor"])
@@ -354,21 +328,12 @@ def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Jo
 
 
 def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, project: Callable[..., Path]) -> None:
-    """stdout can be redirected to a file, and the state folder is unchanged."""
-    result = cli("submit", "--dry-run", "--instances", "2", cwd=project())
+    """stdout can be redirected to a file, a second run gives the same bytes, and the state folder is unchanged."""
+    result, again = (cli("submit", "--dry-run", "--instances", "2", cwd=project()) for _ in range(2))
+    assert result.stdout == again.stdout
     assert [node["node"] for node in result.json["nodes"]] == [0, 1]
     assert ("2 instances x 1 = 2 ranks" in result.stderr, "nothing was sent" in result.stderr) == (True, True)
     assert not cli.home.exists()
-
-
-def test_dry_run_gives_the_same_bytes_twice(cli: Any, project: Callable[..., Path]) -> None:
-    """A request depends only on config and code."""
-    folder = project()
-    assert cli("submit", "--dry-run", cwd=folder).stdout == cli("submit", "--dry-run", cwd=folder).stdout
-
-
-def test_dry_run_as_json_has_the_published_names(cli: Any, project: Callable[..., Path]) -> None:
-    """The output is an object; `--backend all` gives an object for each backend."""
     shown = cli("submit", "--dry-run", "--json", cwd=project()).json
     assert set(shown) >= {"job", "backend", "request", "plan"}
 
@@ -395,38 +360,34 @@ def test_unwritable_registry_is_exit_code_3(
     assert (result.code, "registry" in result.stderr) == (3, True), result.stderr
 
 
-def test_archive_on_a_full_disk_is_exit_code_3(cli: Any, project: Callable[..., Path]) -> None:
-    """A full disk (simulated by a file size limit) is reported with the file's name, and leaves no partial archive."""
+def test_limits_of_the_machine_are_told(cli: Any, project: Callable[..., Path], seed: Callable[..., Job]) -> None:
+    """A full disk is named with the file, without a partial archive; a slip in a range makes no list in memory."""
     folder = project()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
-    command = f"ulimit -f 1000; exec '{Path(sys.executable).with_name('cloudtrain')}' submit -d"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False
-    )
+    done = in_bash(cli, "ulimit -f 1000; exec cloudtrain submit -d", folder)
     assert (done.returncode, "could not be packed" in done.stderr) == (3, True), done.stderr
     assert list((cli.home / "bundles").iterdir()) == []
-
-
-def test_huge_rank_range_is_a_usage_error(cli: Any, seed: Callable[..., Job]) -> None:
-    """A slip such as `0-99999999999` is refused at once, without a list in memory."""
     seed("ended", State("succeeded"))
-    command = (
-        f"ulimit -v 2000000; exec '{Path(sys.executable).with_name('cloudtrain')}' logs ended --rank 0-99999999999"
-    )
-    done = subprocess.run(
-        ["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = in_bash(cli, "ulimit -v 2000000; exec cloudtrain logs ended --rank 0-99999999999")
     assert (done.returncode, "rank" in done.stderr) == (2, True), done.stderr[-300:]
 
 
-# A module for Python's start: the process gets SIGINT when the import of a given module begins.
+# A module for Python's start: the process gets SIGINT when the import of a given module begins; with INSIDE, inside a
+# weak reference's callback, as an import makes many.
 INTERRUPTING = """\
-import os, signal, sys
+import os, signal, sys, weakref
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == os.environ["INTERRUPT_AT"]:
-            os.kill(os.getpid(), signal.SIGINT)
+        if name == os.environ["INTERRUPT_AT"] and "INSIDE" in os.environ:
+            thing = type("Thing", (), {})()
+            kept = weakref.ref(thing, interrupt)
+            del thing
+        elif name == os.environ["INTERRUPT_AT"]:
+            interrupt()
 
 sys.meta_path.insert(0, Finder())
 """
@@ -444,42 +405,19 @@ sys.meta_path.insert(0, Finder())
         ("cloudtrain.launcher.config.schema", "submit --dry-run", "interrupted: nothing was sent"),
         ("cloudtrain.launcher.config.schema", "plan", "interrupted"),
         ("cloudtrain.launcher.store.registry", "list", "interrupted"),
+        ("INSIDE cloudtrain.launcher.config.schema", "submit -d", "interrupted: nothing was sent"),
     ],
 )
 def test_interrupt_during_the_imports_is_a_single_line(
     cli: Any, project: Callable[..., Path], tmp_path: Path, at: str, line: str, said: str
 ) -> None:
-    """Ctrl-C at any import of cloudtrain exits with 130 and a line; a submit reports that no job was sent."""
-    folder = tmp_path / "hook"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(INTERRUPTING)
-    process = cli.start(*line.split(), cwd=project(), env={"PYTHONPATH": str(folder), "INTERRUPT_AT": at})
+    """Ctrl-C at any import exits with 130 and a line; Python alone would ignore an interrupt in a callback."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    *inside, name = at.split()
+    env = {"PYTHONPATH": str(tmp_path), "INTERRUPT_AT": name, **dict.fromkeys(inside, "1")}
+    process = cli.start(*line.split(), cwd=project(), env=env)
     shown = process.communicate()[1].strip()
     assert (process.returncode, shown.startswith(said), len(shown.splitlines())) == (130, True, 1), shown
-
-
-# A module for Python's start: the process gets SIGINT inside a weak reference's callback, as an import makes many.
-INTERRUPTING_A_CALLBACK = """\
-import os, signal, sys, weakref
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == os.environ["INTERRUPT_AT"]:
-            thing = type("Thing", (), {})()
-            kept = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
-            del thing
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
-def test_interrupt_inside_a_callback_is_not_lost(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
-    """Python ignores an interrupt in a weak reference's callback; the command delivers the interrupt again."""
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING_A_CALLBACK)
-    at = "cloudtrain.launcher.config.schema"
-    process = cli.start("submit", "-d", cwd=project(), env={"PYTHONPATH": str(tmp_path), "INTERRUPT_AT": at})
-    shown = process.communicate()[1].strip()
-    assert (process.returncode, shown.startswith("interrupted: nothing was sent")) == (130, True), shown
 
 
 @pytest.mark.parametrize(

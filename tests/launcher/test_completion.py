@@ -1,16 +1,9 @@
 """Shell completion: asked like the shell function asks, and typed into real bash, zsh and fish."""
 
-import fcntl
 import os
-import pty
-import select
 import shutil
 import sqlite3
-import subprocess
-import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +13,7 @@ import pytest
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.store.registry import Registry
+from doubles.terminals import COMMAND, Terminal
 
 SHELLS = ("bash", "zsh", "fish")
 Ask = Callable[..., list[str]]
@@ -46,14 +40,10 @@ def told(cli: Any, *words: str) -> dict[str, str]:
     return {word: help_ for _, word, help_ in rows}
 
 
-def test_commands_and_aliases_are_offered(ask: Ask) -> None:
-    """The words are every name in the table of commands, and every alias."""
+def test_commands_and_jobs_are_offered_newest_first(ask: Ask, seed: Callable[..., Job]) -> None:
+    """The words are every command and alias; ids come newest first, then the config's name and `last`."""
     assert set(ask("")) == {*command_line.COMMANDS, *command_line.ALIASES}
     assert ask("can") == ["cancel"]
-
-
-def test_jobs_are_offered_newest_first(ask: Ask, seed: Callable[..., Job]) -> None:
-    """Ids come in the order of creation, newest first, then the config's name and `last`."""
     for name in ("aa-2", "aa-9", "aa-1"):
         seed(name, State("succeeded"))
     assert ask("logs ") == ["aa-1", "aa-9", "aa-2", "aa", "last"]
@@ -61,26 +51,18 @@ def test_jobs_are_offered_newest_first(ask: Ask, seed: Callable[..., Job]) -> No
     assert ask("wait aa-9 aa-") == ["aa-1", "aa-2"]
 
 
-def test_description_of_a_job_is_its_state(cli: Any, seed: Callable[..., Job]) -> None:
-    """zsh and fish show the state with the backend and the age."""
-    seed("aa-1", State("failed", reason="error"))
-    assert told(cli, "status", "aa-")["aa-1"].startswith("failed on local, sent ")
-
-
-def test_stop_offers_active_jobs_and_resume_offers_ended_jobs(ask: Ask, seed: Callable[..., Job]) -> None:
-    """Jobs in the wrong state are not offered."""
+def test_jobs_are_offered_by_their_state(ask: Ask, seed: Callable[..., Job], registry: Registry, cli: Any) -> None:
+    """`stop` offers active jobs, `resume` ended jobs, `--attempt` the attempts; zsh and fish show state and age."""
     seed("ended-1", State("stopped", resumable=True))
     seed("going-1", State("running"))
     assert (ask("stop ")[0], ask("resume ")[0]) == ("going-1", "ended-1")
     assert ("ended-1" in ask("stop "), "going-1" in ask("resume ")) == (False, False)
-
-
-def test_attempts_of_the_named_job_are_offered(registry: Registry, ask: Ask, seed: Callable[..., Job]) -> None:
-    """The numbers of the job's attempts come newest first, for any position of the option."""
     job = seed("aa-1", State("stopped", resumable=True))
     registry.add_attempt(job.attempt.__class__(**{**vars(job.attempt), "number": 2}), {}, {})
     assert ask("logs aa-1 --attempt ") == ["2", "1", "all"]
     assert ask("logs last --attempt=") == ["--attempt=2", "--attempt=1", "--attempt=all"]
+    seed("bb-1", State("failed", reason="error"))
+    assert told(cli, "status", "bb-")["bb-1"].startswith("failed on local, sent ")
 
 
 @pytest.mark.parametrize(
@@ -111,14 +93,10 @@ def test_arguments_and_options_are_completed(ask: Ask, line: str, words: list[st
     assert ask(line) == words
 
 
-def test_word_is_split_as_bash_splits_words(ask: Ask) -> None:
-    """Bash replaces only the part after `=`, unless the user has changed COMP_WORDBREAKS."""
+def test_word_is_split_as_bash_splits_words(ask: Ask, cli: Any) -> None:
+    """Bash replaces only the part after `=`, unless the user has changed COMP_WORDBREAKS; no file is changed."""
     assert ask("submit --set resources.spot=t", COMP_WORDBREAKS=" =:") == ["true"]
     assert ask("submit --backend=loc", COMP_WORDBREAKS=" =:") == ["local"]
-
-
-def test_completion_does_not_create_a_registry(ask: Ask, cli: Any) -> None:
-    """Completion changes no file."""
     assert ask("logs ") == []
     assert not cli.home.exists()
 
@@ -142,16 +120,11 @@ def test_completion_ignores_an_unreadable_registry(ask: Ask, cli: Any, seed: Cal
         holder.close()
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_script_is_printed_for_each_shell(cli: Any, shell: str) -> None:
-    """The tests below use the same script."""
-    done = cli("completion", shell)
-    assert (done.code, "_CLOUDTRAIN_COMPLETE=" + shell in done.stdout) == (0, True)
-
-
-def test_default_shell_is_the_shell_of_the_user(cli: Any) -> None:
-    """$SHELL decides; an unknown shell is an error that lists the three shells."""
-    assert "#compdef" in cli("completion", env={"SHELL": "/bin/zsh"}).stdout
+def test_completion_script_is_printed_for_each_shell(cli: Any) -> None:
+    """$SHELL decides without a name; an unknown shell is an error that lists the three shells."""
+    for shell in SHELLS:
+        for done in (cli("completion", shell), cli("completion", env={"SHELL": f"/bin/{shell}"})):
+            assert (done.code, "_CLOUDTRAIN_COMPLETE=" + shell in done.stdout) == (0, True)
     refused = cli("completion", env={"SHELL": "/bin/tcsh"})
     assert (refused.code, "bash | zsh | fish" in refused.stderr) == (2, True)
 
@@ -195,84 +168,42 @@ SETUP = {
 }
 
 
-class Typing:
-    """A shell on its own terminal, with simulated typing."""
-
-    def __init__(self, shell: str, environment: dict[str, str], cwd: Path) -> None:
-        self.master, slave = pty.openpty()
-        size = {"LINES": "40", "COLUMNS": "150", "TERM": "xterm", "PS1": "", "fish_greeting": ""}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.process = subprocess.Popen(
-            START[shell],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=cwd,
-            env={**environment, **size, "PATH": path},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # fish requires a controlling terminal
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def type(self, keys: str) -> None:
-        """Type at the speed of a machine."""
-        os.write(self.master, keys.encode())
-
-    def until(self, text: str, timeout_s: float = 60.0) -> str:
-        """Return the new output up to the text. Raises AssertionError after the time."""
-        end = time.monotonic() + timeout_s
-        while text not in self.seen:
-            left_s = end - time.monotonic()
-            assert left_s > 0, f"{text!r} was not shown: {self.seen!r}"
-            if select.select([self.master], [], [], left_s)[0]:
-                self.seen += os.read(self.master, 65536).decode(errors="replace")
-        shown, _, self.seen = self.seen.partition(text)
-        return shown
-
-    def close(self) -> None:
-        """End the shell."""
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-
-
 @pytest.fixture
-def typing(cli: Any, tmp_path: Path) -> Iterator[Callable[[str], Typing]]:
+def typing(terminal: Callable[..., Terminal], cli: Any, tmp_path: Path) -> Callable[[str], Terminal]:
     """Return a function that starts a shell with the completion loaded."""
-    started: list[Typing] = []
 
-    def start(shell: str) -> Typing:
+    def start(shell: str) -> Terminal:
         if shutil.which(shell) is None:
             pytest.skip(f"{shell} is not installed; .ci/run installs it")
-        started.append(Typing(shell, cli.environment(own_folders(tmp_path)), tmp_path))
-        started[-1].type(f"{SETUP[shell]}; echo rea''dy\n")
-        started[-1].until("ready\r\n")
-        return started[-1]
+        path = f"{COMMAND.parent}:{os.environ['PATH']}"
+        begun = terminal(argv=START[shell], **own_folders(tmp_path), PATH=path, PS1="", fish_greeting="")
+        begun.resize(150, 40)
+        begun.press(f"cd {tmp_path}; {SETUP[shell]}; echo rea''dy\n")
+        begun.see("ready\r\n")
+        return begun
 
-    yield start
-    for one in started:
-        one.close()
+    return start
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_tab_completes_in_a_real_shell(
-    typing: Callable[[str], Typing], seed: Callable[..., Job], tmp_path: Path, shell: str
+    typing: Callable[[str], Terminal], seed: Callable[..., Job], tmp_path: Path, shell: str
 ) -> None:
     """TAB completes a command, a job, a setting and a file; `echo` shows the resulting line."""
     seed("spirals-x7k2m", State("succeeded"))
     (tmp_path / "other.yaml").write_text("")
     terminal = typing(shell)
+    at = terminal.see("ready\r\n")
     for typed, line in {
         "cloudtrain statu\tspir\t": "status spirals-x7k2m",
         "cloudtrain submit --backend az\t": "submit --backend azureml",
         "cloudtrain submit --set resources.sp\ttr\t": "submit --set resources.spot=true",
         "cloudtrain submit -f oth\t": "submit -f other.yaml",
     }.items():
-        terminal.type(typed)
-        terminal.type("\x01echo '<'\x05 '>'\n")  # to the beginning and to the end of the line
-        shown = terminal.until(" >\r\n") if shell == "bash" else terminal.until(" >")
-        assert line in " ".join(shown.split()), shown
+        terminal.press(typed)
+        terminal.press("\x01echo '<'\x05 '>'\n")  # to the beginning and to the end of the line
+        begin, at = at, terminal.see(" >\r\n" if shell == "bash" else " >", since=at)
+        assert line in " ".join(terminal.output[begin:at].decode().split()), terminal.output
 
 
 def test_every_parameter_is_completed_or_free_text() -> None:

@@ -49,14 +49,6 @@ def feed() -> Iterator[Callable[..., JobFeed]]:
         each.watcher.close(3.0)
 
 
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]], None]:
-    """Return a function that sets the local backend's state; the log has no lines."""
-    local = backends.load("local")
-    monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
-    return lambda answer: monkeypatch.setattr(local, "state", answer)
-
-
 def watched_job(feed: JobFeed, job_id: str) -> WatchedJob:
     """Return the present model of a job."""
     found = feed.scene(time.time()).of(job_id)
@@ -87,10 +79,10 @@ def test_scene_is_available_before_any_backend_answers(
     assert watched_job(watched, "slow").asks_since_s is None
 
 
-def test_silent_backend_is_shown_and_polled_again(
+def test_backends_of_the_jobs_do_not_affect_each_other(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
-    """The job keeps its state."""
+    """Each job is polled separately: a silent backend's job keeps its state, and a broken one shows its fault."""
 
     def silent(ref: Any) -> State:
         raise UnreachableError("no route to host")
@@ -100,12 +92,6 @@ def test_silent_backend_is_shown_and_polled_again(
     watched = feed("far")
     wait_until(lambda: watched_job(watched, "far").job.attempt.unreachable_since_s)
     assert watched_job(watched, "far").job.attempt.state.state == "running"
-
-
-def test_end_of_a_job_is_seen_despite_the_fault_of_a_second_job(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
-) -> None:
-    """Each job is polled separately."""
     answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ended(), ended_s=time.time()))
     for name in ("broken", "ends"):
         seed(name, runs())

@@ -4,12 +4,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
@@ -72,20 +70,17 @@ def test_messages_of_a_lane_go_where_the_messages_of_the_caller_go(lanes: Callab
 
 
 def test_wait_reports_an_end_while_a_second_backend_hangs(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
 ) -> None:
     """A slow backend delays only its own jobs."""
     hangs, ended = threading.Event(), queue.SimpleQueue[Job]()
-    local, ssh = backends.load("local"), backends.load("ssh")
 
     def far(ref: Any) -> State:
         assert hangs.wait(60)
         return State("succeeded", ended_s=time.time())
 
-    for backend, state in ((local, lambda ref: State("succeeded", ended_s=time.time())), (ssh, far)):
-        monkeypatch.setattr(backend, "state", state)
-        monkeypatch.setattr(backend, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
-        monkeypatch.setattr(backend, "pace", lambda ref: backends.Pace())
+    answers(lambda ref: State("succeeded", ended_s=time.time()))
+    answers(far, "ssh")
     jobs = [seed(name, State("running", started_s=time.time() - 60)) for name in ("far", "near")]
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
 
@@ -98,15 +93,14 @@ def test_wait_reports_an_end_while_a_second_backend_hangs(
 
 
 def test_wait_ends_with_a_fault_that_is_no_outage(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
 ) -> None:
     """Only an unreachable backend is waited for."""
 
     def refused(ref: Any) -> State:
         raise CredentialError("the token has expired")
 
-    monkeypatch.setattr(backends.load("local"), "state", refused)
-    job, registry = seed("job", State("running", started_s=time.time() - 60)), Registry(home)
+    answers(refused)
+    job = seed("job", State("running", started_s=time.time() - 60))
     with pytest.raises(CredentialError, match="the token has expired"):
         follow.wait(registry, [job], None, lambda job: None)
-    registry.close()

@@ -12,38 +12,6 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 
-# `cloudtrain ARGS`, killed at a step: the process dies before or after the call of `MODULE:NAME`. `handed over` dies
-# when the starter has its orders and has not answered.
-DRIVER = """\
-import importlib, os, signal, subprocess, sys
-
-def die(): os.kill(os.getpid(), signal.SIGKILL)
-
-def wrap(target, when):
-    module, _, path = target.partition(":")
-    *above, name = path.split(".")
-    owner = importlib.import_module(module)
-    for part in above: owner = getattr(owner, part)
-    real = getattr(owner, name)
-    def wrapped(*args, **kwargs):
-        if when == "before": die()
-        answer = real(*args, **kwargs)
-        die()
-    setattr(owner, name, wrapped)
-
-def hand_over():
-    real = subprocess.Popen.communicate
-    def communicate(self, input=None, timeout=None):
-        if input is None: return real(self, input, timeout)
-        self.stdin.write(input); self.stdin.close(); die()
-    subprocess.Popen.communicate = communicate
-
-target, when, *sys.argv[1:] = sys.argv[1:]
-hand_over() if when == "handed over" else wrap(target, when)
-from cloudtrain.launcher.cli import main
-main()
-"""
-
 LOCAL = "cloudtrain.backends.local.backend"
 NOTHING, NEVER_SENT, RUNS, EITHER = "nothing", "never sent", "runs", "either"
 STEPS = {
@@ -62,22 +30,20 @@ STEPS = {
 }
 
 
-def submit_and_die(cli: Any, folder: Path, target: str, when: str, *more: str) -> None:
-    """Submit, and kill the process at the step."""
-    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "--instances", "2", *more]
-    done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
-    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any], step: str
+    cli: Any,
+    project: Callable[..., Path],
+    idle_python: Path,
+    killed_submit: Callable[..., None],
+    wait_until: Callable[..., Any],
+    step: str,
 ) -> None:
     """The result is no job, a running job that can be stopped, or a job in the state never sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     target, when, expected = STEPS[step]
-    submit_and_die(cli, folder, target, when)
+    killed_submit(folder, target, when, "--instances", "2")
     jobs = cli("list", "--json").json["jobs"]
     assert len(jobs) == (expected != NOTHING)
     state = jobs[0]["state"] if jobs else None
@@ -96,11 +62,11 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
 def test_submit_works_after_a_killed_submit(
-    cli: Any, project: Callable[..., Path], idle_python: Path, step: str
+    cli: Any, project: Callable[..., Path], idle_python: Path, killed_submit: Callable[..., None], step: str
 ) -> None:
     """The next submit is a new job, and the rest of the killed submit is settled."""
     folder = project(f"local: {{python: {idle_python}}}\n")
-    submit_and_die(cli, folder, *STEPS[step][:2])
+    killed_submit(folder, *STEPS[step][:2], "--instances", "2")
     submitted = cli.ok("submit", "-d", "--json", cwd=folder)
     jobs = cli("list", "--json").json["jobs"]
     assert jobs[0]["job"] == submitted.json["job"]
@@ -112,11 +78,16 @@ def test_submit_works_after_a_killed_submit(
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "is_new"), [("after the send", False), ("before the starter", True)])
 def test_key_of_a_killed_submit_gives_one_job(
-    cli: Any, project: Callable[..., Path], idle_python: Path, step: str, is_new: bool
+    cli: Any,
+    project: Callable[..., Path],
+    idle_python: Path,
+    killed_submit: Callable[..., None],
+    step: str,
+    is_new: bool,
 ) -> None:
     """A repeated submit with the key gets the running job, or a new job if nothing was sent, without a `list`."""
     folder = project(f"local: {{python: {idle_python}}}\n")
-    submit_and_die(cli, folder, *STEPS[step][:2], "--idempotency-key", "k")
+    killed_submit(folder, *STEPS[step][:2], "--idempotency-key", "k", "--instances", "2")
     again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
     assert (again.code, again.json["new"]) == (0, is_new)
     assert [job["job"] for job in cli("list", "--json", "--active").json["jobs"]] == [again.json["job"]]

@@ -6,19 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs import overview, retry
+from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
-from cloudtrain.launcher.ui.site import Pool
+from cloudtrain.launcher.ui.site import Pages, Pool, assets
 
 RUNS = State("running", started_s=time.time() - 60)
 
@@ -39,22 +41,16 @@ def watcher(home: Path) -> Iterator[Callable[..., Watcher]]:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]], None]:
-    """Return a function that replaces the local backend's `state`."""
-
-    def install(answer: Callable[[Any], State]) -> None:
-        local = backends.load("local")
-        monkeypatch.setattr(local, "state", answer)
-        monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
-
-    return install
+def open_feeds(home: Path) -> Iterator[feeds.Feeds]:
+    """Return the feeds of the page, which end with the test."""
+    found = feeds.Feeds(lambda: None, home)
+    yield found
+    found.close()
 
 
 def state_of(home: Path, name: str) -> str:
     """Return a job's state as the registry has it."""
-    registry = Registry(home)
-    found = registry.find(name).attempt
-    registry.close()
+    found = Registry(home).find(name).attempt
     return "unreachable" if found.unreachable_since_s else found.state.state
 
 
@@ -94,27 +90,23 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
     home: Path,
+    registry: Registry,
     seed: Callable[..., Job],
     watcher: Callable[..., Watcher],
     answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
     """The remaining backends are polled, and the list is served."""
     hangs = threading.Event()
     answers(lambda ref: State("succeeded", ended_s=time.time()))
-    ssh = backends.load("ssh")
-    monkeypatch.setattr(ssh, "state", lambda ref: hangs.wait(20) and RUNS)
-    monkeypatch.setattr(ssh, "pace", lambda ref: backends.Pace())
+    answers(lambda ref: hangs.wait(20) and RUNS, "ssh")
     seed("far", RUNS)
-    registry = Registry(home)
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
     seed("near", RUNS)
     watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
     assert [job["state"] for job in pages.listed(registry, pages.JobListQuery())["jobs"]] == ["succeeded", "running"]
     hangs.set()
-    registry.close()
 
 
 def test_unreachable_backend_is_polled_seldom(
@@ -142,28 +134,24 @@ def test_unreachable_backend_is_polled_seldom(
 
 
 def test_pages_share_a_feed_and_each_gets_every_line_once(
-    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any]
+    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any]
 ) -> None:
     """Each page asks for the lines after the last number that the page has."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
-    found = feeds.Feeds(lambda: None, home)
     wanted = feeds.LogQuery("job", 1, ranks=frozenset({0}))
-    one, two = found.enter(wanted), found.enter(wanted)
+    one, two = open_feeds.enter(wanted), open_feeds.enter(wanted)
     assert one is two
     wait_until(lambda: one.is_over)
     assert [line[3] for line in one.since(0)[0]] == ["a", "b", "c"]
     assert [line[3] for line in one.since(2)[0]] == ["c"]
     assert one.since(3) == ([], 3)
     assert one.since(99) == ([], 3)
-    found.close()
 
 
 def test_feed_continues_after_an_expired_login(
-    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed reports the fault while the fault lasts; then all lines arrive."""
-    from cloudtrain.launcher.logs.stream import LogStream
-
     expired, read = threading.Event(), LogStream.tail
     expired.set()
 
@@ -175,62 +163,47 @@ def test_feed_continues_after_an_expired_login(
     monkeypatch.setattr(LogStream, "tail", tail)
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.02)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
-    found = feeds.Feeds(lambda: None, home)
-    feed = found.enter(feeds.LogQuery("job", 1))
+    feed = open_feeds.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.trouble)
     assert feed.trouble.endswith("the job is unaffected: the login has expired (log in)")
     assert not feed.is_ready
     expired.clear()
     wait_until(lambda: feed.is_over)
     assert (feed.trouble, [line[3] for line in feed.since(0)[0]]) == ("", ["a", "b"])
-    found.close()
-
-
-def test_failed_feed_is_replaced(
-    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next page gets a new feed without the old fault."""
-    monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
-    seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
-    found = feeds.Feeds(lambda: None, home)
-    first = found.enter(feeds.LogQuery("job", 1))
-    wait_until(lambda: first.is_closed)
-    assert "ZeroDivisionError" in first.trouble
-    assert found.enter(feeds.LogQuery("job", 1)) is not first
-    found.close()
 
 
 def test_feed_keeps_only_the_last_lines(
-    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The feed is bounded in lines and in characters; the line numbers continue."""
+    """The feed is bounded in lines and characters, and the numbers continue; a failed feed is replaced by a new one."""
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
-    found = feeds.Feeds(lambda: None, home)
-    feed = found.enter(feeds.LogQuery("job", 1))
+    feed = open_feeds.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.is_over)
     lines, last = feed.since(0)
     assert (len(lines), last) == (4, 9)
-    found.close()
+    monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
+    seed("other", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
+    first = open_feeds.enter(feeds.LogQuery("other", 1))
+    wait_until(lambda: first.is_closed)
+    assert "ZeroDivisionError" in first.trouble
+    assert open_feeds.enter(feeds.LogQuery("other", 1)) is not first
 
 
-def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callable[..., Job]) -> None:
+def test_feeds_are_bounded_and_an_idle_feed_makes_room(open_feeds: feeds.Feeds, seed: Callable[..., Job]) -> None:
     """Above the limit of open feeds a new filter is refused."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
-    found = feeds.Feeds(lambda: None, home)
-    made = [found.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
+    made = [open_feeds.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
     with pytest.raises(CapacityError, match="open already"):
-        found.enter(feeds.LogQuery("job", 1))
-    found.leave(made[0])
-    assert found.enter(feeds.LogQuery("job", 1)) is not made[0]
+        open_feeds.enter(feeds.LogQuery("job", 1))
+    open_feeds.leave(made[0])
+    assert open_feeds.enter(feeds.LogQuery("job", 1)) is not made[0]
     with pytest.raises(UsageError, match="not a valid regular expression"):
-        found.enter(feeds.LogQuery("job", 1, grep="("))
-    found.close()
+        open_feeds.enter(feeds.LogQuery("job", 1, grep="("))
 
 
-def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
+def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: Callable[..., Job]) -> None:
     """Filters combine, and the pages follow in order."""
-    registry = Registry()
     for number in range(pages.PAGE + 10):
         tags = {"team": "vision" if number % 2 else "speech", "run": str(number)}
         change = {"config": {"tags": tags}, "backend": "ssh" if number % 5 == 0 else "local"}
@@ -250,7 +223,6 @@ def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: C
     assert ids(text="%") == ids(tag="team=%") == ids(state="failed") == []
     assert len(ids(state="active")) == pages.PAGE
     assert pages.choices(registry)["tags"][:2] == ["team=speech", "team=vision"]
-    registry.close()
 
 
 @pytest.mark.parametrize("query", [{"page": "-1"}, {"page": "x"}, {"page": "9" * 30}, {"state": "'; DROP TABLE jobs"}])
@@ -259,11 +231,10 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[..., Job]) -> None:
+def test_spend_covers_twelve_months_in_valid_groups(registry: Registry, seed: Callable[..., Job]) -> None:
     """The current month is last; an unknown month becomes the current month."""
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
-    registry = Registry(home)
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
     found = pages.spend_values(registry.database, "1999-01", "nonsense")
     assert len(found["months"]) == 12
@@ -271,7 +242,6 @@ def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[.
     assert found["month"] == list(found["months"])[-1]
     assert found["by"] == "backend"
     assert sum(each.spent_micro for each in found["months"].values()) == pytest.approx(4e6)
-    registry.close()
 
 
 def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
@@ -285,13 +255,10 @@ def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
 
 
 def test_resume_that_differs_from_the_offer_is_refused(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
-    from types import SimpleNamespace
-
     seed("job", State("failed", "error", ended_s=time.time()))
-    registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
     monkeypatch.setattr(pages, "_prepared", lambda *args: prepared)
     with pytest.raises(UsageError, match="was already resumed"):
@@ -301,20 +268,14 @@ def test_resume_that_differs_from_the_offer_is_refused(
     prepared.plan.worst_case_micro = None
     with pytest.raises(UsageError, match="more than was shown"):
         pages.resume(registry, "job", attempt=2, worst_micro=3_000_000)
-    registry.close()
 
 
 @pytest.mark.parametrize(("is_resumable", "words"), [(True, "saved, step not reported"), (False, "no checkpoint yet")])
 def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
-    home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
+    registry: Registry, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
-    from cloudtrain.launcher.jobs import overview
-    from cloudtrain.launcher.jobs.view import read_view
-    from cloudtrain.launcher.ui.site import Pages, assets
-
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
-    registry = Registry(home)
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(read_view(registry, job)))
@@ -323,4 +284,3 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
     facts = pages.job_parts(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
     assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
-    registry.close()

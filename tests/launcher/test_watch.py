@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import retry, watch_service
@@ -49,26 +48,6 @@ def look(home: Path) -> Callable[[Job], Seen]:
     return seen
 
 
-def states(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Any], State]) -> None:
-    """Make the local backend give the answer as the job's state."""
-    local = backends.load("local")
-    monkeypatch.setattr(local, "state", answer)
-    monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
-
-
-def test_active_and_recently_ended_jobs_are_watched(registry: Registry, seed: Callable[..., Job]) -> None:
-    """A recent end that no command saw is reported; an old end is not."""
-    now_s = time.time()
-    for name, state in {
-        "runs": runs(),
-        "ended": State("failed", "error", ended_s=now_s - 60),
-        "old": State("failed", "error", ended_s=now_s - 90_000),
-    }.items():
-        seed(name, state)
-    assert {job.id for job in watching.chosen(registry, (), now_s)} == {"runs", "ended"}
-    assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]
-
-
 def test_only_a_single_watcher_acts_on_a_job(
     seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
@@ -94,7 +73,12 @@ def test_only_a_single_watcher_acts_on_a_job(
 
 @pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
 def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, is_seen: bool
+    seed: Callable[..., Job],
+    look: Callable[..., Any],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    is_seen: bool,
 ) -> None:
     """ENOLCK means a file system without locks; EINVAL means a kernel with process locks only, which then serve."""
 
@@ -102,14 +86,14 @@ def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
         raise OSError(number, os.strerror(number))
 
     job = seed("held", runs())
-    states(monkeypatch, lambda ref: runs())
+    answers(lambda ref: runs())
     monkeypatch.setattr(fcntl, "fcntl", refused)
     fault = look(job).fault
     assert fault is None if is_seen else os.strerror(number) in str(fault)
 
 
 def test_threads_of_a_watcher_exclude_each_other_per_job(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], look: Callable[..., Any], answers: Callable[..., None]
 ) -> None:
     """A process lock would not separate threads, and would end with the first poll that ends."""
     looked, goes_on = threading.Event(), threading.Event()
@@ -119,7 +103,7 @@ def test_threads_of_a_watcher_exclude_each_other_per_job(
         goes_on.wait(30)
         return runs()
 
-    states(monkeypatch, lambda ref: slow(ref) if "slow" in ref["folder"] else runs())
+    answers(lambda ref: slow(ref) if "slow" in ref["folder"] else runs())
     job, other = seed("slow", runs()), seed("other", runs())
 
     def watch() -> None:
@@ -142,11 +126,19 @@ def test_threads_of_a_watcher_exclude_each_other_per_job(
 def test_watch_stores_the_log_of_an_ended_job(
     registry: Registry, cli: Callable[..., Any], seed: Callable[..., Job]
 ) -> None:
-    """Any watcher that sees the end stores the log, because the machine may soon be gone."""
+    """Any watcher that sees an end stores the log; a recent end is reported, an old end is not."""
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
     place = cache.place(registry.database, "ended", 1)
     assert place.is_complete
+    now_s = time.time()
+    for name, state in {
+        "runs": runs(),
+        "old": State("failed", "error", ended_s=now_s - 90_000),
+    }.items():
+        seed(name, state)
+    assert {job.id for job in watching.chosen(registry, (), now_s)} == {"runs", "ended"}
+    assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]
 
 
 def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,26 +166,20 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
     assert done == ["a", "b"]
 
 
-def test_unreachable_backend_does_not_change_the_job(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_faults_stay_with_their_job(
+    seed: Callable[..., Job], look: Callable[..., Any], answers: Callable[..., None]
 ) -> None:
-    """The job keeps its state, and the line names the silent backend."""
+    """A silent backend leaves the state and is named in the line; an internal error stays with its job."""
 
     def silent(ref: Any) -> State:
         raise UnreachableError("no route to host")
 
-    states(monkeypatch, silent)
+    answers(silent)
     seen = look(seed("far", runs()))
     assert (seen.fault, seen.job.attempt.state.state) == (None, "running")
     assert "local does not answer" in as_line(seen.view)
-
-
-def test_fault_of_a_job_does_not_affect_a_second_job(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An internal error of cloudtrain also stays with its job."""
     broken, fine = seed("broken", runs()), seed("fine", runs())
-    states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else runs())
+    answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else runs())
     assert str(look(broken).fault) == "cloudtrain itself failed: KeyError: 'no such'"
     assert look(fine).fault is None
 
@@ -223,19 +209,15 @@ def test_retry_that_was_sent_is_the_attempt_seen(
 
 
 def test_watch_once_prints_a_line_per_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
-    """The output is a line for people and an object for scripts."""
+    """The output is a line for people and an object for scripts; a named job exits with the code of its end."""
     seed("ended", State("failed", "error", ended_s=time.time()))
     done = cli("watch", "--once", "ended")
     assert (done.code, "ended  failed (error)" in done.stdout) == (0, True), done.stderr
     told = json.loads(cli("watch", "--once", "--json", "ended").stdout)
     assert (told["job"], told["state"], told["alerts"]) == ("ended", "failed", [])
     assert cli("watch", "--once").stdout == ""  # a job that ended earlier is polled without a line
-
-
-def test_watch_of_a_named_job_exits_with_its_code(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
-    """The exit code is the code of the job's end."""
-    seed("ended", State("stopped", "user", ended_s=time.time()))
-    assert cli("watch", "ended").code == 9
+    seed("stopped", State("stopped", "user", ended_s=time.time()))
+    assert cli("watch", "stopped").code == 9
 
 
 @pytest.mark.parametrize(
@@ -280,8 +262,15 @@ def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.Mon
     assert watch_service.uninstall() is None
 
 
-def test_cron_line_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cron reads an unescaped % as a line end."""
+def test_install_without_systemd_prints_the_cron_line(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is written; cron reads an unescaped % as a line end."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    done = cli("watch", "--install", env={"PATH": str(empty), "XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert (done.code, "watch --all --once" in done.stdout) == (0, True), done.stderr
+    assert not (tmp_path / "config").exists()
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "100% mine"))
     line = watch_service.cron_line()
     minute, command = line[:10], line[10:]
@@ -289,15 +278,6 @@ def test_cron_line_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert r"100\% mine" in command
     done = subprocess.run(command.replace(r"\%", "%"), shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_install_without_systemd_prints_the_cron_line(cli: Callable[..., Any], tmp_path: Path) -> None:
-    """No file is written."""
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    done = cli("watch", "--install", env={"PATH": str(empty), "XDG_CONFIG_HOME": str(tmp_path / "config")})
-    assert (done.code, "watch --all --once" in done.stdout) == (0, True), done.stderr
-    assert not (tmp_path / "config").exists()
 
 
 @pytest.mark.slow
