@@ -41,12 +41,12 @@ def job(
     config: dict[str, Any] | None = None,
     number: int = 1,
     plan: dict[str, Any] | None = None,
+    **progress: Any,
 ) -> Job:
     """Return a job that, by default, has run for 1000 s."""
-    state = state or State("running", started_s=NOW - 1000)
-    attempt = Attempt(
-        "j-x1", number, "sent", plan_of(**{**PLAN, **(plan or {})}), {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS)
-    )
+    progress, state = {**PROGRESS, **progress}, state or State("running", started_s=NOW - 1000)
+    planned = plan_of(**{**PLAN, **(plan or {})})
+    attempt = Attempt("j-x1", number, "sent", planned, {}, 0.0, {}, {"x": 1}, state, progress)
     asked = {"budget": {"limit": "100 USD", "alert_at": ["50%", "80%", "100%"], "on_limit": "checkpoint-and-stop"}}
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
 
@@ -110,34 +110,26 @@ def test_end_at_the_budget_sends_the_last_threshold(alert_at: list[str], usd: in
     assert usd > 100 or not [each for each in standing(by_hand, spent(usd), NOW) if each.key.startswith("budget:100")]
 
 
-def test_raised_budget_has_new_thresholds() -> None:
-    """After `resume --budget`, half of the new limit is a new threshold."""
+def test_alerts_follow_the_limit_and_the_price() -> None:
+    """A raised budget has new thresholds, shares of unknown amounts are unknown, and a reached limit is no forecast."""
     look = replace(spent(80), limit_micro=160_000_000)
     assert keys(job(), look, "budget:80@100000000") == ["budget:50@160000000"]
-
-
-def test_missing_budget_or_price_gives_no_alert() -> None:
-    """A share of an unknown amount is unknown."""
     assert keys(job(), replace(LOOK, limit_micro=None)) == []
     assert keys(job(), replace(spent(90), spent_micro=None)) == []
+    look = replace(spent(126), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    assert keys(job(), look) == ["budget:100@100000000"]
 
 
 def test_projected_alert_names_the_missing_money() -> None:
-    """The alert has the exact command with the money for the remaining steps."""
+    """The alert has the exact command with money for the remaining steps; 14 USD in reserve explain 90 of 100."""
     look = replace(spent(6), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    slow = job()
-    slow.attempt.progress["eta_s"] = 14_000.0
-    notice = due(slow, look, {"started:1"}, NOW)[0]
+    notice = due(job(eta_s=14_000.0), look, {"started:1"}, NOW)[0]
     assert notice.key == "projected:1@100000000"
     assert (
         "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve for the save and for the "
         "highest possible bills: done in 3h 53m, for 150.00 USD in all" in notice.text
     )
     assert "cloudtrain resume j-x1 --budget +" in notice.text
-
-
-def test_forecast_below_the_budget_states_the_reserve() -> None:
-    """A job that would cost 90 of 100 USD and cannot finish: the reserve of 14 USD explains both."""
     plan = {"cap_reason": "budget"}
     look = replace(spent(6), hits_limit=True, total_micro=90_000_000, finish_at_s=NOW + 8_400)
     notice = due(job(plan=plan), look, {"started:1"}, NOW)[0]
@@ -160,9 +152,7 @@ def test_time_limit_before_the_finish_is_not_about_money() -> None:
     notice = due(job(), look, {"started:1"}, NOW)[0]
     assert "will reach its time limit" in notice.title
     assert notice.fields["resume"] == "cloudtrain resume j-x1"
-    slow = job(config={"limits": {"max_duration": "10m"}})
-    slow.attempt.progress["eta_s"] = 14_000.0
-    notice = due(slow, look, {"started:1"}, NOW)[0]
+    notice = due(job(config={"limits": {"max_duration": "10m"}}, eta_s=14_000.0), look, {"started:1"}, NOW)[0]
     # 6000 s are left at the stop; plus 10 %, the start, the save, and 500 s before the job's own clock begins.
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --set limits.max_duration=121m"
 
@@ -170,9 +160,7 @@ def test_time_limit_before_the_finish_is_not_about_money() -> None:
 def test_resume_advice_of_a_running_job_waits_for_its_end() -> None:
     """The notice gives the command to stop first, and the resume for later."""
     look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    slow = job()
-    slow.attempt.progress["eta_s"] = 14_000.0
-    lines = "\n".join(due(slow, look, {"started:1"}, NOW)[0].lines)
+    lines = "\n".join(due(job(eta_s=14_000.0), look, {"started:1"}, NOW)[0].lines)
     assert "stop it     cloudtrain stop j-x1\n" in lines
     assert "resume      after it has stopped: cloudtrain resume j-x1 --budget +" in lines
 
@@ -194,12 +182,14 @@ def test_job_that_will_finish_gets_no_resume_advice(config: dict[str, Any], look
     assert "resume" not in notice.text
 
 
-def test_failed_job_without_money_gets_advice_with_more_money() -> None:
-    """Without more money the command would be refused."""
+def test_end_names_a_command_that_is_accepted() -> None:
+    """Without more money the resume would be refused; without a checkpoint, or after a success, no command is named."""
     ended = job(State("failed", "error", resumable=True, started_s=NOW - 9000, ended_s=NOW))
     notice = standing(ended, replace(spent(99), hits_limit=None), NOW)[-1]
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +19USD"
     assert standing(ended, spent(10), NOW)[-1].fields["resume"] == "cloudtrain resume j-x1"
+    assert standing(job(State("failed", "error", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
+    assert standing(job(State("succeeded", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
 
 
 def test_checkpoint_of_an_earlier_attempt_counts() -> None:
@@ -218,20 +208,6 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     assert "checkpoint  saved, step not reported" in notice.lines
 
 
-def test_reached_limit_is_not_forecast() -> None:
-    """In `alert` mode the job runs on, and the 100 % alert was sent."""
-    look = replace(spent(126), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    assert keys(job(), look) == ["budget:100@100000000"]
-
-
-def test_first_steps_give_no_forecast() -> None:
-    """The first steps are slow: no forecast is sent for a minute, or for a twentieth of a short run."""
-    look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    assert keys(job(State("running", started_s=NOW - 50)), look) == []
-    short = replace(look, cap_at_s=NOW + 850)
-    assert keys(job(State("running", started_s=NOW - 50)), short) == ["projected:1@100000000"]
-
-
 @pytest.mark.parametrize(("left_s", "is_due"), [(1000, False), (890, True), (-5, True)])
 def test_deadline_alert_is_due_a_quarter_of_an_hour_before(left_s: float, is_due: bool) -> None:
     """A job that finishes before the deadline needs no alert."""
@@ -242,26 +218,26 @@ def test_deadline_alert_is_due_a_quarter_of_an_hour_before(left_s: float, is_due
 
 
 def test_deadline_alert_of_a_short_run_is_due_in_its_last_tenth() -> None:
-    """A quarter of an hour would be the whole run."""
+    """A quarter of an hour would be the whole run; for a minute, or a twentieth, no forecast is sent."""
     look = replace(LOOK, deadline_at_s=NOW + 95, cap_at_s=NOW + 200, finish_at_s=None)
     began = State("running", started_s=NOW - 905)
     notice = due(job(began), look, {"started:1"}, NOW)[0]
     assert "saves and leaves in 1m 35s, because of its time limit" in notice.title
     assert keys(job(began), replace(look, deadline_at_s=NOW + 105)) == []
+    look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    assert keys(job(State("running", started_s=NOW - 50)), look) == []
+    short = replace(look, cap_at_s=NOW + 850)
+    assert keys(job(State("running", started_s=NOW - 50)), short) == ["projected:1@100000000"]
 
 
-def test_deadline_alert_of_a_script_promises_no_save() -> None:
-    """A script gets SIGTERM at the deadline, and may save or not."""
+def test_alert_of_a_script_or_a_hard_limit_promises_no_save() -> None:
+    """A script gets SIGTERM at the deadline, and may save or not; `on_limit: stop` ends the job without a save."""
     look = replace(LOOK, deadline_at_s=NOW + 60, cap_at_s=NOW + 180, finish_at_s=None)
     script = job(State("running", started_s=NOW - 20_000), plan={"saves": False})
     notice = due(script, look, {"started:1"}, NOW)[0]
     assert "gets SIGTERM in 1m, because of its time limit" in notice.title
     assert "; it gets SIGTERM at " in notice.text
     assert "saves" not in notice.text
-
-
-def test_hard_limit_alert_promises_no_save() -> None:
-    """`on_limit: stop` ends the job without a save."""
     hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})
     look = replace(LOOK, deadline_at_s=NOW + 60, finish_at_s=None)
     notice = due(hard, look, {"started:1"}, NOW)[0]
@@ -278,19 +254,14 @@ def test_hard_limit_alert_promises_no_save() -> None:
         ({"distributed": {"hang_timeout": "20m"}}, 601, True),
         ({"distributed": {"hang_timeout": "1m"}}, 119, False),
         ({"distributed": {"hang_timeout": "1m"}}, 121, True),
+        (60_000.0, 1000, False),  # each step takes ten minutes
     ],
 )
-def test_stalled_alert_is_due_without_progress(config: dict[str, Any], stalled_s: float, is_due: bool) -> None:
+def test_stalled_alert_is_due_without_progress(config: Any, stalled_s: float, is_due: bool) -> None:
     """The limit is half of the hang timeout, at least two minutes, and at least the time of ten steps."""
-    found = keys(job(config=config), replace(LOOK, stalled_s=stalled_s))
+    slow = job(config=config) if isinstance(config, dict) else job(eta_s=config)
+    found = keys(slow, replace(LOOK, stalled_s=stalled_s))
     assert found == (["stalled:1@100"] if is_due else [])
-
-
-def test_slow_steps_give_no_stalled_alert() -> None:
-    """Each step of the test takes ten minutes."""
-    slow = job()
-    slow.attempt.progress["eta_s"] = 60_000.0
-    assert keys(slow, replace(LOOK, stalled_s=1000.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -330,8 +301,8 @@ def test_end_at_the_budget_names_the_money_to_continue() -> None:
 )
 def test_stop_after_the_last_step_names_no_resume(state: Any, saved_step: int | None, is_advised: bool) -> None:
     """No step is left to pay for. After a failure the code can be repaired, and unsaved steps can be repeated."""
-    ended = job(State(state, "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW))
-    ended.attempt.progress.update(step=200, max_steps=200, eta_s=0.0, checkpoint_step=saved_step)
+    told = State(state, "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW)
+    ended = job(told, step=200, max_steps=200, eta_s=0.0, checkpoint_step=saved_step)
     look = replace(spent(99), hits_limit=None, checkpoint_step=saved_step)
     notice = standing(ended, look, NOW)[-1]
     assert (notice.fields["resume"] is not None) == is_advised
@@ -339,23 +310,13 @@ def test_stop_after_the_last_step_names_no_resume(state: Any, saved_step: int | 
     assert any("cloudtrain resume" in each for each in view_of(ended, [ended.attempt]).next_steps) == is_advised
 
 
-def test_end_without_a_checkpoint_names_no_command() -> None:
-    """A job that succeeded has no command either."""
-    assert standing(job(State("failed", "error", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
-    assert standing(job(State("succeeded", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
-
-
-def test_restart_silence_and_new_attempt_are_events() -> None:
-    """Each event has its own key."""
+def test_events_have_their_keys_and_subscribers() -> None:
+    """Restart, silence, a new attempt are events; `budget` includes thresholds and forecasts, each available alone."""
     again = job(State("running", started_s=NOW - 1000, restarts=2), number=2)
     again = replace(again, attempt=replace(again.attempt, unreachable_since_s=NOW - 700))
     events = {each.key: each for each in due(again, LOOK, (), NOW)}
     assert set(events) == {"started:2", "restarted:2:2", f"unreachable:2:{NOW - 700:.0f}"}
     assert wanted(events["started:2"], ["restarted"])
-
-
-def test_budget_event_includes_near_limits() -> None:
-    """`budget` includes thresholds, `projected` and `deadline`; each is also available alone."""
     look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     found = {each.event: each for each in due(job(), look, {"started:1"}, NOW)}
     assert {name for name, each in found.items() if wanted(each, ["budget"])} == {"budget", "projected"}

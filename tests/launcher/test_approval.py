@@ -58,8 +58,7 @@ def test_failed_code_is_sent_again_only_after_a_question(
     prepared: Callable[..., Prepared], make_job: Callable[..., Job], reason: str, is_repeat: bool, asked: bool
 ) -> None:
     """After an error, the same code and config need an answer or `-y`, also for a free job; programs get an error."""
-    ready, made = replace(prepared(0.0), is_repeat=is_repeat), make_job("j")
-    job = replace(made, attempt=replace(made.attempt, state=State("failed", reason, True)))
+    ready, job = replace(prepared(0.0), is_repeat=is_repeat), make_job("j", state=State("failed", reason, True))
     assert approved(ready, yes=True, before=job)
     if not asked:
         assert approved(ready, yes=False, before=job)
@@ -81,7 +80,6 @@ def test_resume_of_kept_files_without_resume_args_is_warned_of(
     prepared: Callable[..., Prepared], make_job: Callable[..., Job], more: str, is_resumable: bool, is_warned: bool
 ) -> None:
     """The same arguments may begin at step 0 and overwrite the only checkpoint; a first submit has no checkpoint."""
-    ready, made = prepared(0.0, more), make_job("j")
-    job = replace(made, attempt=replace(made.attempt, state=State("stopped", "user", is_resumable)))
+    ready, job = prepared(0.0, more), make_job("j", state=State("stopped", "user", is_resumable))
     warned = [line for line in ready.lines(job) if line.startswith("warning: the script starts with the same arg")]
     assert (len(warned), "`resume_args` is not set" in "".join(ready.lines())) == (int(is_warned), False)

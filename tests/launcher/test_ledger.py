@@ -34,13 +34,23 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
         plan = plan_of(**{**PRICED, **(more or {}), "worst_case_micro": worst_micro})
 
         def make(job_id: str, number: int) -> Job:
-            made = make_job(job_id, number)
-            attempt = replace(made.attempt, plan=plan)
-            job = replace(made, attempt=attempt, config={"project": {"name": project}} if project else {})
+            job = make_job(job_id, number, plan=plan, config={"project": {"name": project}} if project else {})
             reserve.reserve(registry, job.attempt, job.config)
             return job
 
         return registry.add(name, make, exclusive=True, key=None)[0]
+
+    return add
+
+
+@pytest.fixture
+def sent(registry: Registry, submit: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that journals a job like `submit`, and marks the attempt as sent."""
+
+    def add(name: str = "one", *args: Any, **named: Any) -> Job:
+        job = submit(name, *args, **named)
+        registry.mark_sent(job.attempt, {"x": 1})
+        return job
 
     return add
 
@@ -83,10 +93,13 @@ def test_every_level_is_checked_separately(registry: Registry, submit: Callable[
 
 
 def test_job_without_a_project_counts_only_in_overall_budgets(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A project's budget covers only the jobs of the project."""
-    limit(registry, 10)
-    submit("one", 50, None)
-    assert left(registry) == [10 * USD]
+    """A project's budget covers only its jobs; a name is never a part of an SQL statement."""
+    limit(registry, 100)
+    submit("free", 50, None)
+    submit("one", 10, "'; DROP TABLE budgets; --")
+    submit("two", 10, "%")
+    assert left(registry) == [100 * USD]
+    assert json.dumps(sorted(ledger.projects(registry.database))) == '["%", "\'; DROP TABLE budgets; --"]'
 
 
 def test_unknown_price_is_refused_if_a_budget_applies(registry: Registry, submit: Callable[..., Job]) -> None:
@@ -101,11 +114,10 @@ def test_unknown_price_is_refused_if_a_budget_applies(registry: Registry, submit
     submit("one")
 
 
-def test_end_replaces_the_worst_case_with_the_cost(registry: Registry, submit: Callable[..., Job]) -> None:
+def test_end_replaces_the_worst_case_with_the_cost(registry: Registry, sent: Callable[..., Job]) -> None:
     """Half an hour at 10 USD frees 5 of the 10 reserved USD; a repeated report changes nothing."""
     limit(registry, 20)
-    job = submit("one")
-    registry.mark_sent(job.attempt, {"x": 1})
+    job = sent("one")
     now_s = time.time()
     for _ in range(2):
         registry.set_state(job.attempt, ended(job, now_s - 1800, now_s), {})
@@ -113,43 +125,35 @@ def test_end_replaces_the_worst_case_with_the_cost(registry: Registry, submit: C
     assert ledger.held(registry.database) == []
 
 
-def test_end_counts_at_the_reserved_uncertainty(registry: Registry, submit: Callable[..., Job]) -> None:
+def test_end_counts_at_the_reserved_uncertainty(registry: Registry, sent: Callable[..., Job]) -> None:
     """Half an hour at 10 USD that may be 11, billed by the minute, and 5 more minutes of idling: 35/60 x 11 USD.
 
     At the list price the budget would release money that the bill may still take.
     """
     limit(registry, 20)
-    job = submit("one", more={"uncertainty": 1.1, "terms": {"unit_s": 60}})
-    registry.mark_sent(job.attempt, {"x": 1})
+    job = sent("one", more={"uncertainty": 1.1, "terms": {"unit_s": 60}})
     now_s = float(int(time.time()))
     registry.set_state(job.attempt, State("succeeded", started_s=now_s - 1790, ended_s=now_s, idle_s=300.0), {})
     assert left(registry) == [20 * USD - 6_416_668]
 
 
-def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Callable[..., Job]) -> None:
+def test_end_of_an_attempt_is_split_over_months(registry: Registry, sent: Callable[..., Job]) -> None:
     """A day on each side of the border between two past months: each month has half, the present month has 0."""
     limit(registry, 500, period="month")
-    job = submit("one", 480)
-    registry.mark_sent(job.attempt, {"x": 1})
+    job = sent("one", 480)
     border_s = 1_790_812_800.0  # 2026-10-01 00:00 UTC
     registry.set_state(job.attempt, ended(job, border_s - 86_400, border_s + 86_400), {})
     assert ledger.months(registry.database) == {"vision": {"2026-09": 240 * USD, "2026-10": 240 * USD}}
     assert ledger.spent(registry.database, "vision", "2026-11") == 0
 
 
-def test_running_job_counts_fully_in_the_next_month(registry: Registry, submit: Callable[..., Job]) -> None:
-    """The worst case counts in the queried month, for any start."""
+def test_reservation_counts_in_every_month_for_any_clock(registry: Registry, submit: Callable[..., Job]) -> None:
+    """The worst case counts in the queried month, for any start; a cost in a future month counts in the present one."""
     limit(registry, 100, period="month")
-    submit("one", 80)
+    job = submit("one", 80)
     for days in (0, 40, 400):
         standing = ledger.standings(registry.database, time.time() + days * 86_400, "vision")[0]
         assert (standing.spent_micro, standing.left_micro) == (0, 20 * USD)
-
-
-def test_clock_that_was_set_back_frees_no_money(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A cost in a future month counts in the present month."""
-    limit(registry, 100, period="month")
-    job = submit("one", 80)
     ledger.settle(registry.database, job.id, 1, 70 * USD, NOVEMBER_S + 40 * 86_400)
     assert ledger.standings(registry.database, NOVEMBER_S, "vision")[0].left_micro == 30 * USD
     assert ledger.standings(registry.database, NOVEMBER_S + 90 * 86_400, "vision")[0].left_micro == 100 * USD
@@ -168,20 +172,21 @@ def test_end_at_an_unknown_cost_counts_as_the_worst_case(registry: Registry, sub
 
 
 def test_attempt_that_was_never_sent_frees_its_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
-    """If the attempt was sent despite the assumption, the worst case is held again."""
+    """If it was sent after all, the worst case is held again; a repeated reservation holds no further money."""
     limit(registry, 10)
     job = submit("one")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
     assert left(registry) == [10 * USD]
     registry.mark_sent(job.attempt, {"x": 1})
     assert left(registry) == [0]
+    reserve.reserve(registry, job.attempt, job.config)
+    assert left(registry) == [0]
 
 
-def test_second_attempt_reserves_in_addition_to_the_spent_sum(registry: Registry, submit: Callable[..., Job]) -> None:
+def test_second_attempt_reserves_in_addition_to_the_spent_sum(registry: Registry, sent: Callable[..., Job]) -> None:
     """The first attempt spent 5 USD; the worst case of 10 fits into 15 USD, and not into 14 USD."""
     limit(registry, 14)
-    job = submit("one")
-    registry.mark_sent(job.attempt, {"x": 1})
+    job = sent("one")
     registry.set_state(job.attempt, ended(job, time.time() - 1800, time.time()), {})
     second = replace(job.attempt, number=2)
 
@@ -196,14 +201,6 @@ def test_second_attempt_reserves_in_addition_to_the_spent_sum(registry: Registry
     limit(registry, 15.01)
     again()
     assert left(registry)[0] < 20_000
-
-
-def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A repeated reservation of an attempt holds no further money."""
-    limit(registry, 10)
-    job = submit("one")
-    reserve.reserve(registry, job.attempt, job.config)
-    assert left(registry) == [0]
 
 
 def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Callable[..., Job]) -> None:
@@ -224,44 +221,29 @@ def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Calla
     submit("after")
 
 
-def test_reconcile_keeps_the_reservation_of_an_unreachable_job(
-    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+def test_reconcile_continues_past_jobs_that_cannot_be_asked(
+    registry: Registry, sent: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A silent backend gives no information about its job or the job's money."""
+    """A silent backend tells nothing about its job's money; a removed plug-in blocks no further job's budget."""
 
     class Away:
         def state(self, ref: Any) -> State:
             raise UnreachableError("no answer")
 
-    monkeypatch.setattr(backends, "load", lambda name: Away())
-    job = submit("one")
-    registry.mark_sent(job.attempt, {"x": 1})
-    failures = reserve.reconcile(registry)
+    sent("one")
+    with monkeypatch.context() as outage:
+        outage.setattr(backends, "load", lambda name: Away())
+        failures = reserve.reconcile(registry)
     assert failures == ["one: local does not answer; its worst case stays reserved"]
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
-
-
-def test_reconcile_continues_past_a_job_of_a_missing_backend(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A removed plug-in blocks no further job's budget; its own job keeps the reservation."""
-    job = submit("one")
-    registry.mark_sent(job.attempt, {"x": 1})
     registry.database.execute("UPDATE jobs SET backend = 'gone'")
     failures = reserve.reconcile(registry)
     assert [failure.startswith("one: ") and "`gone`" in failure for failure in failures] == [True], failures
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
-def test_name_of_a_project_is_only_data(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A project's name is never part of an SQL statement, and matches no second project."""
-    limit(registry, 100)
-    submit("one", 10, "'; DROP TABLE budgets; --")
-    submit("two", 10, "%")
-    assert left(registry) == [100 * USD]
-    assert json.dumps(sorted(ledger.projects(registry.database))) == '["%", "\'; DROP TABLE budgets; --"]'
-
-
 def test_slow_poll_returns_the_end_stored_meanwhile(
-    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, sent: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backend reported `running`, and a second process stored the end meanwhile: the end is right."""
 
@@ -277,7 +259,6 @@ def test_slow_poll_returns_the_end_stored_meanwhile(
             return backends.LogPage([], {"at": 1})
 
     monkeypatch.setattr(backends, "load", lambda name: Slow())
-    job = submit("one")
-    registry.mark_sent(job.attempt, {"x": 1})
+    job = sent("one")
     assert refresh(registry, registry.find("one")).attempt.state.state == "failed"
     assert registry.find("one").attempt.state.state == "failed"

@@ -22,6 +22,13 @@ def waits(seed: Callable[..., Job], name: str = "waits") -> str:
     return seed(name).id
 
 
+def waiting(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> Terminal:
+    """Return a terminal with the view of such a job."""
+    shown = terminal(waits(seed))
+    shown.see("pending")
+    return shown
+
+
 def test_single_job_is_shown_until_the_user_leaves(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
 ) -> None:
@@ -59,22 +66,13 @@ def test_terminal_is_restored_after_any_end_of_the_watch(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], how: str | int, code: int
 ) -> None:
     """The job runs on."""
-    shown = terminal(waits(seed))
-    shown.see("pending")
+    shown = waiting(terminal, seed)
     if isinstance(how, str):
         shown.press(how)
     else:
         shown.process.send_signal(how)
     assert shown.end() == code
     assert shown.is_given_back()
-
-
-def test_lost_terminal_ends_the_watch(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """No person can see the view any more."""
-    shown = terminal(waits(seed))
-    shown.see("pending")
-    shown.lose()
-    assert shown.end() in (129, -signal.SIGHUP)
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, whose job control is used")
@@ -98,30 +96,26 @@ def test_watch_can_be_suspended_and_continued(
     assert shown.is_given_back()
 
 
-def test_suspension_without_a_shell_restores_the_view(
+def test_view_follows_sizes_suspensions_and_questions(
     terminal: Callable[..., Terminal], seed: Callable[..., Job]
 ) -> None:
-    """In a window without a shell the kernel stops no process, and keys must continue to work."""
+    """A nearly empty view, a suspension without a shell, and a stop of a job that is being submitted end no view."""
     shown = terminal(waits(seed))
-    shown.see("pending")
-    shown.press("\x1a")
-    at = shown.see(LEAVE.decode())
+    at = shown.see("\x1b[24;1H")
+    for columns, rows in ((120, 40), (40, 10), (20, 4), (80, 24)):
+        shown.resize(columns, rows)
+        at = shown.see(f"\x1b[{rows};1H", since=at)
+    shown.press("\x1a")  # in a window without a shell the kernel stops no process
+    at = shown.see(LEAVE.decode(), since=at)
     at = shown.see(ENTER.decode(), since=at)
-    shown.see("pending", since=at)
+    at = shown.see("pending", since=at)
+    shown.press("s")
+    at = shown.see("Stop waits and let it save? [y/N]", since=at)
+    shown.press("y")
+    shown.see("waits is just being submitted", since=at)
     shown.press("q")
     assert shown.end() == 130
     assert shown.is_given_back()
-
-
-def test_view_follows_the_size_of_the_terminal(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """The sizes are larger and smaller, down to a nearly empty view."""
-    shown = terminal(waits(seed))
-    at = shown.see("\x1b[24;1H")
-    for columns, rows in ((120, 40), (40, 10), (20, 4)):
-        shown.resize(columns, rows)
-        at = shown.see(f"\x1b[{rows};1H", since=at)
-    shown.press("q")
-    assert shown.end() == 130
 
 
 BROKEN = """\
@@ -133,13 +127,19 @@ main()
 """
 
 
-def test_internal_fault_restores_the_terminal(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """The fault is printed to the restored terminal."""
+def test_internal_fault_or_a_lost_terminal_ends_the_watch(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job]
+) -> None:
+    """The fault is printed to the restored terminal; no person can see the view on a lost terminal."""
     shown = terminal(argv=[sys.executable, "-c", BROKEN, "watch", waits(seed)])
     assert shown.end() == 1
     shown.see("cloudtrain itself failed: ZeroDivisionError")
     assert "ZeroDivisionError" in shown.after()
     assert shown.is_given_back()
+    shown = terminal(waits(seed, "lost"))
+    shown.see("pending")
+    shown.lose()
+    assert shown.end() in (129, -signal.SIGHUP)
 
 
 LOUD = """\
@@ -166,18 +166,6 @@ def test_foreign_output_is_a_note_and_is_printed_after_the_view(
     shown.press("q")
     shown.end()
     wait_until(lambda: "by the process itself\r\nby a child of it" in shown.after())
-
-
-def test_stop_is_confirmed_first_and_then_reported(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """A job that is being submitted cannot be stopped yet."""
-    shown = terminal(waits(seed))
-    shown.see("pending")
-    shown.press("s")
-    at = shown.see("Stop waits and let it save? [y/N]")
-    shown.press("y")
-    shown.see("waits is just being submitted", since=at)
-    shown.press("q")
-    assert shown.end() == 130
 
 
 SLOW = """\

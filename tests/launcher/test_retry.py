@@ -36,20 +36,14 @@ def test_retry_is_due_by_a_configured_fault(
     state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: Callable[..., Job]
 ) -> None:
     """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
-    job = make_job("j-1", number, config={"retry": asked} if asked else {})
-    job = replace(job, attempt=replace(job.attempt, state=state, phase="sent", ref={"folder": "/x", "nodes": 2}))
-    assert retry.is_due(job) is is_due
+    config, ref = {"retry": asked} if asked else {}, {"folder": "/x", "nodes": 2}
+    assert retry.is_due(make_job("j-1", number, config=config, state=state, phase="sent", ref=ref)) is is_due
 
 
-def test_attempt_that_was_never_sent_earns_no_retry(make_job: Callable[..., Job]) -> None:
-    """A refused submit would be refused again."""
-    job = make_job("j-1", config={"retry": {**ASKED, "on": ["error"]}})
-    assert not retry.is_due(replace(job, attempt=replace(job.attempt, state=State("failed", "error"))))
-
-
-def test_platform_with_its_own_retries_gets_no_retry(make_job: Callable[..., Job]) -> None:
-    """SageMaker's own retries are part of the request; the launcher adds no retry after them."""
-    job = make_job("j-1", config={"retry": ASKED}, backend="sagemaker")
+def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: Callable[..., Job]) -> None:
+    """A refused submit would be refused again; SageMaker's own retries are part of the request."""
+    config = {"retry": {**ASKED, "on": ["error"]}}
+    assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))
     place = {
         "region": "eu-west-1",
         "profile": None,
@@ -59,8 +53,8 @@ def test_platform_with_its_own_retries_gets_no_retry(make_job: Callable[..., Job
     }
     ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
     ref |= {"secrets_prefix": "", "secrets": []}
-    job = replace(job, attempt=replace(job.attempt, state=PREEMPTED, phase="sent", ref=ref))
-    assert not retry.is_due(job)
+    sent = {"state": PREEMPTED, "phase": "sent", "ref": ref}
+    assert not retry.is_due(make_job("j-1", config={"retry": ASKED}, backend="sagemaker", **sent))
 
 
 def test_obstacle_to_a_retry_is_reported(

@@ -62,8 +62,7 @@ def test_untrusted_error_prints_without_control_characters(error: dict[str, Any]
     error["message"] = error["message"] or "x"
     for each in (error, {**error, "message": f"No module named 'x{ESCAPE}'"}):
         state = state_of(State("failed", f"er{ESCAPE}", True, each, 1e300, 2.0, detail=f"d{ESCAPE}", url=ESCAPE))
-        job = make_job("digits-x")
-        job = replace(job, attempt=replace(job.attempt, phase="sent", state=state))
+        job = make_job("digits-x", phase="sent", state=state)
         lines = as_lines(view_of(job, [job.attempt]), (), (80, 24))
         text = "\n".join(lines) + json.dumps(view_of(job, [job.attempt]).as_json(), ensure_ascii=False, allow_nan=False)
         assert "".join(lines).isprintable()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,12 @@ from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.money.conditional import ConditionalObject, located
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.budgets import LedgerBudget, Standing
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
 
+Journal = Callable[..., Job]
 USD = 1_000_000
 BEGUN_S = float(int(time.time()) - 3600)
 PLAN = {"instances": 1, "hourly_usd": 10.0, "price_micro": 10 * USD, "worst_case_micro": 10 * USD}
@@ -44,9 +44,8 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
 
     def add(registry: Registry, name: str, project: str | None = "vision", uri: str | None = None) -> Job:
         def make(job_id: str, number: int) -> Job:
-            made = make_job(job_id, number)
             config = {"project": {"name": project, "ledger": uri}} if project else {}
-            job = replace(made, attempt=replace(made.attempt, plan=plan_of(**PLAN)), config=config)
+            job = make_job(job_id, number, plan=plan_of(**PLAN), config=config)
             reserve.reserve(registry, job.attempt, job.config)
             return job
 
@@ -55,10 +54,11 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
     return add
 
 
-def hold(registry: Registry, job: Job) -> None:
-    """Reserve in the shared ledger, as `submit` does before the send."""
+def hold(registry: Registry, job: Job) -> Job:
+    """Reserve in the shared ledger, as `submit` does before the send; return the job."""
     shared_ledger_sync.hold(registry.database, job.id, 1, time.time())
     registry.mark_sent(job.attempt, {"x": 1})
+    return job
 
 
 def book(place: str) -> shared_ledger.Book:
@@ -68,33 +68,52 @@ def book(place: str) -> shared_ledger.Book:
     return found
 
 
-def vision(usd: int, project: str = "vision") -> LedgerBudget:
-    """Return a budget."""
-    return LedgerBudget(project, "all", usd * USD)
+def share(registry: Registry, place: str, usd: int, project: str = "vision") -> Standing:
+    """Set a budget of the project in the ledger, which is made if there is none."""
+    budget = LedgerBudget(project, "all", usd * USD)
+    return shared_ledger_sync.set_budget(registry.database, budget, place, may_make=True)
 
 
-def test_running_job_joins_a_ledger_created_later(
-    homes: list[Registry], place: str, journal: Callable[..., Job]
-) -> None:
+def end(registry: Registry, job: Job) -> None:
+    """Store the end of the job after half an hour, for 5 USD."""
+    registry.set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+
+
+def settle(registry: Registry, job: Job) -> None:
+    """Store the end of the job, and report the end to the ledger."""
+    end(registry, job)
+    assert shared_ledger_sync.push(registry.database) == []
+
+
+def held(place: str) -> list[str]:
+    """Return the jobs that the ledger holds money for."""
+    return [each.job_id for each in book(place).held.values()]
+
+
+def totals(place: str) -> tuple[int, int]:
+    """Return the spent sum and the reserved sum of the ledger."""
+    standing = shared_ledger.standings(book(place), time.time())[0]
+    return standing.spent_micro, standing.reserved_micro
+
+
+def test_running_job_joins_a_ledger_created_later(homes: list[Registry], place: str, journal: Journal) -> None:
     """The shared ledger counts the job's reservation, and later the end of the job."""
     job = journal(homes[0], "early")
     homes[0].mark_sent(job.attempt, {"x": 1})
-    standing = shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
-    assert standing.reserved_micro == 10 * USD
+    assert share(homes[0], place, 15).reserved_micro == 10 * USD
     late = journal(homes[1], "late", uri=place)
     with pytest.raises(BudgetError, match="by early of"):
         hold(homes[1], late)
-    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.push(homes[0].database) == []
+    settle(homes[0], job)
     hold(homes[1], late)
-    assert [held.job_id for held in book(place).held.values()] == ["late"]
+    assert held(place) == ["late"]
 
 
 def test_overall_ledger_holds_jobs_without_their_own_ledger(
-    homes: list[Registry], place: str, journal: Callable[..., Job]
+    homes: list[Registry], place: str, journal: Journal
 ) -> None:
     """A shared budget over all jobs counts every project's job and a job without a project."""
-    shared_ledger_sync.set_budget(homes[0].database, vision(25, ""), place, may_make=True)
+    share(homes[0], place, 25, "")
     hold(homes[0], journal(homes[0], "one"))
     hold(homes[0], journal(homes[0], "two", None))
     with pytest.raises(BudgetError, match="the overall 25 USD"):
@@ -102,56 +121,48 @@ def test_overall_ledger_holds_jobs_without_their_own_ledger(
 
 
 def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
-    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+    homes: list[Registry], place: str, journal: Journal, tmp_path: Path
 ) -> None:
     """A job reserves in two ledgers: a refusal frees the reservation in both, and both ledgers receive the end."""
     (tmp_path / "own").mkdir()
     own = located(str(tmp_path / "own"))
     database = homes[0].database
-    shared_ledger_sync.set_budget(database, vision(15, ""), place, may_make=True)
-    shared_ledger_sync.set_budget(database, vision(1000), own, may_make=True)
-    one = journal(homes[0], "one")
-    hold(homes[0], one)
+    share(homes[0], place, 15, "")
+    share(homes[0], own, 1000)
+    one = hold(homes[0], journal(homes[0], "one"))
     two = journal(homes[0], "two")
     with pytest.raises(BudgetError, match="the overall 15 USD"):
         hold(homes[0], two)
     homes[0].mark_never_sent(two.attempt, State("failed", "error"))
     assert shared_ledger_sync.push(database) == []
-    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, own)] == [["one"], ["one"]]
-    homes[0].set_state(one.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.push(database) == []
-    for uri in (place, own):
-        standing = shared_ledger.standings(book(uri), time.time())[0]
-        assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+    assert held(place) == held(own) == ["one"]
+    settle(homes[0], one)
+    assert totals(place) == totals(own) == (5 * USD, 0)
 
 
 def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
-    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    homes: list[Registry], place: str, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job is not sent without the ledger's answer; the next command reports the missed end, once."""
     monkeypatch.setattr(shared_ledger_sync, "AGAIN_S", 0.0)
-    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
-    job = journal(homes[0], "one")
-    hold(homes[0], job)
+    share(homes[0], place, 15)
+    job = hold(homes[0], journal(homes[0], "one"))
     (tmp_path / "disk").rename(tmp_path / "away")
     other = journal(homes[1], "two", uri=place)
     with pytest.raises(UnreachableError, match="no folder"):
         hold(homes[1], other)
     homes[1].mark_never_sent(other.attempt, State("failed", "error"))
-    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert [len(shared_ledger_sync.push(home.database)) for home in homes] == [
-        1,
-        0,
-    ]  # the refused job was never written
+    end(homes[0], job)
+    pushed = [len(shared_ledger_sync.push(home.database)) for home in homes]
+    assert pushed == [1, 0]  # the refused job was never written
     (tmp_path / "away").rename(tmp_path / "disk")
     assert [shared_ledger_sync.push(home.database) for home in homes] == [[], []]
     assert [ledger.unsynced(home.database) for home in homes] == [[], []]
-    standing = shared_ledger.standings(book(place), time.time())[0]
-    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+    assert totals(place) == (5 * USD, 0)
 
 
 def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
-    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+    homes: list[Registry], place: str, journal: Journal, tmp_path: Path
 ) -> None:
     """A mistyped address is refused and forgotten; the right ledger, shared later, counts the running job."""
     database = homes[0].database
@@ -163,7 +174,7 @@ def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
             hold(homes[0], lost)
         homes[0].mark_never_sent(lost.attempt, State("failed", "error"))
     assert (ledger.ledgers(database), ledger.unsynced(database)) == ({}, [])
-    shared_ledger_sync.set_budget(homes[1].database, vision(15), place, may_make=True)
+    share(homes[1], place, 15)
     late = journal(homes[0], "late", uri=place)
     with pytest.raises(BudgetError, match="by early of"):
         hold(homes[0], late)
@@ -171,10 +182,10 @@ def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
 
 @pytest.mark.parametrize("heard", [False, True], ids=["ledger has yet to hear", "ledger has heard"])
 def test_released_job_that_was_sent_is_held_again(
-    homes: list[Registry], place: str, journal: Callable[..., Job], heard: bool
+    homes: list[Registry], place: str, journal: Journal, heard: bool
 ) -> None:
     """A second machine assumed a dead submitter and freed the money; the ledger has to hold the money again."""
-    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    share(homes[0], place, 15)
     job = journal(homes[0], "one")
     shared_ledger_sync.hold(homes[0].database, "one", 1, time.time())
     homes[0].mark_never_sent(job.attempt, State("failed", "error"))
@@ -183,60 +194,53 @@ def test_released_job_that_was_sent_is_held_again(
     homes[0].mark_sent(job.attempt, {"x": 1})
     for _ in range(2):
         assert shared_ledger_sync.push(homes[0].database) == []
-        assert [held.job_id for held in book(place).held.values()] == ["one"]
-    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.push(homes[0].database) == []
-    standing = shared_ledger.standings(book(place), time.time())[0]
-    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+        assert held(place) == ["one"]
+    settle(homes[0], job)
+    assert totals(place) == (5 * USD, 0)
 
 
 def test_moved_ledger_takes_running_jobs_along(
-    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+    homes: list[Registry], place: str, journal: Journal, tmp_path: Path
 ) -> None:
     """The new ledger counts the job from the start, the old until the end; a deleted old ledger can be forgotten."""
     database = homes[0].database
-    shared_ledger_sync.set_budget(database, vision(30), place, may_make=True)
-    job = journal(homes[0], "one")
-    hold(homes[0], job)
+    share(homes[0], place, 30)
+    job = hold(homes[0], journal(homes[0], "one"))
     (tmp_path / "new").mkdir()
     new = located(str(tmp_path / "new"))
-    assert shared_ledger_sync.set_budget(database, vision(30), new, may_make=True).reserved_micro == 10 * USD
-    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, new)] == [["one"], ["one"]]
+    assert share(homes[0], new, 30).reserved_micro == 10 * USD
+    assert held(place) == held(new) == ["one"]
     (tmp_path / "disk" / "ledger.json").unlink()
-    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    end(homes[0], job)
     shared_ledger_sync.push(database, patient=True)
     (tmp_path / "disk").rename(tmp_path / "away")
     shared_ledger_sync.forget(database, "vision", new)
     assert ledger.unsynced(database) == [place]  # the old ledger may come back
     (tmp_path / "away").rename(tmp_path / "disk")
-    shared_ledger_sync.set_budget(database, vision(30), new, may_make=False)
+    shared_ledger_sync.set_budget(database, LedgerBudget("vision", "all", 30 * USD), new, may_make=False)
     shared_ledger_sync.forget(database, "vision", new)
     assert ledger.unsynced(database) == []
-    assert shared_ledger.standings(book(new), time.time())[0].spent_micro == 5 * USD
+    assert totals(new)[0] == 5 * USD
 
 
 def test_job_of_a_lost_machine_can_be_closed_by_a_second_machine(
-    homes: list[Registry], place: str, journal: Callable[..., Job]
+    homes: list[Registry], place: str, journal: Journal
 ) -> None:
     """A person gives the cost; a home folder's own jobs are closed by their backend instead."""
-    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    share(homes[0], place, 15)
     hold(homes[0], journal(homes[0], "one"))
     assert shared_ledger_sync.close_others(homes[0].database, place, "one", 3 * USD) == 0
     assert shared_ledger_sync.close_others(homes[1].database, place, "one", 3 * USD) == 1
-    standing = shared_ledger.standings(book(place), time.time())[0]
-    assert (standing.spent_micro, standing.reserved_micro) == (3 * USD, 0)
+    assert totals(place) == (3 * USD, 0)
 
 
-def test_deleted_ledger_can_be_forgotten(
-    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_deleted_ledger_can_be_forgotten(homes: list[Registry], place: str, journal: Journal, tmp_path: Path) -> None:
     """Otherwise each command would report the ledger; an unreachable ledger keeps its pending reports."""
     database = homes[0].database
-    shared_ledger_sync.set_budget(database, vision(15), place, may_make=True)
-    job = journal(homes[0], "one")
-    hold(homes[0], job)
+    share(homes[0], place, 15)
+    job = hold(homes[0], journal(homes[0], "one"))
     (tmp_path / "disk" / "ledger.json").unlink()
-    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    end(homes[0], job)
     (tmp_path / "disk").rename(tmp_path / "away")
     with pytest.raises(UnreachableError):
         shared_ledger_sync.forget(database, "vision", place)
@@ -246,41 +250,34 @@ def test_deleted_ledger_can_be_forgotten(
     assert (ledger.unsynced(database), ledger.ledgers(database)) == ([], {})
 
 
-def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Journal) -> None:
     """A name is free on each machine, and the ledger separates the home folders."""
-    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
+    share(homes[0], place, 25)
     hold(homes[0], journal(homes[0], "same"))
     hold(homes[1], journal(homes[1], "same", uri=place))
     assert len(book(place).held) == 2
 
 
-def test_copied_home_folder_has_separate_reservations(
-    homes: list[Registry], place: str, journal: Callable[..., Job]
-) -> None:
+def test_copied_home_folder_has_separate_reservations(homes: list[Registry], place: str, journal: Journal) -> None:
     """A home folder in an image or a cache keeps its identity; two jobs of a name are two jobs with separate ends."""
     (homes[1].folder / "identity").write_text(identity(homes[0].folder))
-    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
-    jobs = [journal(home, "nightly", uri=place) for home in homes]
-    for home, job in zip(homes, jobs, strict=True):
-        hold(home, job)
-    assert shared_ledger.standings(book(place), time.time())[0].reserved_micro == 20 * USD
-    homes[0].set_state(jobs[0].attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.push(homes[0].database) == []
-    standing = shared_ledger.standings(book(place), time.time())[0]
-    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 10 * USD)
+    share(homes[0], place, 25)
+    jobs = [hold(home, journal(home, "nightly", uri=place)) for home in homes]
+    assert totals(place)[1] == 20 * USD
+    settle(homes[0], jobs[0])
+    assert totals(place) == (5 * USD, 10 * USD)
 
 
-def test_final_bill_replaces_a_reported_cost(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+def test_final_bill_replaces_a_reported_cost(homes: list[Registry], place: str, journal: Journal) -> None:
     """The platform's final bill replaces the figure that was reported first."""
-    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
-    job = journal(homes[0], "one")
-    hold(homes[0], job)
+    share(homes[0], place, 25)
+    job = hold(homes[0], journal(homes[0], "one"))
     for seconds in (1800.0, 900.0):
         homes[0].set_state(
             job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800, billed_s=seconds), {}
         )
         assert shared_ledger_sync.push(homes[0].database) == []
-    assert shared_ledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
+    assert totals(place)[0] == 2_500_000
 
 
 def test_store_without_conditional_writes_is_refused(
@@ -294,5 +291,5 @@ def test_store_without_conditional_writes_is_refused(
 
     monkeypatch.setattr(shared_ledger_sync, "ConditionalObject", Careless)
     with pytest.raises(ConfigError, match="a ledger is not safe in this store"):
-        shared_ledger_sync.set_budget(homes[0].database, vision(10), place, may_make=True)
+        share(homes[0], place, 10)
     assert ledger.ledgers(homes[0].database) == {}

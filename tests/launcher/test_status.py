@@ -1,11 +1,11 @@
-"""`status` shows a job on a screen of 80x24 in each of its states."""
+"""`status` shows a job on a screen of 80x24 in each of its states; a job without a follower has advice."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +16,12 @@ from cloudtrain.launcher.commands import status as status_command
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import poller, view
 from cloudtrain.launcher.jobs.overview import as_lines
-from cloudtrain.launcher.jobs.view import lines_before, saved_step, view_of
+from cloudtrain.launcher.jobs.view import lines_before, saved_step, unattended, view_of
+from cloudtrain.launcher.logs.stream import keep_whole
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 NOW_S = time.time()
 CURVE = loss_bins.dump(loss_bins.added(loss_bins.EMPTY, [(NOW_S - 100 + n, 10 * n, 2.0 / n) for n in range(1, 40)]))
@@ -60,16 +62,21 @@ def screen(make_job: Callable[..., Job]) -> Callable[..., str]:
     def show(
         state: State, progress: dict[str, Any] | None = None, earlier: int = 0, keeps: bool = False, **config: Any
     ) -> str:
-        job = make_job("digits-x", earlier + 1, config={"task": "task.py", **config})
-        attempt = replace(job.attempt, phase="sent", ref={"x": 1}, state=state, progress=progress or {})
-        job = replace(job, attempt=replace(attempt, plan=replace(attempt.plan, keeps=keeps)))
-        before = [_preempted(attempt, number) for number in range(1, earlier + 1)]
-        lines = as_lines(view_of(job, [*before, attempt]), (state.error or {}).get("lines") or (), (80, 24))
+        config, plan = {"task": "task.py", **config}, plan_of(instances=2, ranks=2, hourly_usd=0.0, keeps=keeps)
+        sent = {"phase": "sent", "ref": {"x": 1}, "state": state, "progress": progress or {}}
+        job = make_job("digits-x", earlier + 1, config=config, plan=plan, **sent)
+        before = [_preempted(job.attempt, number) for number in range(1, earlier + 1)]
+        lines = as_lines(view_of(job, [*before, job.attempt]), (state.error or {}).get("lines") or (), (80, 24))
         assert len(lines) < 24
         assert max(map(len, lines)) <= 80
         return "\n".join(lines)
 
     return show
+
+
+def text_of(job: Job, *before: Attempt) -> str:
+    """Return the lines of the job and its earlier attempts on a terminal of any size."""
+    return "\n".join(as_lines(view_of(job, [*before, job.attempt])))
 
 
 def _preempted(attempt: Attempt, number: int) -> Attempt:
@@ -101,25 +108,20 @@ def test_status_of_a_running_job_shows_progress_and_speed(
 
 def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[..., Job]) -> None:
     """The limit's line names the signal that the script gets."""
-    made = make_job("x")
-    plan = replace(made.attempt.plan, cap_s=900, deadline_s=800, saves=False)
-    attempt = replace(made.attempt, plan=plan, state=State("running", started_s=NOW_S - 60))
-    shown = "\n".join(as_lines(view_of(replace(made, attempt=attempt), [attempt])))
+    plan = plan_of(cap_s=900, deadline_s=800, saves=False)
+    shown = text_of(make_job("x", plan=plan, state=State("running", started_s=NOW_S - 60)))
     assert "limit       gets SIGTERM at " in shown
     assert "saves" not in shown
 
 
 def test_status_of_own_gpus_counts_the_hours_of_all_attempts(make_job: Callable[..., Job]) -> None:
     """Without a price, the line of the cost has the GPU-hours; an earlier attempt counts too."""
-    made = make_job("x")
-    plan = replace(made.attempt.plan, instances=2, gpus_per_instance=4, price_micro=0, hourly_usd=0.0)
-    sent = replace(made.attempt, plan=plan, phase="sent", ref={"x": 1})
-    earlier = replace(sent, state=State("stopped", "preempted", started_s=NOW_S - 9000, ended_s=NOW_S - 7200))
-    last = replace(sent, number=2, state=State("running", started_s=NOW_S - 1800))
-    shown = "\n".join(as_lines(view_of(replace(made, attempt=last), [earlier, last])))
-    assert "spend       0.00 USD, 8.00 GPU-hours" in shown
-    priced = replace(last, plan=replace(plan, price_micro=1_000_000))
-    assert "GPU-hours" not in "\n".join(as_lines(view_of(replace(made, attempt=priced), [priced])))
+    plan = plan_of(instances=2, gpus_per_instance=4, price_micro=0, hourly_usd=0.0)
+    state = State("running", started_s=NOW_S - 3000)
+    last = make_job("x", 2, plan=plan, phase="sent", ref={"x": 1}, state=state)
+    assert "spend       0.00 USD, 8.00 GPU-hours" in text_of(last, _preempted(last.attempt, 1))
+    priced = replace(last.attempt, plan=replace(plan, price_micro=1_000_000))
+    assert "GPU-hours" not in text_of(replace(last, attempt=priced))
 
 
 def test_status_of_a_stalled_job_has_no_forecast(screen: Callable[..., str]) -> None:
@@ -144,8 +146,8 @@ def test_status_does_not_invent_unreported_figures(screen: Callable[..., str]) -
     assert not any(word in shown for word in ("speed", "loss", "checkpoint  ", "outlook", "%"))
 
 
-def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str]) -> None:
-    """The age is shown for a running script and after its success, also if an earlier attempt reported a step."""
+def test_status_shows_saves_without_a_step_and_unkept_files(screen: Callable[..., str]) -> None:
+    """The age is shown of a running and of a finished script; what nothing keeps is named, also beside a checkpoint."""
     progress = {"step": 3, "checkpoint_step": None, "saved_s": NOW_S - 4}
     running = screen(State("running", started_s=NOW_S - 200), progress, earlier=1, task=None, script="train.py")
     assert "  checkpoint  saved, step not reported, 4s ago\n" in running
@@ -153,10 +155,6 @@ def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str
     ended = screen(done, progress, task=None, script="train.py")
     assert "  checkpoint  saved, step not reported, 4s ago\n" in ended
     assert ended.endswith("  next        cloudtrain report digits-x")
-
-
-def test_status_names_the_files_that_nothing_keeps(screen: Callable[..., str]) -> None:
-    """The line is shown while the script runs, with a checkpoint too, and after the end."""
     lost = "not kept: model.pt; to keep: `keep: [model.pt]` in the config"
     progress = {"step": 3, "unkept": ["model.pt"]}
     running = screen(State("running", started_s=NOW_S - 200), progress, task=None, script="train.py")
@@ -169,23 +167,26 @@ def test_status_names_the_files_that_nothing_keeps(screen: Callable[..., str]) -
 
 def test_attempt_table_marks_a_save_without_a_step(make_job: Callable[..., Job]) -> None:
     """SAVED is a step if the name has the step, else `yes`; `-` if only an earlier attempt has saved."""
-    job = make_job("x", 2, config={"script": "train.py"})
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
-    attempt = replace(job.attempt, phase="sent", state=state)
-    shown = as_lines(view_of(replace(job, attempt=attempt), [replace(attempt, number=1), attempt]))
-    assert "  checkpoint  saved, step not reported" in shown
-    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "-"]
-    attempt = replace(attempt, progress={"step": 270, "saved_s": NOW_S - 9})
-    known = replace(attempt, number=1, progress=fold({}, [format_line("checkpoint", "", {"path": "out/step_250.pt"})]))
-    shown = as_lines(view_of(replace(job, attempt=attempt), [known, attempt]))
-    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["250", "yes"]
+    job = make_job("x", 2, config={"script": "train.py"}, phase="sent", state=state)
+    named = fold({}, [format_line("checkpoint", "", {"path": "out/step_250.pt"})])
+    unnamed = {"step": 270, "saved_s": NOW_S - 9}
+    for first, last, saved in (({}, {}, ["yes", "-"]), (named, unnamed, ["250", "yes"])):
+        now = replace(job, attempt=replace(job.attempt, progress=last))
+        shown = text_of(now, replace(now.attempt, number=1, progress=first)).splitlines()
+        assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == saved
+        assert "  checkpoint  saved, step not reported" in shown or first
 
 
-def test_status_of_a_pending_job_shows_the_reason(screen: Callable[..., str]) -> None:
-    """The line has the time since the submit, and the latest time to give up."""
+def test_status_of_a_pending_or_silent_job_shows_the_reason(
+    screen: Callable[..., str], make_job: Callable[..., Job]
+) -> None:
+    """The line has the time since the submit and the latest time to give up, or since when the backend is silent."""
     shown = screen(State("pending", detail="no capacity for 2 x ml.p4d.24xlarge"), limits={"max_wait": "2h"})
     assert "for 0s: no capacity for 2 x ml.p4d.24xlarge; given up after 2h" in shown
     assert "detail" not in shown
+    job = make_job("far", phase="sent", state=State("running"), unreachable_since_s=NOW_S - 3600 * 3)
+    assert "does not answer, first 3h ago; this is what it said last" in text_of(job)
 
 
 def test_status_of_a_failure_has_the_cause_on_a_screen(screen: Callable[..., str]) -> None:
@@ -207,8 +208,7 @@ def test_status_shows_the_frame_of_the_user_code_at_every_size(make_job: Callabl
     library = "".join(f'  File "/opt/lib/part{n}.py", line {n}, in call\n    inner()\n' for n in range(30))
     error = {**ERROR, "traceback": f"Traceback (most recent call last):\n{own}{library}ValueError: label 11"}
     state = State("failed", "error", True, error, started_s=NOW_S - 60, ended_s=NOW_S - 5)
-    job = make_job("x")
-    job = replace(job, attempt=replace(job.attempt, state=state))
+    job = make_job("x", state=state)
     shown = "\n".join(as_lines(view_of(job, [job.attempt]), ["line"] * 10, (80, rows)))
     assert '  File "train.py", line 31, in main\n                  loss = model(batch)\n                ...\n' in shown
     assert "part29.py" in shown or rows < 20
@@ -228,13 +228,13 @@ def test_status_prints_no_control_characters(screen: Callable[..., str]) -> None
 
 def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Callable[..., Job]) -> None:
     """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and has no hint about `keep`."""
-    job = make_job("kept", 2, config={"script": "train.py"})
+    state = State("running", started_s=NOW_S - 60)
+    job = make_job("kept", 2, config={"script": "train.py"}, state=state, progress={"step": 2})
     first = replace(job.attempt, number=1, progress={"step": 9, "checkpoint_step": None, "saved_s": NOW_S - 300})
-    last = replace(job.attempt, state=State("running", started_s=NOW_S - 60), progress={"step": 2})
-    shown = "\n".join(as_lines(view_of(replace(job, attempt=last), [first, last])))
+    shown = text_of(job, first)
     assert "  checkpoint  saved, step not reported, 5m ago, in attempt 1\n" in shown
     assert "how a script keeps" not in shown
-    assert view_of(replace(job, attempt=last), [first, last]).as_json()["checkpoint_at_s"] == NOW_S - 300
+    assert view_of(job, [first, job.attempt]).as_json()["checkpoint_at_s"] == NOW_S - 300
 
 
 def test_status_lists_the_newest_five_attempts(screen: Callable[..., str]) -> None:
@@ -245,17 +245,6 @@ def test_status_lists_the_newest_five_attempts(screen: Callable[..., str]) -> No
     assert rows[0][-2:] == ["300", "270"]
     assert "and 2 before" in shown
     assert "ATTEMPT" not in screen(State("running", started_s=NOW_S - 60), STEPS)
-
-
-def test_attempt_killed_after_a_save_has_the_checkpoint_of_its_successor(make_job: Callable[..., Job]) -> None:
-    """The attempt could not report its last checkpoint; the start of the next attempt does."""
-    job = make_job("digits-x", 2)
-    first = replace(_preempted(job.attempt, 1), progress={"step": 25})
-    last = replace(job.attempt, phase="sent", state=State("running"), progress={"step": 30, "resumed_step": 20})
-    assert saved_step(first, last) == 20
-    assert saved_step(last, None) is None
-    told = view_of(replace(job, attempt=last), [first, last]).as_json()
-    assert [each["checkpoint_step"] for each in told["attempts"]] == [20, None]
 
 
 def test_wait_prints_the_end_and_cause_of_each_job(cli: Any, seed: Callable[..., Job]) -> None:
@@ -272,82 +261,68 @@ def test_wait_prints_the_end_and_cause_of_each_job(cli: Any, seed: Callable[...,
     ]
 
 
-def test_status_shows_since_when_a_backend_is_silent(make_job: Callable[..., Job]) -> None:
-    """The screen has the last known state."""
-    job = make_job("far")
-    attempt = replace(job.attempt, phase="sent", state=State("running"), unreachable_since_s=NOW_S - 3600 * 3)
-    shown = "\n".join(as_lines(view_of(replace(job, attempt=attempt), [attempt])))
-    assert "does not answer, first 3h ago; this is what it said last" in shown
-
-
 def test_json_has_each_attempt_and_the_likely_cause(make_job: Callable[..., Job]) -> None:
-    """Scripts do not need to parse sentences."""
-    job = make_job("digits-x", 2, config={"task": "task.py"})
+    """Scripts do not need to parse sentences; the start of an attempt reports the last checkpoint of a killed one."""
     error = {"rank": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
-    last = replace(job.attempt, phase="sent", state=State("failed", "error", error=error), progress=STEPS)
-    told = view_of(replace(job, attempt=last), [_preempted(job.attempt, 1), last]).as_json()
-    assert [(each["number"], each["reason"], each["step"]) for each in told["attempts"]] == [
-        (1, "preempted", 100),
-        (2, "error", 390),
-    ]
+    state, config = State("failed", "error", error=error), {"task": "task.py"}
+    job = make_job("digits-x", 2, config=config, phase="sent", state=state, progress=STEPS)
+    told = view_of(job, [_preempted(job.attempt, 1), job.attempt]).as_json()
+    shown = [(each["number"], each["reason"], each["step"]) for each in told["attempts"]]
+    assert shown == [(1, "preempted", 100), (2, "error", 390)]
     assert "micro_batch_size" in told["likely"]
     assert (told["mfu"], round(told["data_share"], 2)) == (0.413, 0.12)
+    progress = {"step": 30, "resumed_step": 20}
+    job = make_job("digits-x", 2, phase="sent", state=State("running"), progress=progress)
+    first = replace(_preempted(job.attempt, 1), progress={"step": 25})
+    assert saved_step(first, job.attempt) == 20
+    assert saved_step(job.attempt, None) is None
+    told = view_of(job, [first, job.attempt]).as_json()
+    assert [each["checkpoint_step"] for each in told["attempts"]] == [20, None]
 
 
-def test_lines_before_come_from_the_exit_report(seed: Callable[..., Job], home: Path) -> None:
-    """Without lines from the platform and without a log cache, the list is empty."""
-    registry = Registry()
-    assert lines_before(registry, seed("a", State("failed", "error", error=ERROR))) == ["a"] * 10
-    assert lines_before(registry, seed("b", State("failed", "error", error={**ERROR, "lines": []}))) == []
+FRAME = '  File "a.py", line 3, in f\n    return 1 / x\n           ~~^~~'
+TRACE = f"Traceback (most recent call last):\n{FRAME}\nValueError: y"
+CHAIN = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+FIRST = "Traceback (most recent call last):\n  File z\n    ^^^\nKeyError: z"
+SHORT = "Traceback (most recent call last):\n  File x\nValueError: y\n"
 
 
-def test_lines_before_come_from_a_fuller_log_cache(seed: Callable[..., Job], home: Path) -> None:
-    """SageMaker passes on a thousand characters: two of these lines are fewer than the lines in the log cache."""
-    from cloudtrain.launcher.logs.stream import keep_whole
-
-    log = "".join(f"shard {n}\n" for n in range(30)) + "Traceback (most recent call last):\n  File x\nValueError: y\n"
-    error = {**ERROR, "lines": ["shard 28", "shard 29"]}
-    job = seed("c", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
-    registry = Registry()
-    assert lines_before(registry, job) == ["shard 28", "shard 29"]
+@pytest.mark.parametrize(
+    ("told", "log", "reported", "cached"),
+    [
+        ({}, "", ["a"] * 10, ["a"] * 10),
+        # SageMaker passes on a thousand characters: two of these lines are fewer than the lines in the log cache.
+        (
+            {"lines": ["shard 28", "shard 29"]},
+            "".join(f"shard {n}\n" for n in range(30)) + SHORT,
+            ["shard 28", "shard 29"],
+            [f"shard {n}" for n in range(20, 30)],
+        ),
+        ({"lines": []}, SHORT, [], []),  # a rank that fails before its first line has printed nothing
+        # For a restarted rank and a chain of exceptions, the traceback is shown only once, below.
+        (
+            {"traceback": TRACE, "lines": ["           ~~^~~", "ValueError: y", "once more"]},
+            f"hello\n{TRACE}\nonce more\n{FIRST}{CHAIN}{TRACE}\n",
+            ["once more"],
+            ["hello", "once more"],
+        ),
+    ],
+    ids=["exit report", "fuller log cache", "only a traceback", "parts of tracebacks"],
+)
+def test_lines_before_come_from_the_exit_report_or_a_fuller_log_cache(
+    seed: Callable[..., Job], registry: Registry, told: dict[str, Any], log: str, reported: list[str], cached: list[str]
+) -> None:
+    """Without lines from the platform and without a log cache, the list is empty; no line is of the traceback."""
+    job = seed("a", State("failed", "error", error={**ERROR, **told}, started_s=1.0, ended_s=2.0), {"1": log})
+    assert lines_before(registry, job) == reported
     assert keep_whole(registry, job, job.attempt)
-    assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
-
-
-def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[..., Job], home: Path) -> None:
-    """A rank that fails before its first line has printed nothing, and its traceback is shown once."""
-    from cloudtrain.launcher.logs.stream import keep_whole
-
-    log = "Traceback (most recent call last):\n  File x\nValueError: y\n"
-    job = seed("d", State("failed", "error", error={**ERROR, "lines": []}, started_s=1.0, ended_s=2.0), {"1": log})
-    registry = Registry()
-    assert keep_whole(registry, job, job.attempt)
-    assert lines_before(registry, job) == []
-
-
-def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
-    """For a restarted rank and a chain of exceptions, the traceback is shown only once, below."""
-    from cloudtrain.launcher.logs.stream import keep_whole
-
-    frame = '  File "a.py", line 3, in f\n    return 1 / x\n           ~~^~~'
-    trace = f"Traceback (most recent call last):\n{frame}\nValueError: y"
-    chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
-    first = "Traceback (most recent call last):\n  File z\n    ^^^\nKeyError: z"
-    log = f"hello\n{trace}\nonce more\n{first}{chain}{trace}\n"
-    error = {**ERROR, "traceback": trace, "lines": ["           ~~^~~", "ValueError: y", "once more"]}
-    job = seed("e", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
-    registry = Registry()
-    assert lines_before(registry, job) == ["once more"]
-    assert keep_whole(registry, job, job.attempt)
-    assert lines_before(registry, job) == ["hello", "once more"]
+    assert lines_before(registry, job) == cached
 
 
 def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job has its last known state, and a note gives the reason."""
-    import threading
-
     seed("hangs", State("running", started_s=NOW_S))
     seed("ended", State("succeeded"))
     release = threading.Event()
@@ -372,3 +347,23 @@ def test_status_without_a_name_shows_the_last_job(seed: Callable[..., Job], caps
     seed("second", State("stopped", "user"))
     status_command.command.main([], standalone_mode=False)
     assert capsys.readouterr().out.startswith("second  stopped (user)\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"notify": [{"slack": "env:A"}]}, "all that `notify` names receive nothing"),
+        ({"notify": [{"slack": "env:A"}, {"slack": "env:B", "from_job": True}]}, "without `from_job` receive nothing"),
+        ({"budget": {"limit": "1 USD"}}, "get alerts  cloudtrain watch one"),
+        ({}, None),
+        ({"notify": [{"slack": "env:B", "from_job": True}]}, None),
+    ],
+)
+def test_alert_receivers_need_a_follower(
+    make_job: Callable[..., Job], config: dict[str, Any], said: str | None
+) -> None:
+    """The job itself may send alerts instead, and a job without alerts needs no follower either."""
+    lines = unattended(make_job("one", config=config))
+    text = "\n".join(lines)
+    assert len(lines) == 2 if said is None else said in text
+    assert "cloudtrain stop one" in text

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageEr
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import remove, stopping
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 
 class Platform:
@@ -41,24 +40,22 @@ class Platform:
 
 def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None:
     """Only the script itself can save after SIGTERM; a kill prevents any save."""
-    made = make_job("j")
-    script = replace(made, attempt=replace(made.attempt, plan=replace(made.attempt.plan, saves=False)))
+
+    def words(*flags: bool, number: int = 1, **attempt: Any) -> str:
+        return stopping.StopResult(
+            make_job("j", number, **{"plan": plan_of(saves=False), **attempt}), "asked", *flags
+        ).words
+
+    keeps, kept = plan_of(saves=False, keeps=True), "stopping j with SIGTERM (the files of `keep` are saved"
     saves = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
-    assert stopping.StopResult(script, "asked").words == f"stopping j with SIGTERM ({saves})"
-    waiting = replace(script, attempt=replace(script.attempt, state=State("pending", detail="waits for free nodes")))
-    assert stopping.StopResult(waiting, "asked").words == "stopping j before its start"
-    loses = replace(script, attempt=replace(script.attempt, progress={"unkept": ["model.pt"]}))
-    assert stopping.StopResult(loses, "asked").words == (
+    assert words() == f"stopping j with SIGTERM ({saves})"
+    assert words(state=State("pending", detail="waits for free nodes")) == "stopping j before its start"
+    assert words(progress={"unkept": ["model.pt"]}) == (
         f"stopping j with SIGTERM ({saves}; not kept: model.pt; to keep: `keep: [model.pt]` in the config)"
     )
-    keeps = replace(made, attempt=replace(made.attempt, plan=replace(script.attempt.plan, keeps=True)))
-    words = "stopping j with SIGTERM (the files of `keep` are saved"
-    assert stopping.StopResult(keeps, "asked").words == f"{words}; none was seen so far)"
-    again = replace(keeps, attempt=replace(keeps.attempt, number=2))
-    assert stopping.StopResult(again, "asked").words == f"{words})"
-    kept = replace(keeps, attempt=replace(keeps.attempt, progress={"checkpoint": "model.pt"}))
-    assert stopping.StopResult(kept, "asked").words == f"{words})"
-    assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
+    assert words(plan=keeps) == f"{kept}; none was seen so far)"
+    assert words(plan=keeps, number=2) == words(plan=keeps, progress={"checkpoint": "model.pt"}) == f"{kept})"
+    assert words(True, True) == "stopping j at once, without saving"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,7 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     ],
 )
 def test_stop_reports_the_kind_of_its_request(
-    home: Path,
+    registry: Registry,
     make_job: Callable[..., Job],
     monkeypatch: pytest.MonkeyPatch,
     now: bool,
@@ -78,7 +75,7 @@ def test_stop_reports_the_kind_of_its_request(
     words: str,
 ) -> None:
     """For a platform that lets every job save, the text mentions no kill; a refused question sends no request."""
-    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=can_kill)
+    platform = Platform(State("running", started_s=1.0), can_kill=can_kill)
     monkeypatch.setattr(backends, "load", lambda name: platform)
     job, _ = registry.add("j", make_job, exclusive=True, key=None)
     assert (stopping.ask(registry, "j", now=now).verdict, platform.stops) == ("unsent", [])
@@ -95,10 +92,10 @@ def test_stop_reports_the_kind_of_its_request(
 
 
 def test_stop_without_a_job_asks_about_the_newest(
-    home: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A named job stops without a question, the newest job only after a question."""
-    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=True)
+    platform = Platform(State("running", started_s=1.0), can_kill=True)
     monkeypatch.setattr(backends, "load", lambda name: platform)
     job, _ = registry.add("j", make_job, exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -112,10 +109,13 @@ def test_stop_without_a_job_asks_about_the_newest(
 
 
 def test_stop_takes_several_jobs(
-    home: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry,
+    make_job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each job is stopped once; an unknown name stops no job, and a fault of one job does not end the command."""
-    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=True)
+    platform = Platform(State("running", started_s=1.0), can_kill=True)
     monkeypatch.setattr(backends, "load", lambda name: platform)
     monkeypatch.setattr(stopping, "submitter_lives", lambda attempt: False)
     for job_id in ("unsure", "one", "two"):
@@ -165,9 +165,8 @@ def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: Callable[..., Job]) 
 
 def test_removal_of_an_active_job_is_refused_by_its_state(make_job: Callable[..., Job]) -> None:
     """Only a job that was seen running is called running."""
-    made = make_job("j")
-    runs = replace(made, attempt=replace(made.attempt, state=State("running")))
-    lost = replace(runs, attempt=replace(runs.attempt, unreachable_since_s=1.0))
+    made, state = make_job("j"), State("running")
+    runs, lost = make_job("j", state=state), make_job("j", state=state, unreachable_since_s=1.0)
     for job, words in ((runs, "j is running"), (lost, "j may still be running"), (made, "j may still be running")):
         with pytest.raises(UsageError, match=words):
             remove.require_over([job])

@@ -3,14 +3,14 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, Pace, agent_pages, load
+from cloudtrain.launcher.backend import LogLine, LogPage, Pace, agent_pages, load
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs.late_lines import HoldBack
@@ -18,7 +18,22 @@ from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 
+Open = Callable[..., LogStream]
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
+
+
+@pytest.fixture
+def stream_of(registry: Registry) -> Iterator[Open]:
+    """Return a function that opens the stream of a job; the streams are closed at the end of the test."""
+    opened: list[LogStream] = []
+
+    def begin(job: Job, view: View | None = None) -> LogStream:
+        opened.append(LogStream(registry, job, job.attempt, view))
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
 
 
 def written(home: Path, job: Job, rank: int, *notes: tuple[str, float]) -> None:
@@ -43,48 +58,43 @@ def all_of(stream: LogStream) -> list[LogLine]:
     return found
 
 
-def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """Without new lines, the stream of a running job is empty but not over."""
+def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], stream_of: Open) -> None:
+    """Without new lines a stream is empty but not over; `tail` gives the last lines, and `read` the later lines."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    stream = LogStream(registry, job, job.attempt)
+    stream = stream_of(job)
     assert (texts(stream.read()), stream.read(), stream.is_over) == (["one"], [], False)
     written(home, job, 1, ("two\n", 5.0))
     assert texts(stream.read()) == ["two"]
-    stream.close()
+    job = seed("long", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
+    stream = stream_of(job)
+    assert texts(stream.tail(3)) == ["47", "48", "49"]
+    written(home, job, 0, ("50\n", 5.0))
+    assert texts(stream.read()) == ["50"]
 
 
-def test_stream_is_over_only_after_the_end_of_the_job(seed: Callable[..., Job], registry: Registry) -> None:
+def test_stream_is_over_only_after_the_end_of_the_job(
+    seed: Callable[..., Job], registry: Registry, stream_of: Open
+) -> None:
     """`update` passes the end to the stream; after the last line, a further read is empty."""
     job = seed("going", RUNNING)
-    stream = LogStream(registry, job, job.attempt)
+    stream = stream_of(job)
     stream.read()
     registry.set_state(job.attempt, DONE, {})
     stream.update(registry.find("going").attempt)
     assert (all_of(stream), stream.is_over, stream.read()) == ([], True, [])
-    stream.close()
 
 
-def test_stream_continues_after_its_tail(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """`tail` gives the last lines, and `read` gives the later lines."""
-    job = seed("going", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
-    stream = LogStream(registry, job, job.attempt)
-    assert texts(stream.tail(3)) == ["47", "48", "49"]
-    written(home, job, 0, ("50\n", 5.0))
-    assert texts(stream.read()) == ["50"]
-    stream.close()
-
-
-def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], registry: Registry) -> None:
+def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], stream_of: Open) -> None:
     """The tail has the last matching lines, however far back."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
     for _ in ("from the files", "from what is kept"):
-        stream = LogStream(registry, job, job.attempt)
+        stream = stream_of(job)
         assert texts(stream.tail(2, lambda line: line.text.endswith("77"))) == ["377", "477"]
         stream.close()
 
 
 def test_stream_tail_of_a_long_log_reads_only_the_end(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty lines of an uncached log of 900,000 lines take a read of fewer than 50 lines."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})
@@ -97,15 +107,14 @@ def test_stream_tail_of_a_long_log_reads_only_the_end(
         return page
 
     monkeypatch.setattr(load("local"), "logs", counting)
-    stream = LogStream(registry, job, job.attempt)
+    stream = stream_of(job)
     found = texts(stream.tail(20))
     assert (len(found), sum(looks) < 50) == (20, True)
     assert {"899999", "other"} & set(found)
-    stream.close()
 
 
 def test_stream_orders_the_lines_of_ranks_across_pages(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank writes ten times as much as its neighbour, so that pages of equal size would drift apart."""
     monkeypatch.setattr(node_logs, "FILE_BYTES", 1000)
@@ -115,13 +124,24 @@ def test_stream_orders_the_lines_of_ranks_across_pages(
         written(
             home, job, rank, *(("".join(f"{rank} {tenth} {i}\n" for i in range(each)), tenth) for tenth in range(400))
         )
-    stream = LogStream(registry, job, job.attempt)
+    stream = stream_of(job)
     found = all_of(stream)
     assert [line.time_s for line in found] == sorted(line.time_s for line in found)
     for rank, each in ((0, 1), (1, 10)):
         wanted = [f"{rank} {tenth} {i}" for tenth in range(400) for i in range(each)]
         assert [line.text for line in found if line.rank == rank] == wanted
-    stream.close()
+
+
+def page_of(folder: Path, cursor: dict[str, int], *limits: Any) -> LogPage:
+    """Return the page after the cursor of a job with a single node."""
+    return agent_pages.page(cursor, {0: node_logs.read(folder, agent_pages.offsets(cursor, 0), *limits)})
+
+
+def log_in(folder: Path, text: str) -> Path:
+    """Write the log of rank 0, and return its path."""
+    (folder / "log").mkdir()
+    (folder / "log" / "rank-0.log").write_text(text)
+    return folder / "log" / "rank-0.log"
 
 
 def test_pages_keep_the_order_of_each_file_if_its_clock_goes_back(tmp_path: Path) -> None:
@@ -138,9 +158,7 @@ def test_pages_keep_the_order_of_each_file_if_its_clock_goes_back(tmp_path: Path
     (tmp_path / "exit.json").write_text("{}")
     cursor: dict[str, int] = {}
     found: dict[int | None, list[int]] = {}
-    while (
-        page := agent_pages.page(cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(cursor, 0), None, 1)})
-    ).lines:
+    while (page := page_of(tmp_path, cursor, None, 1)).lines:
         cursor = json.loads(json.dumps(page.cursor))
         for line in page.lines:
             found.setdefault(line.rank, []).append(int(line.text))
@@ -173,42 +191,33 @@ def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: py
 
 def test_running_progress_bar_arrives_in_states(tmp_path: Path) -> None:
     """A bar may have no newline for hours: its states arrive as written, each once."""
-    folder = tmp_path / "log"
-    folder.mkdir()
-    log = folder / "rank-0.log"
-    log.write_text("begin\n\r 10%\r 20%\r 3")
-    first = agent_pages.page({}, {0: node_logs.read(tmp_path, {})})
+    log = log_in(tmp_path, "begin\n\r 10%\r 20%\r 3")
+    first = page_of(tmp_path, {})
     assert texts(first.lines) == ["begin", "\r 10%\r 20%\r"]
     with log.open("a") as file:
         file.write("0%\r100%\nafter\n")
-    second = agent_pages.page(first.cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(first.cursor, 0))})
-    assert texts(second.lines) == [" 30%\r100%", "after"]
+    assert texts(page_of(tmp_path, first.cursor).lines) == [" 30%\r100%", "after"]
 
 
 def test_line_without_end_arrives_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of a hundred megabytes must not stay in memory until its newline."""
     monkeypatch.setattr(node_logs, "LINE_BYTES", 1000)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 100)
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "rank-0.log").write_text("x" * 3500)
+    log_in(tmp_path, "x" * 3500)
     cursor: dict[str, int] = {}
     sizes = []
-    while page := agent_pages.page(cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(cursor, 0), None, 1)}):
-        if not page.lines:
-            break
+    while (page := page_of(tmp_path, cursor, None, 1)).lines:
         cursor = page.cursor
         sizes.append(len(page.lines[0].text))
     assert sizes == [1000, 1000, 1000]
 
 
-@pytest.mark.parametrize(("ended", "shown"), [(False, ["a"]), (True, ["a", "b"])])
-def test_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bool, shown: list[str]) -> None:
+def test_last_line_without_newline_waits_for_the_end(tmp_path: Path) -> None:
     """The line may be incomplete."""
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "rank-0.log").write_text("a\r\nb")
-    if ended:
-        (tmp_path / "exit.json").write_text("{}")
-    assert texts(agent_pages.page({}, {0: node_logs.read(tmp_path, {})}).lines) == shown
+    log_in(tmp_path, "a\r\nb")
+    assert texts(page_of(tmp_path, {}).lines) == ["a"]
+    (tmp_path / "exit.json").write_text("{}")
+    assert texts(page_of(tmp_path, {}).lines) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +227,7 @@ def test_near_end_never_skips_a_requested_line(
     tmp_path: Path, lines: int | None, since_s: float | None, wanted: str
 ) -> None:
     """The offset includes an extra line, because the last line may be incomplete."""
-    (tmp_path / "log").mkdir()
-    log = tmp_path / "log" / "rank-0.log"
-    log.write_text("".join(f"{number}\n" for number in range(10)))
+    log = log_in(tmp_path, "".join(f"{number}\n" for number in range(10)))
     log.with_suffix(".times").write_text("".join(f"{2 * (number + 1)} {number}.0\n" for number in range(10)))
     offset = node_logs.near_end(tmp_path, lines=lines, since_s=since_s)["rank-0.log"]
     found = log.read_text()[offset:].split()
@@ -271,7 +278,7 @@ def test_hold_back_is_bounded(
 
 
 def test_hold_back_time_comes_from_the_backend_or_the_user(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--hold-back 0` shows a line at once and overrides the backend's time."""
     now_s = 1000.0
@@ -279,31 +286,25 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
     monkeypatch.setattr("cloudtrain.launcher.backend.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
-    waiting, at_once = (
-        LogStream(registry, job, job.attempt),
-        LogStream(registry, job, job.attempt, View(hold_back_s=0.0)),
-    )
+    waiting, at_once = stream_of(job), stream_of(job, View(hold_back_s=0.0))
     assert (waiting.read(), len(at_once.read())) == ([], 2)
     now_s += 61
     assert len(waiting.read()) == 2
-    waiting.close()
-    at_once.close()
 
 
 def test_held_lines_come_at_the_end_of_the_log(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], registry: Registry, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines that wait for earlier lines of other nodes are shown when the log ends, and stored."""
     monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: 1000.0)
     monkeypatch.setattr("cloudtrain.launcher.backend.agent_pages.time.time", lambda: 1000.0)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
-    stream = LogStream(registry, job, job.attempt)
+    stream = stream_of(job)
     assert stream.read() == []
     registry.set_state(job.attempt, DONE, {})
     stream.update(registry.find("going").attempt)
     assert sorted(texts(all_of(stream))) == ["hello from node 0", "hello from node 1"]
-    stream.close()
 
 
 # -- an unreachable backend ------------------------------------------------------------------------------------------
@@ -315,49 +316,34 @@ def unreachable(*args: Any, **named: Any) -> Any:
 
 
 def test_cached_stream_does_not_use_the_backend(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines of an ended job are readable without credentials and without the machine."""
     job = seed("ended", DONE)
-    first = LogStream(registry, job, job.attempt)
+    first = stream_of(job)
     found = all_of(first)
     first.close()
     monkeypatch.setattr(load("local"), "logs", unreachable)
     monkeypatch.setattr(load("local"), "pace", unreachable)
     shutil.rmtree(home / "local")
-    again = LogStream(registry, job, job.attempt)
+    again = stream_of(job)
     assert all_of(again) == found
-    again.close()
 
 
 def test_stream_shows_cached_lines_of_an_unreachable_backend(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the stream raises, and continues when the backend is back, without a lost or repeated line."""
-    job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    first = LogStream(registry, job, job.attempt)
+    """The last cached lines are better than an error; after them the stream raises, and then loses no line."""
+    job = seed("going", RUNNING, {"0": "zero\none\n", "1": ""})
+    first = stream_of(job)
     first.read()
     first.close()
     written(home, job, 0, ("two\n", 5.0))
     with monkeypatch.context() as outage:
         outage.setattr(load("local"), "logs", unreachable)
-        again = LogStream(registry, job, job.attempt)
-        assert texts(again.read()) == ["one"]
+        assert texts(stream_of(job).tail(1)) == ["one"]
+        again = stream_of(job)
+        assert texts(again.read()) == ["zero", "one"]
         with pytest.raises(UnreachableError):
             again.read()
     assert texts(again.read()) == ["two"]
-    again.close()
-
-
-def test_stream_tail_of_an_unreachable_backend_uses_the_log_cache(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last cached lines are better than an error."""
-    job = seed("going", RUNNING, {"0": "one\ntwo\n", "1": ""})
-    first = LogStream(registry, job, job.attempt)
-    first.read()
-    first.close()
-    monkeypatch.setattr(load("local"), "logs", unreachable)
-    again = LogStream(registry, job, job.attempt)
-    assert texts(again.tail(1)) == ["two"]
-    again.close()

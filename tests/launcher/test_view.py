@@ -4,7 +4,6 @@ import html
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,8 +82,7 @@ def test_screens_show_the_same_figures(
     plan = plan_of(instances=2, ranks=2, hourly_usd=30.0, worst_case_usd=33.0, cap_s=3600, deadline_s=3300)
 
     def make(job_id: str, number: int) -> Job:
-        job = make_job(job_id, number, config={"budget": {"limit": "40 USD"}, "task": "task.py"})
-        return replace(job, attempt=replace(job.attempt, plan=plan))
+        return make_job(job_id, number, config={"budget": {"limit": "40 USD"}, "task": "task.py"}, plan=plan)
 
     job, _ = registry.add("job", make, exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
