@@ -1,4 +1,9 @@
-"""The table of machine types and prices."""
+"""The table of machine types and prices, and the tool that makes the table from collected facts."""
+
+import csv
+import runpy
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,34 +13,32 @@ ROWS = [row for backend in catalog.backends() for row in catalog.rows(backend)]
 VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hour"]]
 
 
-def test_each_price_has_a_source_and_a_date() -> None:
-    """Each price is above 0 and marked as derived or not."""
+def test_rows_of_the_table_are_sound() -> None:
+    """Each price is above 0, has a source and a date, is marked as derived or not; a type has one row in a region."""
     for row in ROWS:
         assert row["source"]
         for price in (row["usd_per_hour"], row["spot_usd_per_hour"]):
             assert not price or (float(price) > 0 and row["as_of"] and row["derived"] in ("yes", "no")), row
-
-
-def test_each_machine_has_a_single_row() -> None:
-    """A second row of a type and region would never be read."""
     keys = [(row["backend"], row["instance_type"], row["region"]) for row in ROWS]
     assert len(set(keys)) == len(keys)
 
 
 def test_spot_costs_less() -> None:
-    """A spot price at or above the on-demand price would be an invented figure."""
+    """Azure has quoted spot prices; Vertex AI's have the full fee, 15 % of the on-demand price; SageMaker has none."""
     both = [row for row in ROWS if row["spot_usd_per_hour"] and row["usd_per_hour"]]
     assert {row["backend"] for row in both} == {"azureml", "vertex"}
     assert [row for row in both if float(row["spot_usd_per_hour"]) >= float(row["usd_per_hour"])] == []
-
-
-def test_vertex_spot_price_has_the_full_fee() -> None:
-    """The fee is 15 % of the on-demand price, not of the spot price; the rest is Compute Engine's spot price."""
     assert len(VERTEX) == 90
     for row in VERTEX:
         on_demand = float(row["usd_per_hour"]) / 1.15
         infra = float(row["spot_usd_per_hour"]) - 0.15 * on_demand
         assert 0.2 < infra / on_demand < 0.65, row  # 1.15 x spot would leave 0.14 for the cheapest
+    azure = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
+    aws = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
+    assert "spot" in azure.rates
+    assert azure.hourly_usd is not None
+    assert azure.rates["spot"].usd < azure.hourly_usd
+    assert "spot" not in aws.rates
 
 
 @pytest.mark.parametrize(
@@ -69,20 +72,14 @@ def test_unknown_price_is_none() -> None:
     assert catalog.by_type("vertex", "a2-highgpu-3g", "us-central1") is None
 
 
-def test_spot_price_depends_on_the_backend() -> None:
-    """Azure's table has quoted spot prices; SageMaker's table has no spot prices."""
-    azure = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
-    aws = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
-    assert "spot" in azure.rates
-    assert azure.hourly_usd is not None
-    assert azure.rates["spot"].usd < azure.hourly_usd
-    assert "spot" not in aws.rates
-
-
-def test_unknown_accelerator_is_answered_with_the_nearest_name() -> None:
-    """Letters in place of zeros count as zeros, and the hint can be written in a config."""
+def test_unknown_names_are_answered_with_known_ones() -> None:
+    """Letters in place of zeros count as zeros; a type without a price names regions with a price, also of a slip."""
     for wanted, meant in (("A1OO:8", "A100"), ("h10:8", "H100"), ("RTX-PR-6000:1", "RTX-PRO-6000")):
         assert catalog.unknown(wanted).endswith(f"did you mean `{meant}`?"), wanted
+    said = catalog.unpriced("sagemaker", "ml.g4dn.xlarge", "mars-1")
+    assert said.startswith("no price of ml.g4dn.xlarge in mars-1 (known in ")
+    assert "us-east-1" in said
+    assert "known in" not in catalog.unpriced("sagemaker", "ml.none", "us-east-1")
 
 
 def test_accelerators_are_found_by_their_name() -> None:
@@ -103,9 +100,76 @@ def test_accelerators_are_found_by_their_name() -> None:
     ]
 
 
-def test_type_without_a_price_names_regions_with_a_price() -> None:
-    """The text shows a misspelt region, and also a region without prices."""
-    said = catalog.unpriced("sagemaker", "ml.g4dn.xlarge", "mars-1")
-    assert said.startswith("no price of ml.g4dn.xlarge in mars-1 (known in ")
-    assert "us-east-1" in said
-    assert "known in" not in catalog.unpriced("sagemaker", "ml.none", "us-east-1")
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = (
+    "backend,instance_type,accelerator,accelerator_count,accelerator_memory_gib,vcpus,memory_gib,interconnect,region,"
+    "on_demand_usd_per_hour,spot_usd_per_hour,infra_on_demand_usd_per_hour,infra_spot_usd_per_hour,derived,source,as_of,note"
+)
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    """Return the tool's names."""
+    return runpy.run_path(str(ROOT / "tools" / "price_table.py"))
+
+
+def made(tool: Any, *lines: str) -> list[dict[str, str]]:
+    """Return the rows for facts: type, own price, spot, infra price, infra spot, derived, source, date."""
+    facts = [HEAD]
+    for line in lines:
+        backend, name, own, spot, infra, infra_spot, derived, source, day = line.split("|")
+        facts.append(
+            f'{backend},{name},X,8,80,1,1,-,r,{own},{spot},{infra},{infra_spot},{derived},"{source}",{day},note'
+        )
+    return list(csv.DictReader(tool["table"]("\n".join(facts)).splitlines()))
+
+
+def test_figures_are_copied_unchanged(tool: Any) -> None:
+    """A blank stays blank, a derived figure stays marked, and sources lose remarks for their collector."""
+    rows = made(
+        tool,
+        "sagemaker|a|4.890||||no|list, quoted (text index id 7; by hand)|2026-09",
+        "sagemaker|b|||21.5|||list|2025-11-30",
+        "azureml|c|3.10|0.4|||yes|text|2021?",
+    )
+    assert [(row["usd_per_hour"], row["spot_usd_per_hour"], row["derived"]) for row in rows] == [
+        ("4.890", "", "no"),
+        ("", "", ""),
+        ("3.10", "0.4", "yes"),
+    ]
+    assert [row["source"] for row in rows] == ["list, quoted (by hand)", "list", "text"]
+
+
+def test_vertex_price_is_derived_if_not_quoted(tool: Any) -> None:
+    """The source is Compute Engine's price plus the fee; an unreliable quote and a useless spot price are replaced."""
+    rows = made(
+        tool,
+        "vertex|a|||10|4||catalogue|2026-01-01",
+        "vertex|b|12||10|10|no|page|2026-01-01",
+        "vertex|c|12||10|11|no|blog, low confidence|2026-01-01",
+        "vertex|d||||||list|",
+    )
+    assert [(row["usd_per_hour"], row["spot_usd_per_hour"], row["derived"]) for row in rows] == [
+        ("11.5", "5.5", "yes"),
+        ("12", "", "no"),
+        ("11.5", "", "yes"),
+        ("", "", ""),
+    ]
+    assert "x 1.15" in rows[0]["source"]
+    assert "not 12" in rows[2]["source"]
+
+
+@pytest.mark.parametrize(
+    "line", ["sagemaker|a|0||||no|list|2026", "azureml|a|1||||no||2026", "azureml|a|1|||||list|2026"]
+)
+def test_price_without_an_origin_is_refused(tool: Any, line: str) -> None:
+    """A price of 0 is refused too."""
+    with pytest.raises(ValueError, match="line 2"):
+        made(tool, line)
+
+
+def test_shipped_tables_have_the_form_of_the_tool(tool: Any) -> None:
+    """The tool wrote the tables in the package."""
+    texts = [path.read_text() for path in (ROOT / "backends").glob("*/instances.csv")]
+    assert {text.splitlines()[0] for text in texts} == {",".join(tool["COLUMNS"])}
+    assert "text index" not in "".join(texts)

@@ -1,9 +1,10 @@
-"""The list keeps rows of ended jobs, and chooses jobs by filters."""
+"""The list keeps rows of ended jobs, chooses jobs by filters, and tells what is beside its table."""
 
 import hashlib
 import json
 import queue
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import ConfigError, CredentialError
+from cloudtrain.launcher import cli
+from cloudtrain.launcher.errors import ConfigError, CredentialError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import causes, listing, poller, refresh
 from cloudtrain.launcher.jobs.listing import JobFilter, chosen
@@ -55,8 +57,10 @@ def test_listing_keeps_the_json_of_status(registry: Registry, add: Callable[...,
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
 
 
-def test_listing_drops_a_line_when_the_job_changes(registry: Registry, add: Callable[..., Job]) -> None:
-    """Any write to the job or an attempt drops the row: a later end, a resume, a reused name."""
+def test_listing_drops_a_line_when_the_job_or_the_form_changes(
+    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any write to the job or an attempt drops the row: an end, a resume, a reused name; a new version drops all."""
     job = add("done")
     assert ids(registry) == ["done"]
     registry.set_state(job.attempt, State("failed", "error"), {})
@@ -65,13 +69,7 @@ def test_listing_drops_a_line_when_the_job_changes(registry: Registry, add: Call
     assert chosen(registry, JobFilter()).lines[0].outcome == "pending"
     registry.mark_never_sent(registry.attempt(job, 2), State("failed", "error", detail="refused"))
     assert chosen(registry, JobFilter()).lines[0].outcome == "not sent"
-
-
-def test_listing_rebuilds_lines_of_an_older_form(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A newer version does not show the texts of an older version."""
-    add("done")
+    add("other")
     chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
     assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
@@ -120,12 +118,20 @@ def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
 
 
 def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Callable[..., Job]) -> None:
-    """Running and ended jobs share the order of their submits."""
+    """Running and ended jobs share the order of their submits; a job that leaves the chosen states is dropped."""
     for number in range(6):
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
     assert ids(registry) == [f"job-{number}" for number in reversed(range(6))]
     assert ids(registry, limit=3) == ["job-5", "job-4", "job-3"]
     assert [view.job.id for view in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
+    add("a", State("running"))
+
+    def ask(jobs: list[Job]) -> list[Job]:
+        return [replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs]
+
+    assert chosen(registry, JobFilter(states=frozenset({"running"})), ask).lines == []
+    first = chosen(registry, JobFilter(states=frozenset({"succeeded"})), ask).lines[0]
+    assert (first.job_id, first.state) == ("a", "succeeded")
 
 
 @pytest.mark.parametrize(
@@ -239,19 +245,6 @@ def test_job_that_cannot_be_described_hides_no_job(
         assert json.loads(odd.described)["fault"] == "it cannot be described: TypeError: no such thing"
 
 
-def test_list_drops_a_job_that_leaves_the_chosen_states(registry: Registry, add: Callable[..., Job]) -> None:
-    """`--active` omits a job that proves to have ended; `--state succeeded` includes the job."""
-    add("a", State("running"))
-
-    def ask(jobs: list[Job]) -> list[Job]:
-        return [replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs]
-
-    assert chosen(registry, JobFilter(states=frozenset({"running"})), ask).lines == []
-    assert [line.state for line in chosen(registry, JobFilter(states=frozenset({"succeeded"})), ask).lines] == [
-        "succeeded"
-    ]
-
-
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], bool]], None]:
     """Return a function that ends the patience after so many answers and once a condition holds, on any machine."""
@@ -348,3 +341,92 @@ def test_poll_reports_a_registry_that_cannot_be_opened(
     answers = poller.ask(registry, jobs, 60.0)
     assert {fault.message for fault in answers.faults.values()} == {"too many open files"}
     assert len(answers.faults) == 20
+
+
+def run(*args: str) -> None:
+    """Run `list` in this process."""
+    cli.cli.main(["list", *args], standalone_mode=False)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every backend refuse to report a job's state."""
+
+    def refresh(registry: Registry, job: Job) -> Job:
+        raise CredentialError("the token has expired")
+
+    monkeypatch.setattr(poller, "refresh", refresh)
+
+
+@pytest.mark.usefixtures("refused")
+def test_list_shows_the_last_state_of_a_job_that_cannot_be_polled(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table has the last state with the reason on standard error; JSON has the reason in `not_answered`."""
+    seed("far", State("running", started_s=1.0))
+    seed("done", State("succeeded", started_s=1.0, ended_s=2.0))
+    run()
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == ["JOB", "done", "far"]
+    assert "far is listed as it was last seen: the token has expired" in told.err
+    run("--json")
+    found = json.loads(capsys.readouterr().out)
+    assert [each["job"] for each in found["jobs"]] == ["done", "far"]
+    assert (found["running"], found["not_answered"]) == (1, {"far": "the token has expired"})
+
+
+def test_list_reports_an_empty_list(seed: Callable[..., Job], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message is on standard error, and differs when the registry has jobs; a script reads an empty list alike."""
+    for line, words in (
+        ("", "no jobs: cloudtrain submit"),
+        ("--active", "no jobs are active"),
+        ("--tag a=b", "no jobs: "),
+    ):
+        run(*line.split())
+        told = capsys.readouterr()
+        assert (told.out, words in told.err) == ("", True)
+    run("--json")
+    empty = {"jobs": [], "sweeps": [], "running": 0, "burn_usd_per_hour": 0.0, "not_answered": {}}
+    assert json.loads(capsys.readouterr().out) == empty
+    seed("done", State("succeeded"))
+    run("--tag", "team=vision")
+    assert "no job is like that" in capsys.readouterr().err
+
+
+def test_list_on_a_narrow_terminal_keeps_the_state(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 80 columns PROGRESS shrinks first; in 60 the missing columns are named, so no table seems complete."""
+    job = seed("digits-x4k2p", State("stopped", "user", resumable=True))
+    progress = {"step": 123456, "max_steps": 2000000, "loss": 1.2345}
+    Registry().database.execute("UPDATE attempts SET progress = ? WHERE job_id = ?", (json.dumps(progress), job.id))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    run()
+    head, row = capsys.readouterr().out.splitlines()
+    assert ("RANKS" in head, "PROGRESS" in head, "BACKEND" in head) == (True, True, True)
+    assert ("stopped (user), resumable " in row, "…" in row, len(row) <= 80) == (True, True, True)
+    seed("a-job-with-a-name-of-some-length", State("failed", "preempted"))
+    monkeypatch.setenv("COLUMNS", "60")
+    run("--state", "failed")
+    told = capsys.readouterr().err
+    assert "not shown for lack of room: BACKEND, PROGRESS, USD, SUBMITTED; --json shows all" in told
+
+
+def test_list_refuses_an_unknown_backend(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt backend is an error, not an empty list; a backend whose plug-in was removed is known from its jobs."""
+    seed("done", State("succeeded"))
+    Registry().database.execute("UPDATE jobs SET backend = 'gone'")
+    run("--backend", "gone", "--json")
+    assert [job["job"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["done"]
+    run("--backend", "ssh")
+    assert "no job is like that" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--backend nope: there is no such backend"):
+        run("--backend", "nope", "--json")
+
+
+@pytest.mark.parametrize("line", ["--tag =x", "--since soon", "--active --state failed", "--state lost", "-n 0"])
+def test_list_refuses_invalid_options(cli: Any, line: str) -> None:
+    """Invalid options exit with code 2 and a message without a traceback."""
+    result = cli("list", *line.split())
+    assert (result.code, result.stdout, "Traceback" in result.stderr) == (2, "", False)

@@ -1,4 +1,4 @@
-"""The plan: ranks, the split of a batch, time limit and worst-case bill."""
+"""The plan: ranks, the split of a batch, time limit and worst-case bill; and the job spec for the nodes."""
 
 import json
 from collections.abc import Callable
@@ -10,37 +10,54 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.metering.rate import Rate
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
+from cloudtrain.launcher.planning.job_spec import job_spec
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans a task with the given settings, each `key=value`."""
+def loaded(tmp_path: Path) -> Callable[..., JobConfig]:
+    """Return a function that loads a task, or a script, with the given settings, each `key=value`."""
     (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "cloudtrain.yaml").write_text("name: x\ntask: task.py\n")
+    (tmp_path / "train.py").write_text("")
 
-    def plan(*settings: str, capacity: Capacity = CPU) -> Plan:
-        return plans.make(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings), capacity)
+    def load(*settings: str, run: str = "task: task.py") -> JobConfig:
+        (tmp_path / "cloudtrain.yaml").write_text(f"name: x\n{run}\n")
+        return configs.load(tmp_path / "cloudtrain.yaml", overrides=settings)
 
-    return plan
+    return load
+
+
+@pytest.fixture
+def planned(loaded: Callable[..., JobConfig]) -> Callable[..., Plan]:
+    """Return a function that plans a task with the given settings."""
+    return lambda *settings, capacity=CPU: plans.make(loaded(*settings), capacity)
+
+
+@pytest.fixture
+def of_script(loaded: Callable[..., JobConfig]) -> Callable[..., Plan]:
+    """Return a function that plans a script with the given settings."""
+    return lambda *settings, capacity=CPU: plans.make(loaded(*settings, run="script: train.py"), capacity)
+
+
+@pytest.fixture
+def spec(loaded: Callable[..., JobConfig]) -> Callable[..., dict[str, Any]]:
+    """Return a function that makes the nodes' spec of a task with the given settings."""
+    return lambda *settings: job_spec(plans.make(loaded(*settings), CPU), loaded(*settings), "x-12345", 1).dump()
 
 
 def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
-    """`auto` is the number of GPUs of the instance, or a single rank without GPUs."""
+    """`auto` is the number of GPUs of the instance, or a single rank; the product of ranks is written out."""
     gpus = planned("resources.instances=2", "training.global_batch_size=64", capacity=Capacity(8, 32.0, "list"))
     assert (gpus.instances, gpus.nproc_per_node, gpus.ranks) == (2, 8, 16)
     assert planned("resources.instances=2").ranks == 2
-
-
-def test_plan_prints_the_product_of_ranks(planned: Callable[..., Plan]) -> None:
-    """The product is written out, so that nobody takes instances for ranks."""
     lines = plan_text.lines(
         planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
     )
@@ -128,23 +145,15 @@ def test_plan_refuses_a_batch_that_cannot_be_split(
     assert near in caught.value.faults[0].hint
 
 
-def test_plan_multiplies_price_instances_and_time(planned: Callable[..., Plan]) -> None:
-    """The worst case is every instance for the whole of the longest duration."""
+def test_price_in_a_plan_is_counted_or_unknown(planned: Callable[..., Plan]) -> None:
+    """The worst case is every instance for the longest duration; unknown prices are not 0; own GPUs count hours."""
     plan = planned("resources.instances=3", "limits.max_duration=90m", "training.global_batch_size=3",
                    capacity=Capacity(0, 2.0, "a list of today"))  # fmt: skip
     assert (plan.hourly_usd, plan.worst_case_usd) == (6.0, 9.0)
-
-
-def test_plan_of_own_gpus_counts_their_hours(planned: Callable[..., Plan]) -> None:
-    """Without a price, the plan gives the GPU-hours of the longest duration; without GPUs there are no such hours."""
     wanted = ("resources.instances=2", "limits.max_duration=90m", "training.global_batch_size=64")
     plan = planned(*wanted, capacity=Capacity(8, 0.0, "your cluster"))
     assert "no cost: your cluster, at most 24.00 GPU-hours" in plan_text.lines(plan)
     assert "no cost: your own machine" in plan_text.lines(planned(*wanted))
-
-
-def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]) -> None:
-    """An unknown price is not 0."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))
     assert (plan.hourly_usd, plan.worst_case_usd) == (None, None)
     assert "price unknown: nobody knows" in plan_text.lines(plan)
@@ -262,50 +271,11 @@ def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: Callable[...
         of(enough - 1)
 
 
-def test_age_of_a_price() -> None:
-    """The age is in days, and empty for an unknown date."""
+def test_age_of_a_price(planned: Callable[..., Plan]) -> None:
+    """In days, empty for an unknown date; a vendor's undated table counts from the beginning of the year."""
     assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
     assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
     assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
-
-
-@pytest.fixture
-def of_script(tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans a script with the given settings."""
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
-
-    def plan(*settings: str, capacity: Capacity = CPU) -> Plan:
-        return plans.make(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings), capacity)
-
-    return plan
-
-
-def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
-    """Only the script knows how it uses its ranks."""
-    assert of_script().batch is None
-
-
-def test_plan_promises_no_save_of_a_script(of_script: Callable[..., Plan]) -> None:
-    """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
-    text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
-    assert text[1].endswith(
-        "the script gets SIGTERM, and only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
-    )
-    assert "is the reserve for leaving, billing after the end" in text[4]
-    assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
-
-
-def test_plan_promises_a_save_of_the_kept_files_of_a_script(of_script: Callable[..., Plan]) -> None:
-    """The agent copies the files of `keep`; a name with `!` keeps no file."""
-    assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
-        "the script gets SIGTERM, and the files of `keep` are saved"
-    )
-    assert "only files in CLOUDTRAIN_CHECKPOINT_DIR" in plan_text.lines(of_script("keep=['!out/']"))[1]
-
-
-def test_plan_marks_the_age_of_an_undated_price_as_assumed(planned: Callable[..., Plan]) -> None:
-    """The vendor's table has at most a year, and the age counts from the beginning of the year."""
     source = Rate(2.0, "<=2025 (undated)", "a table").words
     text = plan_text.lines(
         planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
@@ -313,9 +283,19 @@ def test_plan_marks_the_age_of_an_undated_price_as_assumed(planned: Callable[...
     assert "(list price of 2025 or earlier, counted as " in text[3]
 
 
-def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:
-    """Scripts read the names from --json."""
-    assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
+def test_plan_of_a_script_has_no_batch_and_promises_no_save(of_script: Callable[..., Plan]) -> None:
+    """Only the script knows how it uses its ranks; it gets a signal; only `on_stop: save` or `keep` saves files."""
+    assert of_script().batch is None
+    text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
+    assert text[1].endswith(
+        "the script gets SIGTERM, and only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
+    )
+    assert "is the reserve for leaving, billing after the end" in text[4]
+    assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
+    assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
+        "the script gets SIGTERM, and the files of `keep` are saved"
+    )
+    assert "only files in CLOUDTRAIN_CHECKPOINT_DIR" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
 def test_plan_of_an_example_has_at_most_eleven_lines(cli: Callable[..., Any]) -> None:
@@ -328,10 +308,11 @@ def test_plan_of_an_example_has_at_most_eleven_lines(cli: Callable[..., Any]) ->
     assert "ignored on local: resources.spot" in lines
 
 
-def test_stored_plan_is_read_back_unchanged() -> None:
-    """A dumped plan is read back unchanged, and unknown keys of a newer version are ignored."""
+def test_stored_plan_is_read_back_unchanged(planned: Callable[..., Plan]) -> None:
+    """Unknown keys of a newer version are ignored; scripts read the published names from --json."""
     whole = Plan(instances=2, nproc_per_node=4, ranks=8, cap_s=60, batch=Batch(16, 2, 1), alert_micro=(5, 10))
     assert Plan.load({**json.loads(json.dumps(whole.dump())), "of_a_newer_version": {}}) == whole
+    assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
 
 
 @pytest.mark.parametrize(
@@ -347,3 +328,32 @@ def test_stored_plan_with_a_wrong_type_is_refused(change: dict[str, Any], words:
     """The registry shows the row as damaged."""
     with pytest.raises(ValueError, match=words):
         Plan.load({"instances": 2, "nproc_per_node": 4, "ranks": 8, "cap_s": 60, **change})
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        (("training.global_batch_size=12", "training.micro_batch_size=2"), [1, 2, 3]),
+        (("training.global_batch_size=12",), [1, 3]),
+        (("training.global_batch_size=24", "training.micro_batch_size=2", "distributed.nproc_per_node=2"), [1, 2, 3]),
+        (("training.global_batch_size=12", "training.strategy=hsdp", "training.shard_size=3"), [3]),
+    ],
+)
+def test_node_counts_divide_the_micro_batches_evenly(
+    spec: Callable[..., dict[str, Any]], settings: tuple[str, ...], counts: list[int]
+) -> None:
+    """A node count whose ranks cannot share the micro batches evenly is excluded."""
+    assert spec("resources.instances=3", "resources.min_instances=1", *settings)["node_counts"] == counts
+
+
+def test_micro_batch_stays_on_fewer_nodes(spec: Callable[..., dict[str, Any]]) -> None:
+    """The default depends on the ranks and decides the split of the samples; an elastic job fixes the micro batch."""
+    asked = ("resources.instances=3", "training.global_batch_size=12")
+    assert spec(*asked, "resources.min_instances=1")["training"]["micro_batch_size"] == 4
+    assert spec(*asked, "resources.min_instances=3")["training"]["micro_batch_size"] is None
+    assert spec(*asked)["min_nodes"] == 3
+
+
+def test_hang_timeout_is_longer_than_the_collectives_timeout(spec: Callable[..., dict[str, Any]]) -> None:
+    """A collective's own timeout names the cause, so the collective's timeout must come first."""
+    assert spec("distributed.timeout_s=60")["hang_timeout_s"] == 360

@@ -1,12 +1,18 @@
-"""The progress of a job, folded from its event lines."""
+"""The progress of a job, folded from its event lines, with the figures of its GPUs."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.agent import gpumeter
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher.store import loss_bins
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.view import view_of
+from cloudtrain.launcher.store import gpu_figures, loss_bins, progress
 from cloudtrain.launcher.store.progress import fold, shown, unkept
 
 
@@ -15,10 +21,34 @@ def event(name: str, **fields: Any) -> str:
     return format_line(name, f"{name} for people", fields)
 
 
-def test_progress_has_the_values_of_the_last_step() -> None:
-    """New values of step, loss and speed replace older values."""
-    lines = [event("start", step=0, max_steps=20), event("step", step=1, loss=2.0), event("step", step=2, loss=1.5)]
-    assert fold({}, lines) == {"step": 2, "max_steps": 20, "loss": 1.5}
+@pytest.mark.parametrize(
+    ("before", "lines", "progress"),
+    [
+        (
+            {},
+            [event("start", step=0, max_steps=20), event("step", step=1, loss=2.0), event("step", step=2, loss=1.5)],
+            {"step": 2, "max_steps": 20, "loss": 1.5},
+        ),
+        ({"step": 90}, [event("start", step=60)], {"step": 60}),  # a restart from a checkpoint
+        ({}, [event("step", step=1, loss=0.1 + 0.2)], {"step": 1, "loss": 0.1 + 0.2}),  # runs are compared bit for bit
+        (
+            {},
+            [event("eval", step=5, metrics={"accuracy": 0.97}), event("checkpoint", step=5, path="/c/step-5")],
+            {"metrics": {"accuracy": 0.97}, "checkpoint_step": 5, "checkpoint": "step-5"},
+        ),
+        (
+            {"step": 1},
+            ["step 5 loss 3", "x  ::ct {broken", "x  ::ct [1]", 'x  ::ct {"step": 1}', event("boot", node=0)],
+            {"step": 1},
+        ),
+        ({}, [event("step", step=1, eta_s=100), event("step", step=2, eta_s=float("nan"))], {"step": 2}),
+    ],
+)
+def test_progress_has_the_values_of_the_last_events(
+    before: dict[str, Any], lines: list[str], progress: dict[str, Any]
+) -> None:
+    """New values replace older values, an invalid one too; own lines, broken parts, unknown events change nothing."""
+    assert fold(before, lines) == progress
 
 
 def test_progress_continues_from_earlier_progress() -> None:
@@ -26,16 +56,6 @@ def test_progress_continues_from_earlier_progress() -> None:
     before = fold({}, [event("step", step=1, loss=2.0, max_steps=9)])
     after = fold(before, [event("step", step=2, loss=1.0)])
     assert (before["step"], after) == (1, {"step": 2, "loss": 1.0, "max_steps": 9})
-
-
-def test_progress_goes_back_after_a_restart() -> None:
-    """A job that restarts from a checkpoint has the step of the checkpoint."""
-    assert fold({"step": 90}, [event("start", step=60, max_steps=100)])["step"] == 60
-
-
-def test_progress_keeps_full_precision() -> None:
-    """Two runs can be compared bit for bit."""
-    assert fold({}, [event("step", step=1, loss=0.1 + 0.2)])["loss"] == 0.1 + 0.2
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
@@ -46,14 +66,8 @@ def test_progress_stores_a_non_finite_loss_as_text(loss: float) -> None:
     assert now["loss"] == str(loss)
 
 
-def test_progress_has_metrics_and_the_newest_checkpoint() -> None:
-    """The values come from `eval` and `checkpoint` events."""
-    lines = [event("eval", step=5, metrics={"accuracy": 0.97}), event("checkpoint", step=5, path="/c/step-5")]
-    assert fold({}, lines) == {"metrics": {"accuracy": 0.97}, "checkpoint_step": 5, "checkpoint": "step-5"}
-
-
-def test_progress_has_the_time_of_a_save_without_a_step() -> None:
-    """The agent reports a script's saves; a known step stays if the agent reports the same save."""
+def test_progress_has_the_step_of_the_last_save() -> None:
+    """The agent reports saves, and a script saves to the same name; a known step stays; a restart is no save."""
     own = (event("checkpoint", step=5, path="/job/code/out/checkpoint-5"), 50.0)
     same = (event("checkpoint", path="out/checkpoint-5"), 51.0)
     found = fold({}, [own, same])
@@ -62,10 +76,6 @@ def test_progress_has_the_time_of_a_save_without_a_step() -> None:
     assert (found["checkpoint_step"], found["saved_s"]) == (None, 60.0)
     found = fold(found, [event("step", step=9), event("checkpoint", path="out/new.pt"), event("step", step=10)])
     assert (found["step"], found["saved_after"]) == (10, 9)
-
-
-def test_progress_has_the_step_before_the_last_save_of_an_overwritten_file() -> None:
-    """A script saves to the same name each time; a restart from the file is no save."""
     saves = [each for step in (10, 140) for each in (event("step", step=step), event("checkpoint", path="ckpt.pt"))]
     found = fold({}, [*saves, event("step", step=150)])
     assert (found["step"], found["saved_after"], found["checkpoint_step"]) == (150, 140, None)
@@ -105,12 +115,6 @@ def test_progress_has_the_time_of_a_kept_file(changed_s: Any, saved_s: float) ->
     assert fold({}, [line])["saved_s"] == saved_s
 
 
-def test_progress_ignores_lines_without_events() -> None:
-    """A script's own lines, broken event parts and unknown events change nothing."""
-    lines = ["step 5 loss 3", "x  ::ct {broken", "x  ::ct [1]", 'x  ::ct {"step": 1}', event("boot", node=0)]
-    assert fold({"step": 1}, lines) == {"step": 1}
-
-
 ESCAPE = "\x1b]0;title\x07\x9b2J"
 
 
@@ -130,12 +134,6 @@ ESCAPE = "\x1b]0;title\x07\x9b2J"
 def test_progress_drops_values_of_the_wrong_type(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
     """A script may print any event line; an invalid value counts as not reported."""
     assert fold({}, [event("step", **fields)]) == wanted
-
-
-def test_progress_drops_a_value_that_becomes_invalid() -> None:
-    """The time left of an earlier step does not apply to a later step."""
-    lines = [event("step", step=1, eta_s=100), event("step", step=2, eta_s=float("nan"))]
-    assert fold({}, lines) == {"step": 2}
 
 
 def test_progress_metrics_have_no_control_characters() -> None:
@@ -165,3 +163,68 @@ def test_curve_of_huge_losses_can_be_read_again() -> None:
 def test_progress_in_words(progress: dict[str, Any], text: str) -> None:
     """The text fits a table; a non-finite loss is shown, because the user must see it."""
     assert shown(progress) == text
+
+
+def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
+    """Return the progress after an event per minute, with each rank's use in percent."""
+    now: dict[str, Any] = {}
+    for minute, each in enumerate(uses):
+        told = [(rank, (use, 1024.0, 81920.0, 100.0)) for rank, use in each.items()]
+        now = progress.fold(now, [(line, 60.0 * minute) for line in gpumeter.lines(told)])
+    return json.loads(json.dumps(now))  # as the registry stores the progress
+
+
+def test_figures_are_stored_by_rank() -> None:
+    """Each rank has its newest figures, and the attempt has a mean; a rank without recent figures is dropped."""
+    found = folded({0: 50, 1: 90}, {0: 100, 1: 90})
+    assert gpu_figures.as_list(found) == [
+        {"rank": rank, "use": use, "memory_mib": 1024, "total_mib": 81920, "watts": 100, "idle_s": 0.0}
+        for rank, use in ((0, 100), (1, 90))
+    ]
+    assert gpu_figures.words(found) == "95 % busy (lowest 90 %, rank 1), 2.0 of 160 GiB, 200 W"
+    assert gpu_figures.mean(found) == 82.5
+    assert set(folded({0: 50, 1: 90}, *[{0: 50}] * 12)["gpus"]) == {"0"}
+    assert (gpu_figures.words({}), gpu_figures.mean({}), gpu_figures.warning({})) == ("", None, "")
+
+
+def test_gpu_that_idles_for_minutes_is_named() -> None:
+    """The warning needs a use below 10 % for five minutes without a break; an unknown use does not count."""
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 5)) == ""
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 6)).startswith("the GPU of rank 0 is below 10 % for 5m")
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 9.9}] * 6)).startswith("the GPUs of ranks 0, 1 are below 10 %")
+    assert gpu_figures.warning(folded(*[{0: 5}] * 5, {0: 60}, *[{0: 5}] * 3)) == ""
+    assert gpu_figures.warning(folded(*[{0: None}] * 9)) == ""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "x", 5, {}, [5], [[]], [["0", 1, 2, 3, 4]], [[-1, 1, 2, 3, 4]], [[0, 1]], [[True, 1, 2, 3, 4]], [[[0]] * 5]],
+)
+def test_invalid_event_changes_nothing(told: Any) -> None:
+    """A script may print any line."""
+    assert gpu_figures.fold({}, told, 1.0) == {}
+
+
+def test_figures_have_bounds() -> None:
+    """Figures are finite and within their range, and the number of ranks is bounded."""
+    wild = [[0, 1e9, -1, "nan", float("inf")], *([rank, 1, 1, 1, 1] for rank in range(5000))]
+    found = gpu_figures.fold({}, wild[:1], 1.0)
+    assert {found["0"][name] for name in ("use", "memory_mib", "total_mib", "watts")} == {None}
+    assert len(gpu_figures.fold({}, wild, 1.0)) == gpu_figures.MOST_RANKS
+
+
+def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:
+    """The output for people has the warning, except of an ended job; the JSON has the figures."""
+
+    def after(state: State) -> tuple[str, dict[str, Any]]:
+        job = make_job("one")
+        attempt: Attempt = replace(job.attempt, phase="sent", state=state, progress=folded(*[{0: 2}] * 7))
+        job = replace(job, attempt=attempt)
+        return "\n".join(as_lines(view_of(job, [attempt]))), view_of(job, [attempt]).as_json()
+
+    text, told = after(State("running", started_s=1.0))
+    assert "  GPUs        2 % busy, 1.0 of 80 GiB, 100 W" in text
+    assert "warning: the GPU of rank 0 is below 10 % for 6m" in text
+    assert (told["gpus"][0]["use"], told["gpus"][0]["idle_s"] >= 300) == (2, True)
+    text, _ = after(State("succeeded", started_s=1.0, ended_s=500.0))
+    assert "warning" not in text

@@ -1,12 +1,18 @@
-"""Printed text from any source contains no terminal control, and JSON stays JSON."""
+"""Printed text contains no terminal control, JSON stays JSON, and tables fit any terminal."""
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudtrain.launcher.text import terminal
+from cloudtrain.launcher.text.tables import hidden, table, width, wrapped
 
 HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\x1b[2Kd\ud800\te\n  \x1b[31mred"
 
@@ -77,3 +83,66 @@ def test_json_line_round_trips_without_terminal_controls(text: str) -> None:
     assert json.loads(line) == {"text": text}
     assert not set(line) & set("\n\x07\x1b\x7f\x80\x9b\x9f\u2028\u202e\ud800")
     line.encode()
+
+
+HEAD = ["JOB", "BACKEND", "STATE", "WHY"]
+ROWS = [["charlm-24mgn", "local", "stopped (budget), resumable", "the money that was left bought no further run"]]
+
+
+def test_columns_are_dropped_in_order_and_named() -> None:
+    """The cells in `shorten` are cut first, and a note below a narrow table names the missing; a pipe gets all."""
+    lines = table(HEAD, ROWS, drop=HEAD[1:], shorten={"STATE": 8}, below="WHY", columns=None)
+    assert lines[1].endswith("the money that was left bought no further run")
+    assert lines[0].split() == HEAD
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=40) == [
+        "JOB           BACKEND  STATE",
+        "charlm-24mgn  local    stopped (budget)…",
+    ]
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=28) == [
+        "JOB           STATE",
+        "charlm-24mgn  stopped (budg…",
+    ]
+    lines = table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=28)
+    assert hidden(HEAD[:3], lines) == ["not shown for lack of room: BACKEND; --json shows all"]
+    assert hidden(HEAD, table(HEAD, ROWS)) == []
+
+
+@pytest.mark.parametrize("columns", [90, 60, 50, 40, 30])
+def test_table_fits_the_width(columns: int) -> None:
+    """A column moves below its row, some columns are dropped, the rest is cut; the first column stays complete."""
+    lines = table(HEAD, ROWS, drop=["BACKEND"], shorten={"STATE": 8}, below="WHY", columns=columns)
+    assert max(map(len, lines)) <= columns
+    assert lines[1].startswith("charlm-24mgn")
+    assert " ".join(" ".join(lines[2:]).split()) == ROWS[0][3]
+
+
+def test_long_lines_continue_below_their_text() -> None:
+    """Lines break at words below a label's text, colours count as no columns, and no command is broken."""
+    line = "  outlook     the budget's cap comes before the finish"
+    assert wrapped([line], 40) == ["  outlook     the budget's cap comes", "              before the finish"]
+    assert wrapped([line], None) == [line]
+    assert max(map(len, wrapped(["one two three four five"], 12))) <= 12
+    line = "\x1b[32m####\x1b[0m is spent"
+    assert wrapped([line], 14) == [line]
+    line = "[x] go on  cloudtrain resume charlm-24mgn --budget +38USD --set a=b (32 to finish, 6 in reserve)"
+    assert "cloudtrain resume charlm-24mgn --budget +38USD --set a=b" in "\n".join(wrapped([line], 40)).replace(
+        "\n", "|"
+    )
+    text = "price 690 days old: cloudtrain prices refresh, or set the price by hand in the file"
+    assert max(map(len, wrapped([text], 50))) <= 50
+
+
+@pytest.mark.parametrize(("told", "columns"), [("", 50), ("72", 72), ("nonsense", 50), ("0", 50)])
+def test_width_comes_from_columns_or_the_terminal(monkeypatch: pytest.MonkeyPatch, told: str, columns: int) -> None:
+    """A stream without a terminal has no width."""
+    monkeypatch.setenv("COLUMNS", told)
+    mine, its = pty.openpty()
+    try:
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        with os.fdopen(os.dup(its), "w") as terminal:
+            assert width(terminal) == columns
+    finally:
+        os.close(mine)
+        os.close(its)
+    with Path(os.devnull).open("w") as nowhere:
+        assert width(nowhere) is None

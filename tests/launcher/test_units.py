@@ -1,4 +1,4 @@
-"""Parsing and formatting of durations, money, percentages and sizes."""
+"""Parsing and formatting of durations, money, percentages and sizes, and the times of the platforms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.launcher.text import units
+from cloudtrain.launcher.text import times, units
 from cloudtrain.launcher.text.units import parse_duration, parse_money, parse_percent, parse_size_gb
 
 
@@ -128,3 +128,34 @@ def test_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> Non
 def test_figures_are_short_and_never_overstate(text: list[str], wanted: list[str]) -> None:
     """A share below 1 is never 100 %, and a share above 0 is never 0 %."""
     assert text == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-21T00:00:00Z", 0),
+        ("2026-11-21T00:00:00", 0),
+        ("2026-11-21T01:00:00+01:00", 0),
+        ("2026-11-21T00:00:00.1234567+00:00", 0.123456),
+        ("2026-11-21T00:00:00.123456789Z", 0.123456),
+        ("2026-11-21T00:00:01.5Z", 1.5),
+    ],
+)
+def test_times_of_any_precision(text: str, seconds: float) -> None:
+    """.NET writes seven digits of a second, Google nine; Python 3.10 reads six. Without a zone the time is UTC."""
+    assert times.seconds(text) == pytest.approx(1_795_219_200 + seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize("text", [None, "", "soon", 5, "2026-13-01T00:00:00Z", "2026-11-21T00:00:00.Z"])
+def test_invalid_time_is_none(text: object) -> None:
+    """A platform without a value writes null, or an empty text."""
+    assert times.seconds(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("PT120S", 120), ("PT2M", 120), ("P1DT1H", 90_000), ("3600s", 3600), ("1.5s", 1.5), ("2m", None), (None, None)],
+)
+def test_durations(text: object, seconds: float | None) -> None:
+    """The formats are those of Azure's scale settings and Google's JSON."""
+    assert times.duration_s(text) == seconds

@@ -1,6 +1,10 @@
-"""How plain the English of docstrings, comments and pages is: pronouns per 100 words, as an upper bound."""
+"""How plain the English of docstrings, comments and pages is: pronouns per 100 words, as an upper bound.
+
+Comments and docstrings name classes and files that exist.
+"""
 
 import ast
+import builtins
 import io
 import re
 import tokenize
@@ -12,61 +16,34 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Words that replace a noun. httpx has 2.8 of these words per 100, svcs 4.7, click 5.5 (measured in 2026).
-PRONOUNS = frozenset(
-    [
-        "it",
-        "its",
-        "itself",
-        "this",
-        "that",
-        "these",
-        "those",
-        "what",
-        "whatever",
-        "who",
-        "whoever",
-        "whom",
-        "whose",
-        "which",
-        "one",
-        "ones",
-        "none",
-        "nobody",
-        "nothing",
-        "somebody",
-        "something",
-        "everybody",
-        "everything",
-        "anybody",
-        "anything",
-        "there",
-        "such",
-        "so",
-        "thereby",
-        "whence",
-        "other",
-        "others",
-        "another",
-    ]
-)
+WORDS = """
+it its itself this that these those what whatever who whoever whom whose which one ones none nobody nothing somebody
+something everybody everything anybody anything there such so thereby whence other others another
+"""
+PRONOUNS = frozenset(WORDS.split())
 MOST_IN_ALL, MOST_IN_A_FILE = 5.5, 9.0
 LEAST_WORDS = 60  # a shorter file has too few words for a rate
 CODE = ("launcher", "backends", "entrypoints", "templates")
 
 
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield each docstring and comment of a Python file with its line."""
+    source = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source, str(path))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def prose(path: Path) -> Iterator[str]:
     """Yield each docstring and comment of a Python file, or the text of a page without its code blocks."""
-    source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        page = re.sub(r"```.*?```", " ", source, flags=re.DOTALL)
+        page = re.sub(r"```.*?```", " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         yield "\n".join(line for line in page.splitlines() if not line.startswith("    "))
-        return
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(("#!", "# type:", "# noqa")):
-            yield token.string.lstrip("# ")
+    else:
+        yield from (text.lstrip("# ") for _, text in texts(path) if not text.startswith(("#!", "# type:", "# noqa")))
 
 
 def words(text: str) -> list[str]:
@@ -106,3 +83,64 @@ def test_rate_counts_pronouns_only() -> None:
     """Names in backticks, addresses and nouns do not count."""
     assert PRONOUNS.isdisjoint(words("Return the job. `it` https://example.com/it"))
     assert sum(word in PRONOUNS for word in words("It is what it is")) == 3
+
+
+# -- names of classes and files -------------------------------------------------------------------------------------
+
+FILES = [path for top in ("launcher", "backends", "entrypoints") for path in sorted((ROOT / top).rglob("*.py"))]
+TREES = {path: ast.parse(path.read_bytes(), str(path)) for path in FILES}
+FOREIGN_WORDS = {"Cloud", "Logging", "NaN", "Python"}  # in sentences about errors
+FOREIGN_FILES = {
+    "cloudtrain/__init__.py": "does not exist: a namespace package",
+    "code/train.py": "an example of a user's file",
+    "entities/_job/job_limits.py": "a file of Azure's SDK",
+    "platform.py": "of the standard library",
+    "signal.py": "of the standard library",
+    "version.py": "of torch",
+}
+
+
+def test_each_raised_class_exists() -> None:
+    """A name behind "Raises" is a class of the product, a builtin, or imported from a library."""
+    known = {*dir(builtins), *FOREIGN_WORDS}
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            known |= {node.name} if isinstance(node, ast.ClassDef) else set()
+            known |= {node.attr} if isinstance(node, ast.Attribute) else set()  # http.client.HTTPException
+            known |= {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+    missing = [
+        (str(path.relative_to(ROOT)), line, name)
+        for path in FILES
+        for line, text in texts(path)
+        for sentence in re.findall(r"\b[Rr]aise[sd]?\b([^.:;]*)", text)
+        for name in re.findall(r"\b[A-Z][a-z]\w+", sentence)
+        if name not in known
+    ]
+    assert missing == []
+
+
+def test_each_named_file_exists() -> None:
+    """A path to a module or page is a path in the repository, from the root or from any folder."""
+    skipped = re.compile(r"(\.[^/]*|node_modules|typings)(/|$)")
+    names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.[mp][dy]")]
+    parts = [name.split("/") for name in names if not skipped.match(name)]
+    known = {"/".join(each[start:]) for each in parts for start in range(len(each))}
+    missing = [
+        (str(path.relative_to(ROOT)), line, name)
+        for path in FILES
+        for line, text in texts(path)
+        for name in re.findall(r"(?<![\w/.~$:*{<-])(?:\w+/)*[\w-]+\.(?:py|md)\b", text)
+        if name not in known | FOREIGN_FILES.keys()
+    ]
+    assert missing == []
+
+
+def test_no_text_refers_to_a_numbered_item() -> None:
+    """A reference names a page of the repository, not an item of a list that only its author has seen."""
+    wrong = [
+        (str(path.relative_to(ROOT)), line)
+        for path in FILES
+        for line, text in texts(path)
+        if re.search(r"\bDESIGN\b|\bitem \d", text)
+    ]
+    assert wrong == []
