@@ -57,19 +57,14 @@ def test_generated_pages_agree_with_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_link_targets_exist(page: Path) -> None:
-    """Files and headings in a page's links exist."""
+def test_links_and_named_files_exist(page: Path) -> None:
+    """Files and headings in links, and paths between backticks exist; `NAME` in capitals and `*` are placeholders."""
     dead = [
         link
         for link, path, anchor in targets(page)
         if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path))
     ]
     assert dead == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=names)
-def test_named_files_exist(page: Path) -> None:
-    """A path between backticks exists in the repository; `NAME` in capitals and `*` are placeholders."""
     named = [path for path in FILE.findall(prose(page)) if not re.search(r"[A-Z]{3}", path)]
     assert [path for path in named if not (ROOT / path).exists()] == []
 
@@ -97,19 +92,15 @@ def test_architecture_has_a_line_for_each_room(folder: str) -> None:
     assert rooms == set(re.findall(r"^      (\S+) ", tree, re.MULTILINE))
 
 
-def test_every_page_is_in_the_reading_list() -> None:
-    """A page without a link has no readers."""
+def test_every_page_is_in_the_lists() -> None:
+    """A page without a link has no readers, and `make docs` leaves no page of mkdocs.yml's list out."""
     listed = {path for _, path, _ in targets(ROOT / "docs" / "README.md")}
     assert {page for page in PAGES if page.parent != ROOT} - listed == {ROOT / "docs" / "README.md"}
+    listed = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT)
 
 
 def test_every_command_has_its_help_on_the_page() -> None:
     """Each command has a separate heading as a target of links."""
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"## cloudtrain {name}\n" not in text] == []
-
-
-def test_every_page_is_in_the_sites_navigation() -> None:
-    """The list in mkdocs.yml names each page of docs/ once, so `make docs` leaves no page out."""
-    listed = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT)

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
 FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "processes", "records"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices", "terms"}
-FROM_ENTRYPOINTS |= {"checkpoints.folder"}
 FROM_ENTRYPOINTS |= {"agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {
     "checkpoints.folder",
