@@ -63,8 +63,13 @@ def test_changed_names_the_files_that_differ_from_the_archive(tree: Tree, tmp_pa
 # -- the name --------------------------------------------------------------------------------------------------------
 
 
-def test_bundle_is_the_same_for_the_same_files(tree: Tree) -> None:
-    """Order of writing, times and umask change nothing."""
+def test_bundle_is_named_by_its_content_alone(tree: Tree) -> None:
+    """The name is the hash, packing twice leaves one file, and order of writing, times and umask change nothing."""
+    folder = tree({"a.py": "1"})
+    bundle = packed(folder)
+    packed(folder)
+    assert bundle.path.name == f"{hashlib.sha256(bundle.path.read_bytes()).hexdigest()}.tar.gz"
+    assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
     first = tree({"a.py": "1", "sub/b.py": "2"}, "one")
     old_umask = os.umask(0o077)
     try:
@@ -73,15 +78,6 @@ def test_bundle_is_the_same_for_the_same_files(tree: Tree) -> None:
         os.umask(old_umask)
     os.utime(second / "a.py", (0, 0))
     assert packed(first).sha256 == packed(second).sha256
-
-
-def test_bundle_is_named_by_its_content(tree: Tree) -> None:
-    """The archive's name is its hash, and packing twice leaves a single file."""
-    folder = tree({"a.py": "1"})
-    bundle = packed(folder)
-    packed(folder)
-    assert bundle.path.name == f"{hashlib.sha256(bundle.path.read_bytes()).hexdigest()}.tar.gz"
-    assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
 
 
 def alike(one: bytes, other: bytes) -> int:
@@ -121,20 +117,15 @@ def test_bundle_changes_with_a_byte_a_name_or_a_mode(tree: Tree, change: str) ->
     assert packed(folder).sha256 != before
 
 
-def test_bundle_of_a_dry_run_has_the_hash_and_writes_nothing(tree: Tree) -> None:
-    """`scratch` computes the submit's hash and size without a file."""
-    folder = tree({"a.py": "1"})
-    dry = pack(folder, (), MB, folder.parent / "nowhere", scratch=True)
-    assert not (folder.parent / "nowhere").exists()
-    assert (dry.sha256, dry.bytes) == (packed(folder).sha256, packed(folder).bytes)
-
-
-def test_bundle_replaces_a_partial_archive_of_a_killed_process(tree: Tree) -> None:
-    """A pid is reused, in containers soon: a partial file of an earlier process must not stop the pack."""
+def test_dry_run_and_partial_archives_change_no_bundle(tree: Tree) -> None:
+    """A partial file of an earlier process of the pid is replaced; `scratch` computes hash and size without a file."""
     folder = tree({"a.py": "1"})
     (folder.parent / "bundles").mkdir()
     (folder.parent / "bundles" / f"partial-{os.getpid()}.tar.gz").write_bytes(b"half")
     assert packed(folder).path.exists()
+    dry = pack(folder, (), MB, folder.parent / "nowhere", scratch=True)
+    assert not (folder.parent / "nowhere").exists()
+    assert (dry.sha256, dry.bytes) == (packed(folder).sha256, packed(folder).bytes)
 
 
 # -- shipped files -----------------------------------------------------------------------------------------------
@@ -185,18 +176,13 @@ def test_ignore_files_choose_the_shipped_files(
 
 
 def test_ignore_files_of_the_parents_apply_up_to_the_git_root(tree: Tree) -> None:
-    """A repository's .gitignore applies to a folder inside; a .gitignore above the repository does not."""
+    """A repository's .gitignore applies to a folder inside; above the root, or without a git root, none applies."""
+    plain = tree({"a.py": ""}, "plain")
+    (plain.parent / ".gitignore").write_text("*.py\n")
+    assert names_in(plain) == ["a.py"]
     repo = tree({".gitignore": "*.ckpt\n/jobs/out/\n", "jobs/a.py": "", "jobs/x.ckpt": "", "jobs/out/y": ""})
-    (repo.parent / ".gitignore").write_text("*.py\n")
     (repo / ".git").mkdir()
     assert names_in(repo / "jobs") == ["a.py"]
-
-
-def test_ignore_files_of_the_parents_do_not_apply_without_a_repository(tree: Tree) -> None:
-    """Without a git root, a .gitignore in a parent folder is unrelated."""
-    folder = tree({"a.py": ""})
-    (folder.parent / ".gitignore").write_text("*.py\n")
-    assert names_in(folder) == ["a.py"]
 
 
 @pytest.mark.slow
@@ -221,39 +207,22 @@ for found in pkgutil.walk_packages(entrypoints.__path__, "cloudtrain.entrypoints
     assert "cloudtrain.entrypoints.trainer.strategies.fsdp" in done.stdout
 
 
-def test_bundle_keeps_unusual_file_names(tree: Tree) -> None:
-    """Spaces, umlauts, a newline and bytes outside UTF-8 are unchanged."""
-    folder = tree({"a b.py": "", "übung.py": "", "new\nline.py": ""})
-    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.py")).write_text("")
-    bundle = packed(folder)
-    unpack(bundle.path, bundle.sha256, folder.parent / "out")
-    assert sorted(os.listdir(folder.parent / "out" / "code")) == sorted(os.listdir(folder))
-
-
 # -- refused content -------------------------------------------------------------------------------------------------
 
 
-def test_bundle_refuses_and_names_all_apparent_secrets(tree: Tree) -> None:
-    """Every secret file is named at once, with the fix; example files are accepted."""
+def test_bundle_refuses_what_cannot_be_shipped(tree: Tree) -> None:
+    """All secret files are named with the fix, or the largest files above the limit; ignored files do not count."""
+    with pytest.raises(ConfigError, match="nothing to ship"):
+        packed(tree({".gitignore": "*\n", "a.py": ""}, "empty"))
     secrets = [".env", "deploy/id_ed25519", "tls.key", ".aws/credentials", "service-account-prod.json"]
     folder = tree({"a.py": "", ".env.example": "", "id_rsa.pub": "", **dict.fromkeys(secrets, "s3cret")})
     with pytest.raises(ConfigError) as caught:
         packed(folder)
     assert sorted(fault.message.split("`")[1] for fault in caught.value.faults) == sorted(secrets)
     assert all(".cloudtrainignore" in fault.hint for fault in caught.value.faults)
-
-
-def test_bundle_above_the_limit_names_the_largest_files(tree: Tree) -> None:
-    """The message has the size, the limit and the largest files."""
-    folder = tree({"a.py": "", "small.bin": "x" * 1000, "huge.bin": "x" * 2 * MB})
+    folder = tree({"a.py": "", "small.bin": "x" * 1000, "huge.bin": "x" * 2 * MB}, "large")
     with pytest.raises(ConfigError, match=r"2\.0 MB, over the cap of 1 MB: huge\.bin 2\.0 MB, small\.bin"):
         packed(folder, max_mb=1)
-
-
-def test_empty_bundle_is_refused(tree: Tree) -> None:
-    """A folder with only ignored files has no code to run."""
-    with pytest.raises(ConfigError, match="nothing to ship"):
-        packed(tree({".gitignore": "*\n", "a.py": ""}))
 
 
 def test_bundle_keeps_links_inside_the_folder(tree: Tree) -> None:
@@ -269,8 +238,8 @@ def test_bundle_keeps_links_inside_the_folder(tree: Tree) -> None:
     assert (code / "dir" / "b.py").read_text() == "2"
 
 
-def test_bundle_of_a_wrong_folder_names_ten_faults(tree: Tree) -> None:
-    """A config in a home folder may have thousands of links that lead out of the folder."""
+def test_bundle_refuses_links_that_lead_nowhere(tree: Tree) -> None:
+    """Ten faults of a wrong folder are named, and the rest is counted; a loop of links is a fault of the folder too."""
     folder = tree({"a.py": ""})
     for number in range(30):
         (folder / f"out{number:02}").symlink_to("../elsewhere" if number % 2 else "/etc/hosts")
@@ -280,11 +249,7 @@ def test_bundle_of_a_wrong_folder_names_ten_faults(tree: Tree) -> None:
         "the link `out09` points outside the code folder",
         "20 more files cannot be shipped",
     ]
-
-
-def test_bundle_refuses_a_link_loop(tree: Tree) -> None:
-    """A loop of links is a fault of the folder."""
-    folder = tree({"a.py": "1"})
+    folder = tree({"a.py": "1"}, "loop")
     (folder / "x").symlink_to("y")
     (folder / "y").symlink_to("x")
     with pytest.raises(ConfigError):
@@ -308,8 +273,9 @@ def test_bundle_names_unreadable_files(tree: Tree, what: str, unprivileged: Call
 
 
 def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -> None:
-    """The commit is the folder's; an edit makes the folder dirty, and the summary shows the state."""
+    """The commit is the folder's, none outside a repository; an edit makes the folder dirty, as the summary shows."""
     folder = tree({"a.py": "1"})
+    assert packed(folder).git.get("commit") is None
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *command], check=True)
@@ -320,11 +286,6 @@ def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -
     assert (clean.git["commit"], clean.git["dirty"]) == (head, False)
     assert (dirty.git["commit"], dirty.git["dirty"]) == (head, True)
     assert "with uncommitted changes" in summary(dirty)
-
-
-def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:
-    """Without git the pack succeeds."""
-    assert packed(tree({"a.py": "1"})).git.get("commit") is None
 
 
 # -- unpacking -------------------------------------------------------------------------------------------------------
@@ -347,8 +308,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
-def test_unpack_restores_contents_and_the_executable_bit(tree: Tree) -> None:
-    """Further permissions are not restored."""
+def test_unpack_restores_names_contents_and_the_executable_bit(tree: Tree) -> None:
+    """Spaces, umlauts, a newline and bytes outside UTF-8 are unchanged; further permissions are not restored."""
     folder = tree({"a.py": "1", "run.sh": "2"})
     (folder / "run.sh").chmod(0o700)
     bundle = packed(folder)
@@ -356,6 +317,11 @@ def test_unpack_restores_contents_and_the_executable_bit(tree: Tree) -> None:
     code = folder.parent / "out" / "code"
     assert (code / "a.py").read_text() == "1"
     assert [os.access(code / name, os.X_OK) for name in ("a.py", "run.sh")] == [False, True]
+    folder = tree({"a b.py": "", "übung.py": "", "new\nline.py": ""}, "odd")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.py")).write_text("")
+    bundle = packed(folder)
+    unpack(bundle.path, bundle.sha256, folder.parent / "odd-out")
+    assert sorted(os.listdir(folder.parent / "odd-out" / "code")) == sorted(os.listdir(folder))
 
 
 EVIL = {
@@ -380,8 +346,8 @@ def test_unpack_refuses_members_outside_its_folder(tmp_path: Path, case: str) ->
     assert not (tmp_path / "evil").exists()
 
 
-def test_unpack_refuses_a_damaged_archive(tree: Tree) -> None:
-    """A flipped bit is detected before any file is unpacked."""
+def test_unpack_refuses_a_damaged_archive(tree: Tree, tmp_path: Path) -> None:
+    """A flipped bit is detected before any file is unpacked; a truncated file with its hash is a BundleError."""
     bundle = packed(tree({"a.py": "1"}))
     data = bytearray(bundle.path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -389,10 +355,6 @@ def test_unpack_refuses_a_damaged_archive(tree: Tree) -> None:
     with pytest.raises(BundleError, match="arrived damaged"):
         unpack(bundle.path, bundle.sha256, bundle.path.parent / "out")
     assert not (bundle.path.parent / "out").exists()
-
-
-def test_unpack_raises_a_bundle_error_for_an_invalid_archive(tmp_path: Path) -> None:
-    """A truncated file with a matching hash raises BundleError instead of an error of tarfile."""
     path, _ = archive(tmp_path, (member("code/a"), b"x" * 100_000))
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(BundleError):

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,18 +39,14 @@ def test_unused_requirements_file_has_a_note(folder: Path, backend: str) -> None
     assert ssh == ([] if backend == "ssh" else said)
 
 
-def test_unused_header_of_a_script_has_a_note(folder: Path) -> None:
-    """A header of PEP 723 lists packages; a header without packages needs no note."""
+def test_unused_requirements_of_a_script_have_a_note(folder: Path) -> None:
+    """A header of PEP 723 lists packages, or none; a repository may have a requirements file for each example."""
     (folder / "train.py").write_text(HEADER)
     said = "the header of train.py lists packages, and nothing installs them: set `requirements: train.py`"
     assert notes(folder) == [said]
     assert notes(folder, "requirements=train.py") == []
     (folder / "train.py").write_text('# /// script\n# requires-python = ">=3.10"\n# ///\n')
     assert notes(folder) == []
-
-
-def test_requirements_beside_the_script_have_a_note(folder: Path) -> None:
-    """A repository may have a requirements file for each example."""
     (folder / "examples").mkdir()
     (folder / "examples/train.py").write_text("")
     (folder / "examples/requirements.txt").write_text("rich\n")
@@ -70,13 +67,15 @@ def test_empty_submodule_has_a_note(folder: Path) -> None:
     assert list(notes_of(config, folder / "b")) == []
 
 
-def test_unknown_module_has_a_note(folder: Path) -> None:
-    """The nodes may have the module, so the config is not refused."""
+def test_unknown_module_has_a_note(folder: Path, cli: Any) -> None:
+    """The nodes may have the module, so the config is not refused; the plan shows the notes."""
     (folder / "cloudtrain.yaml").write_text("name: x\nmodule: nowhere.train\n")
     assert notes(folder) == [
         "module: `nowhere` is neither in the code folder nor installed here; the nodes must have it"
     ]
     assert notes(folder, "module=json.tool") == []
+    (folder / "requirements.txt").write_text("rich\n")
+    assert "nothing installs requirements.txt on the nodes" in cli("plan", cwd=folder).stdout
 
 
 SAVING = "import torch\nimport torch.distributed\ntorch.save({}, 'last.pt')\n"
@@ -108,10 +107,3 @@ def test_script_that_would_lose_work_has_a_note(
     """A guess from the script's text warns of lost files, of a restart without its option, and of lonely ranks."""
     (folder / "train.py").write_text(text)
     assert [note.startswith(begin or "") for note in notes(folder, *settings)] == [True] * (begin is not None)
-
-
-def test_plan_shows_the_notes(folder: Path, cli: object) -> None:
-    """The notes are below the plan."""
-    (folder / "requirements.txt").write_text("rich\n")
-    shown = cli("plan", cwd=folder)  # type: ignore[operator]
-    assert "nothing installs requirements.txt on the nodes" in shown.stdout

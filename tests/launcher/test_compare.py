@@ -45,11 +45,14 @@ def offers(overrides: Overrides) -> list[compare.BackendOffer]:
 
 
 def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
-    """Backends with an unknown price come last, because an unknown price is not 0."""
+    """An unknown price is not 0: backends without a price come last, and own machines are not the cheapest."""
     found = offers(asked())
     assert [offer.backend for offer in found] == ["vertex", "sagemaker", "azureml"]
     first = compare.cheapest(found)
     assert first.backend == "vertex"
+    found = offers(asked("ssh,sagemaker"))
+    assert [offer.backend for offer in found] == ["sagemaker", "ssh"]
+    assert compare.cheapest(offers(asked("ssh,azureml"))) is None
 
 
 def test_table_shows_the_cost_of_each_backend(asked: Callable[..., Overrides]) -> None:
@@ -62,13 +65,6 @@ def test_table_shows_the_cost_of_each_backend(asked: Callable[..., Overrides]) -
     assert all(word in rows["sagemaker"] for word in ("ml.p4d.24xlarge", "50.00", "55m (budget)", "50.00 USD"))
     assert "a budget needs a price: no price of Standard" in rows["azureml"]
     assert all(word in rows["ssh"] for word in ("2 x 8 = 16", " 2h ", "your own machines"))
-
-
-def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., Overrides]) -> None:
-    """The cost of an unpriced machine is unknown."""
-    found = offers(asked("ssh,sagemaker"))
-    assert [offer.backend for offer in found] == ["sagemaker", "ssh"]
-    assert compare.cheapest(offers(asked("ssh,azureml"))) is None
 
 
 def test_offers_are_sorted_by_the_expected_price(asked: Callable[..., Overrides]) -> None:
@@ -141,7 +137,12 @@ def test_invalid_list_of_backends_is_refused(line: str, words: str, asked: Calla
 
 @pytest.mark.parametrize(
     ("given", "error", "words"),
-    [("azurml,local", ConfigError, "did you mean `azureml`"), ("all,local", UsageError, "use it alone")],
+    [
+        ("azurml,local", ConfigError, "did you mean `azureml`"),
+        ("aws,vertex", ConfigError, "unknown backend `aws`"),
+        ("all,local", UsageError, "use it alone"),
+        (" ,", UsageError, "needs a name"),
+    ],
 )
 def test_unknown_name_in_an_option_with_several_is_explained(
     given: str, error: type[Exception], words: str, asked: Callable[..., Overrides]
@@ -151,60 +152,43 @@ def test_unknown_name_in_an_option_with_several_is_explained(
         asked(given).backends()
 
 
-def test_table_in_80_columns_keeps_ranks_price_and_cap(asked: Callable[..., Overrides]) -> None:
-    """The README promises ranks, price, limit and worst case: the upper bound and the kind of the price go first."""
+def test_table_fits_its_width(asked: Callable[..., Overrides], cli: Any) -> None:
+    """80 columns keep ranks, price, limit and worst case; a pipe gets 100, an old price the command of a refresh."""
     head = compare.lines(offers(asked("all", BUDGET)), 80)[0]
     assert all(name in head for name in ("backend", "ranks", "USD/h", "cap", "worst case")), head
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("norwaywest", "eastus")
+    shown = cli("plan", "-f", asked(text=text).file, "--backend", "all", "--budget", "150").stdout.splitlines()
+    assert max(map(len, shown)) <= 100
+    assert any("Standard_ND96asr_v4" in line for line in shown)
+    assert "    list price of 2025 or earlier, counted as " in "\n".join(shown)
+    assert any(line.startswith("old prices of ") and line.endswith(": cloudtrain prices refresh") for line in shown)
 
 
-def test_plan_of_the_only_backend_names_what_to_add(cli: Any, tmp_path: Path) -> None:
-    """`--backend all` with only local's block explains how to compare, and does not ask for a price."""
+def test_single_faults_of_the_backend_option_are_told(cli: Any, tmp_path: Path) -> None:
+    """The only configured backend explains how to compare; a misspelt one has a similar name, and no second fault."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
     done = cli("plan", "--backend", "all", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "only `local` is configured: add another backend's block to compare\n")
-
-
-def test_misspelt_backend_is_a_single_fault(cli: Any, tmp_path: Path) -> None:
-    """The hint has the similar name, and no second fault repeats the error."""
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
     for command in ("plan", "validate"):
         done = cli(command, "--backend", "vertx", cwd=tmp_path)
         assert (done.code, done.stderr.count("error: "), "did you mean `vertex`?" in done.stderr) == (3, 1, True)
 
 
 def test_config_is_loaded_for_a_single_backend(asked: Callable[..., Overrides]) -> None:
-    """Loading a config without a chosen backend is an error with a hint."""
+    """The journal has only the chosen backend; without a choice the error has a hint; a price is for one backend."""
     with pytest.raises(ConfigError, match="chosen by `--backend NAME`"):
         asked().load()
-    with pytest.raises(ConfigError, match="unknown backend `aws`"):
-        asked("aws,vertex").backends()
     with pytest.raises(ConfigError, match="unknown backend `gcp`"):
         asked(text=TEXT.replace("azureml, vertex", "gcp, vertex")).backends()
-    with pytest.raises(UsageError, match="needs a name"):
-        asked(" ,").backends()
-
-
-def test_price_on_the_command_line_needs_a_single_backend(asked: Callable[..., Overrides]) -> None:
-    """The price overrides the file's price; for several backends the option is refused."""
     config = asked("vertex", price_micro=2_000_000).load()
     assert config.vertex.price_per_hour == 2_000_000
     own = asked(text="name: x\nscript: train.py\n", price_micro=100_000).load()
     assert own.local.price_per_hour == 100_000
     with pytest.raises(UsageError, match="one backend's machines"):
         asked(price_micro=2_000_000).compares()
-
-
-def test_reason_for_a_missing_plan_is_a_single_line(asked: Callable[..., Overrides]) -> None:
-    """The line has the first fault with its fix, and the number of further faults."""
-    text = TEXT.replace(
-        "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research,\n ", ""
-    )
-    found = {offer.backend: offer for offer in offers(asked("azureml,vertex", text=text))}
-    assert found["azureml"].why.startswith("no Azure subscription; `az account show")
-    assert found["azureml"].why.endswith("(and 2 more)")
-    assert found["vertex"].why == ""
+    config = asked("vertex").load()
+    assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
 
 
 def test_faults_of_the_file_and_of_the_backend_come_together(cli: Any, tmp_path: Path) -> None:
@@ -261,21 +245,18 @@ def test_long_errors_are_below_the_table(cli: Any, asked: Callable[..., Override
     assert (done.code, done.stderr.count(" needs to know which machines")) == (3, 3), done.stderr
 
 
-def test_table_of_several_backends_fits_in_100_columns(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """The width also holds in a pipe, and an old price has a note with the command for a refresh."""
-    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("norwaywest", "eastus")
-    shown = cli("plan", "-f", asked(text=text).file, "--backend", "all", "--budget", "150").stdout.splitlines()
-    assert max(map(len, shown)) <= 100
-    assert any("Standard_ND96asr_v4" in line for line in shown)
-    assert "    list price of 2025 or earlier, counted as " in "\n".join(shown)
-    assert any(line.startswith("old prices of ") and line.endswith(": cloudtrain prices refresh") for line in shown)
-
-
-def test_fault_of_the_file_is_refused_for_all_backends(asked: Callable[..., Overrides]) -> None:
-    """The fault is reported in full, with its place."""
+def test_faults_of_the_file_are_told_in_full(asked: Callable[..., Overrides]) -> None:
+    """A fault is refused for all backends with its place; a missing plan's line counts all after the first."""
     with pytest.raises(ConfigError, match="unknown key `role_arn`") as caught:
         offers(asked(text=TEXT.replace("region: us-east-1, role: ", "role_arn: ")))
     assert caught.value.faults[0].place is not None
+    text = TEXT.replace(
+        "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research,\n ", ""
+    )
+    found = {offer.backend: offer for offer in offers(asked("azureml,vertex", text=text))}
+    assert found["azureml"].why.startswith("no Azure subscription; `az account show")
+    assert found["azureml"].why.endswith("(and 2 more)")
+    assert found["vertex"].why == ""
 
 
 def test_command_of_the_cheapest_backend_repeats_the_options(cli: Any, asked: Callable[..., Overrides]) -> None:
@@ -291,15 +272,22 @@ def test_command_of_the_cheapest_backend_repeats_the_options(cli: Any, asked: Ca
     assert again == told
 
 
-def test_table_explains_a_worst_case_of_several_starts(asked: Callable[..., Overrides]) -> None:
-    """Vertex AI may start a job four times, unless a budget disables the restarts."""
+def test_table_explains_worst_cases_and_missing_accelerators(asked: Callable[..., Overrides]) -> None:
+    """Vertex AI may start a job four times without a budget; an hour of a CPU is not of eight A100, and comes last."""
     note = "worst case of vertex: 4 starts by the platform, a budget allows one"
     assert [line for line in compare.lines(offers(asked())) if "starts by" in line] == [note]
     assert not any("starts by" in line for line in compare.lines(offers(asked(more=BUDGET))))
+    found = offers(asked("all", "local: {price_per_hour: 0.10 USD}\n"))
+    local = next(offer for offer in found if offer.backend == "local")
+    assert (local.lacks, local.dump()["lacks"]) == ("0 of 8 GPUs", "0 of 8 GPUs")
+    first = compare.cheapest(found)
+    assert first.backend == "vertex"
+    assert compare.cheapest([local]) is None
+    assert "has 0 of 8 GPUs: " in compare.lines([local])[1]
 
 
 def test_submit_with_several_backends_requires_a_choice(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """The error names the cheapest backend, and no job is sent; `plan` shows the same, for scripts as an object."""
+    """The error names the cheapest, as `plan` does; a dry run prints each, and a backend without a plan is no error."""
     folder = asked().file.parent
     done = cli("submit", cwd=folder)
     assert (done.code, "--backend vertex is the cheapest by the hour" in done.stderr) == (2, True), done.stderr
@@ -308,19 +296,9 @@ def test_submit_with_several_backends_requires_a_choice(cli: Any, asked: Callabl
     assert planned["backends"][0]["plan"]["worst_case_micro"] == -(-40_000_000 * 4 * 7260 // 3600)
     shown = cli("submit", "--dry-run", "--backend", "cheapest", cwd=folder)
     assert (shown.code, "displayName: x-00000-1" in shown.stdout) == (0, True), shown.stderr
-
-
-def test_dry_run_of_several_backends_prints_each_and_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """A backend without a plan is reported below, and is no error."""
     done = cli.ok("render", "--backend", "azureml,vertex", "--json", cwd=asked(None, BUDGET).file.parent)
     assert [row["backend"] for row in done.json] == ["vertex", "azureml"]
     assert ("needs a price" in done.json[1]["error"], "USD/h" in done.stderr) == (True, True)
-
-
-def test_stored_job_has_its_chosen_backend(asked: Callable[..., Overrides]) -> None:
-    """The journal has only the chosen backend."""
-    config = asked("vertex").load()
-    assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
 
 
 def test_plan_of_accelerators_that_no_backend_has_fails(cli: Any, asked: Callable[..., Overrides]) -> None:
@@ -334,23 +312,12 @@ def test_plan_of_accelerators_that_no_backend_has_fails(cli: Any, asked: Callabl
     assert (done.code, done.stderr.splitlines()[-1].split(":")[0]) == (0, "no price is known of ssh")
 
 
-def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[..., Overrides]) -> None:
-    """An hour of a CPU is no hour of eight A100: the machine comes last among the plans, with the reason."""
-    found = offers(asked("all", "local: {price_per_hour: 0.10 USD}\n"))
-    local = next(offer for offer in found if offer.backend == "local")
-    assert (local.lacks, local.dump()["lacks"]) == ("0 of 8 GPUs", "0 of 8 GPUs")
-    first = compare.cheapest(found)
-    assert first.backend == "vertex"
-    assert compare.cheapest([local]) is None
-    assert "has 0 of 8 GPUs: " in compare.lines([local])[1]
-
-
 UNKNOWN = {"us-east-1": "us-esat-1", "norwaywest": "eastsu", "us-central1": "us-centarl1"}
 UNPRICED = TEXT.replace(", price_per_hour: 25 USD", "").replace(", price_per_hour: 20 USD", "")
 
 
-def test_unknown_regions_are_below_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """A backend whose region is unknown gets a warning with similar names, and no advice to submit or set a price."""
+def test_backend_with_an_unknown_region_is_not_suggested(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """Below the table a warning has similar names, and no advice to submit or set a price, which mends no region."""
     text = UNPRICED.replace("ssh: {hosts: [a, b]}\n", "")
     for right, wrong in UNKNOWN.items():
         text = text.replace(right, wrong)
@@ -362,10 +329,6 @@ def test_unknown_regions_are_below_the_table(cli: Any, asked: Callable[..., Over
     assert ("price_per_hour" in shown, "submit" in done.stderr) == (False, False)
     assert done.stderr.startswith("the region of ")
     assert (done.code, len(done.stderr.splitlines())) == (0, 1)
-
-
-def test_cheapest_backend_with_an_unknown_region_is_not_suggested(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """A price in the config does not mend the region."""
     folder = asked(text=TEXT.replace("us-central1", "us-centarl1")).file.parent
     done = cli("plan", "--backend", "all", cwd=folder)
     last = "the region of vertex is unknown: correct the region, and plan again"

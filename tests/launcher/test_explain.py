@@ -14,23 +14,18 @@ def explain(*arguments: str) -> str:
     return CliRunner().invoke(command, arguments, catch_exceptions=False).output
 
 
-def test_explain_a_key() -> None:
-    """A key has its type, default, help and example."""
+def test_explain_a_key_a_section_and_the_top_level() -> None:
+    """A key has its type, default, help and example, as JSON too; a section lists its keys, each with its help."""
     output = explain("resources.spot")
     assert output.startswith("resources.spot: true or false, default false\n")
     assert "interruptible" in output
     assert "example: spot: true" in output
-
-
-def test_explain_a_section_lists_its_keys() -> None:
-    """A section lists its keys, each with its help."""
     output = explain("training.optimizer")
     assert all(f"\n{key} " in output for key in ("name", "lr", "weight_decay", "betas"))
-
-
-def test_explain_the_top_level() -> None:
-    """Without a path the top level is listed."""
     assert explain().startswith("name ")
+    facts = json.loads(explain("resources", "--json"))
+    assert facts["keys"]["spot"]["default"] is False
+    assert facts["keys"]["instances"]["type"] == "whole number"
 
 
 @pytest.mark.parametrize(
@@ -65,10 +60,3 @@ def test_explain_an_unknown_key(path: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         explain(path)
     assert hint in caught.value.hint
-
-
-def test_explain_json() -> None:
-    """`--json` prints an object with the same facts."""
-    facts = json.loads(explain("resources", "--json"))
-    assert facts["keys"]["spot"]["default"] is False
-    assert facts["keys"]["instances"]["type"] == "whole number"

@@ -47,12 +47,14 @@ def test_init_names_the_written_files_and_the_next_commands(tmp_path: Path) -> N
     assert (first, len(rest)) == (["cloudtrain", "submit"], 2)
 
 
-def test_init_never_overwrites(tmp_path: Path) -> None:
-    """If a file exists, no file is written, and the message names the existing file."""
+def test_init_overwrites_only_with_force(tmp_path: Path) -> None:
+    """Without `--force` no file is written, and the message names the existing file."""
     (tmp_path / "task.py").write_text("mine")
     with pytest.raises(UsageError, match=r"already there: .*task\.py"):
         init(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["task.py"]
+    init(tmp_path, "--force")
+    assert "def model(" in (tmp_path / "task.py").read_text("utf-8")
 
 
 def test_init_beside_an_own_script_writes_only_the_config(tmp_path: Path) -> None:
@@ -71,24 +73,14 @@ def test_init_beside_an_own_script_writes_only_the_config(tmp_path: Path) -> Non
     assert "def main(" in (tmp_path / "train.py").read_text("utf-8")
 
 
-def test_init_beside_an_own_script_names_one_instance(tmp_path: Path) -> None:
-    """An own script may be for a single process."""
-    (tmp_path / "train.py").write_text("print('mine')\n")
-    lines = init(tmp_path, "--kind", "script").output.partition("next:\n")[2].splitlines()
-    assert [line.split("#")[0].strip() for line in lines if "submit" in line] == ["cloudtrain submit"]
-
-
-def test_init_of_a_script_names_the_rehearsal(tmp_path: Path) -> None:
-    """The first next step of a script's project is a rehearsal, in lines of at most 80 columns."""
+def test_next_commands_fit_the_project(tmp_path: Path) -> None:
+    """A rehearsal comes first for a script, in 80 columns; an own script may be for a single process."""
     lines = init(tmp_path, "--kind", "script").output.partition("next:\n")[2].splitlines()
     assert (lines[1].split("#")[0].split(), max(map(len, lines[1:])) <= 80) == (["cloudtrain", "rehearse"], True)
-
-
-def test_init_force_overwrites(tmp_path: Path) -> None:
-    """`--force` replaces existing files with the starter's files."""
-    (tmp_path / "task.py").write_text("mine")
-    init(tmp_path, "--force")
-    assert "def model(" in (tmp_path / "task.py").read_text("utf-8")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("print('mine')\n")
+    lines = init(tmp_path / "own", "--kind", "script").output.partition("next:\n")[2].splitlines()
+    assert [line.split("#")[0].strip() for line in lines if "submit" in line] == ["cloudtrain submit"]
 
 
 @pytest.mark.parametrize("name", ["file/below", "x" * 300])

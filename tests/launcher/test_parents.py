@@ -114,8 +114,10 @@ def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, 
     assert "init_from" not in job_spec(prepared.plan, load(""), "child", 1).dump()
 
 
-def test_parent_must_have_ended_on_the_same_backend(load: Callable[..., JobConfig], tmp_path: Path, seed: Any) -> None:
-    """A missing, a running, an unsent and a foreign parent are refused with the next step."""
+def test_parent_must_have_ended_on_the_same_backend(
+    load: Callable[..., JobConfig], tmp_path: Path, seed: Any, home: Path
+) -> None:
+    """A missing, a running and a foreign parent are refused, and a pipe, of which a read would wait."""
     with pytest.raises(ConfigError, match="no job `digits`"):
         parents.resolved(load("init_from: digits"), tmp_path)
     seed("digits")
@@ -124,6 +126,9 @@ def test_parent_must_have_ended_on_the_same_backend(load: Callable[..., JobConfi
     foreign = load("init_from: digits").model_copy(update={"backend": "ssh"})
     with pytest.raises(ConfigError, match="digits ran on local, this job runs on ssh"):
         parents.resolved(foreign, tmp_path)
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"w\.safetensors is neither a file nor a folder"):
+        parents.resolved(load("init_from: ./w.safetensors"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +174,15 @@ resources: {instance_type: ml.m5.xlarge}
 HOSTS = "backend: ssh\nssh: {hosts: [h1], workdir: /tmp/x}\n"
 
 
+def write_weights(folder: Path, columns: int = 2) -> None:
+    """Write the weights of a layer with three outputs."""
+    save_file({"weight": torch.zeros(3, columns), "bias": torch.zeros(3)}, folder / "w.safetensors")
+
+
 def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig], tmp_path: Path) -> None:
     """A difference is an error in the file, in the node's words, below the plan; `--json` says that weights fit."""
     (tmp_path / "task.py").write_text(TINY)
-    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    write_weights(tmp_path)
     load(OWN + "params: {classes: 5}")
     told = cli("plan", cwd=tmp_path)
     assert (told.code, "init_from: ./w.safetensors" in told.stdout) == (3, True)
@@ -206,7 +216,7 @@ def test_comparison_that_is_not_possible_here_is_told(
 ) -> None:
     """The line says whether the weights fit, or where the names and shapes will be compared."""
     (tmp_path / "task.py").write_text(TINY.replace("(2,", change or "(2,"))
-    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    write_weights(tmp_path)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/model.pt").write_bytes(b"pickled")
     prepared = prepare(
@@ -221,12 +231,12 @@ def test_comparison_is_kept(
 ) -> None:
     """A second comparison of the same code, spec and shapes starts no process; other shapes start a process."""
     (tmp_path / "task.py").write_text(TINY)
-    save_file({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    write_weights(tmp_path)
     prepared = prepare(load(OWN), tmp_path / "cloudtrain.yaml", Path(), dry=True)
     first = parents.compared(prepared)
     monkeypatch.setattr(memory, "run", lambda *asked: ([{"why": "a new process"}], False))
     assert parents.compared(prepared) == first
-    save_file({"weight": torch.zeros(3, 3), "bias": torch.zeros(3)}, tmp_path / "w.safetensors")
+    write_weights(tmp_path, 3)
     assert parents.compared(prepared)[0].endswith("a new process")
 
 
@@ -273,13 +283,6 @@ def test_parent_that_no_job_can_read_is_refused(
     assert words in refusal.value.faults[0].message
     with pytest.raises((ValueError, FileNotFoundError, CheckpointError)):
         tensors.at(f"file://{tmp_path}/export")
-
-
-def test_pipe_is_no_parent(load: Callable[..., JobConfig], tmp_path: Path, home: Path) -> None:
-    """A named pipe, of which a read would wait, is refused at once."""
-    os.mkfifo(tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"w\.safetensors is neither a file nor a folder"):
-        parents.resolved(load("init_from: ./w.safetensors"), tmp_path)
 
 
 def test_lineage_is_the_nodes_report_else_the_config() -> None:

@@ -62,7 +62,7 @@ def test_scale_fits_the_machine(tmp_path: Path, planned: Plan, gpus: int, expect
 
 
 def test_scale_keeps_the_size_of_the_micro_batches(tmp_path: Path) -> None:
-    """Fewer ranks take more micro-batches of the same size, and the text says so."""
+    """Fewer ranks take more micro-batches of the same size, as the text says; a CPU job gets no GPU of this machine."""
     found = scale.choose(load(tmp_path), plan(4, 8, Batch(256, 4, 2), gpus=8), 2, None, [])
     assert "training.micro_batch_size=4" in found.settings
     assert found.words == (
@@ -70,6 +70,7 @@ def test_scale_keeps_the_size_of_the_micro_batches(tmp_path: Path) -> None:
         "32 micro-batches of 4 a rank and step, not 2",
         "on the CPU, over gloo",
     )
+    assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
@@ -114,15 +115,11 @@ def test_sandbox_keeps_a_clone_inside_a_hidden_folder(tmp_path: Path, monkeypatc
         assert found == {str(clone / "starting.py")}, running.output.read_text()
 
 
-def test_addresses_are_exclusive() -> None:
-    """Two simultaneous rehearsals have different addresses, and a server can listen on an address."""
+def test_addresses_are_exclusive_or_reported_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rehearsals have different addresses for servers; if `lo` is down or has a single address, the search ends."""
     (first, one), (second, two) = sandbox.addresses(2), sandbox.addresses(2)
     with one, two, socket.create_server((first[1], 0)):
         assert not {*first} & {*second}
-
-
-def test_missing_loopback_addresses_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If `lo` is down or has a single address, no block can be bound, and the search ends."""
     monkeypatch.setattr(sandbox.socket, "socket", lambda *_: SimpleNamespace(bind=_refuse, close=lambda: None))
     with pytest.raises(ConfigError, match="no free loopback address"):
         sandbox.addresses(2)
@@ -132,22 +129,8 @@ def _refuse(place: tuple[str, int]) -> None:
     raise OSError(99, "Cannot assign requested address")
 
 
-def test_cpu_job_gets_no_gpu(tmp_path: Path) -> None:
-    """The job will train over gloo on its platform, for any GPUs of this machine."""
-    assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
-
-
-def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None:
-    """The agent may have reported a script's save from before the step of the interruption."""
-    found = starts.Account((tmp_path,), _reported_s=math.inf)  # a step was reported just now
-    found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
-    assert not found.is_settled()
-    found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
-    assert found.is_settled()
-
-
 def test_account_reads_complete_lines(tmp_path: Path) -> None:
-    """Rank 0's events count as soon as their lines are complete; further ranks count as present."""
+    """Rank 0's events count with complete lines, further ranks as present; a save without a step settles nothing."""
     log = tmp_path / "log"
     log.mkdir()
     (log / "rank-1.log").touch()
@@ -162,12 +145,17 @@ def test_account_reads_complete_lines(tmp_path: Path) -> None:
     found.look()
     assert (found.ranks, found.last_step, found.odd_steps) == ({0, 1}, 3, [2])
     assert found.steps[1] == 0.5
+    found = starts.Account((tmp_path,), _reported_s=math.inf)  # a step was reported just now
+    found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
+    assert not found.is_settled()
+    found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
+    assert found.is_settled()
 
 
-def ended(steps: dict[int, float | None], **more: Any) -> starts.StartResult:
-    """Return the result of a start that reported the steps."""
+def ended(steps: dict[int, float | None], *ranks: int, **more: Any) -> starts.StartResult:
+    """Return the result of a start whose ranks reported the steps."""
     found = starts.StartResult(starts.Account(()), **more)
-    found.account.steps = steps
+    found.account.steps, found.account.ranks = steps, {*ranks}
     return found
 
 
@@ -202,7 +190,7 @@ def test_nondeterministic_script_is_judged_by_its_steps() -> None:
 
 
 def test_losses_beyond_the_tolerance_are_reported_once() -> None:
-    """A failed comparison states the difference and the given tolerance once, and does not advise the option."""
+    """The difference and the given tolerance are stated once; a difference above all is explained by the seed."""
     verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.35}), ended({1: 0.5, 2: 0.4, 3: 0.32})
     assert not judging.compared(verdict, *runs, 0.05, is_exact=False, is_task=False)
@@ -210,10 +198,6 @@ def test_losses_beyond_the_tolerance_are_reported_once() -> None:
     assert told.count("the losses differ after the resume by 8.57 %, more than --tolerance 0.05 allows") == 1
     assert "needs --tolerance" not in told
     assert told.count("is the optimizer's state") == 1
-
-
-def test_difference_above_every_tolerance_is_explained_by_the_seed() -> None:
-    """The option ends at 0.1, and noisy losses of small batches differ by more after a repeated seed."""
     verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.48}), ended({1: 0.5, 2: 0.4, 3: 0.32})
     assert not judging.compared(verdict, *runs, 0.0, is_exact=False, is_task=False)
@@ -237,7 +221,7 @@ def test_diagnosis_is_printed_once(message: str, log: str) -> None:
     assert "  | step 1" in shown
 
 
-LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
+LAID_OUT = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -250,11 +234,9 @@ LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 )
 def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> None:
     """A script may report each tenth step: the finding and the verdict give the same count."""
-    found = ended(dict.fromkeys(steps, 0.5), exits=[ExitReport("succeeded")])
-    found.account.ranks = {0, 1}
+    found = ended(dict.fromkeys(steps, 0.5), 0, 1, exits=[ExitReport("succeeded")])
     verdict = Verdict("local")
-    laid_out = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
-    judging.ran(verdict, laid_out, found, 2, is_task=True)
+    judging.ran(verdict, LAID_OUT, found, 2, is_task=True)
     assert f"{words} with finite losses" in [each.words for each in verdict.findings]
     assert verdict.words == f"{words} on 2 ranks"
 
@@ -267,8 +249,7 @@ def test_script_without_a_save_leaves_its_files_unchecked(
 ) -> None:
     """A script may save after the rehearsed steps; a script that ended by itself has shown all of its files."""
     report = ExitReport("stopped" if left_s else "succeeded", unkept=unkept)
-    found = ended({1: 0.5, 2: 0.4}, left_s=left_s, exits=[report])
-    found.account.ranks = {0}
+    found = ended({1: 0.5, 2: 0.4}, 0, left_s=left_s, exits=[report])
     verdict = Verdict("local")
     laid_out = Rehearsal((NodeRun("n", ("true",), {}, (tmp_path,)),), "SIGTERM", 30.0, tmp_path)
     judging.ran(verdict, laid_out, found, 1, is_task=False)
@@ -316,13 +297,10 @@ def test_task_continues_from_the_save_at_the_notice(went_on: int | None, is_kill
 
 def test_failed_save_does_not_count() -> None:
     """A checkpoint event counts only with the path of the checkpoint."""
-    node = NodeRun("n", ("true",), {}, (Path("x"),))
-    start = ended({1: 0.5}, left_s=1.0, exits=[ExitReport("stopped")])
-    start.account.ranks = {0}
+    start = ended({1: 0.5}, 0, left_s=1.0, exits=[ExitReport("stopped")])
     start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
     verdict = Verdict("local", is_asked_to_prove=True)
-    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path(__file__).parent)
-    judging.interrupted(verdict, laid_out, start, 1, RehearsalOptions(preempt_at=1), is_task=True)
+    judging.interrupted(verdict, LAID_OUT, start, 1, RehearsalOptions(preempt_at=1), is_task=True)
     assert verdict.saved_step in (1, None)
 
 
@@ -366,10 +344,7 @@ def test_wrong_exit_after_an_interruption_fails(
     codes: dict[str, int], started: dict[str, Any], is_task: bool, words: str
 ) -> None:
     """A platform that reads exit codes would report a failure, and a save after the platform's grace is lost."""
-    node = NodeRun("n", ("true",), {}, (Path("x"),))
-    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes=codes)
-    start = ended({1: 0.5}, **started)
-    start.account.ranks = {0}
+    laid_out, start = replace(LAID_OUT, codes=codes), ended({1: 0.5}, 0, **started)
     verdict, options = Verdict("vertex", is_asked_to_prove=True), RehearsalOptions(preempt_at=1)
     assert not judging.interrupted(verdict, laid_out, start, 1, options, is_task=is_task)
     assert words in verdict.headline()
@@ -527,7 +502,7 @@ def test_folders_of_ended_rehearsals_are_removed(tmp_path: Path) -> None:
 
 
 def test_verdict_as_json_is_complete() -> None:
-    """The output is a JSON object whose headline has the fault."""
+    """The output is a JSON object whose headline has the fault; a plug-in need not support rehearsals."""
     verdict = Verdict("vertex", "f" * 64, is_asked_to_prove=True, not_checked=["GPUs"])
     verdict.found("started", "2 nodes")
     verdict.found("steps", "no step completed", is_right=False)
@@ -535,10 +510,6 @@ def test_verdict_as_json_is_complete() -> None:
     assert (told["ok"], told["proven"]) == (False, False)
     assert told["verdict"] == "not proven: no step completed"
     assert told["checked"][1] == {"name": "steps", "ok": False, "found": "no step completed"}
-
-
-def test_backend_without_rehearsals_is_refused() -> None:
-    """A plug-in need not support rehearsals."""
     prepared: Any = SimpleNamespace(config=SimpleNamespace(backend="vendor"), backend=SimpleNamespace())
     one = scale.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):

@@ -85,22 +85,14 @@ def test_json_schema_accepts_the_short_forms(validator: jsonschema.Draft202012Va
     )
 
 
-def test_schema_command_prints_json() -> None:
-    """`cloudtrain schema` prints the schema with its draft."""
+def test_schema_command_prints_json_with_descriptions() -> None:
+    """An editor shows the texts of `explain`; a default duration is 24h, not 86400."""
     result = CliRunner().invoke(command, [])
     assert json.loads(result.output) == json_schema()
     assert json_schema()["$schema"].endswith("2020-12/schema")
-
-
-def test_descriptions_reach_the_json_schema() -> None:
-    """An editor shows the texts of `explain`."""
     resources = json_schema()["$defs"]["Resources"]
     assert "interruptible" in resources["properties"]["spot"]["description"]
     assert resources["additionalProperties"] is False
-
-
-def test_defaults_have_the_spelling_of_the_file() -> None:
-    """A default duration is 24h, not 86400."""
     assert json_schema()["$defs"]["Limits"]["properties"]["max_duration"]["default"] == "24h"
 
 

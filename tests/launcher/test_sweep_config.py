@@ -86,21 +86,14 @@ def test_faulty_space_has_a_place_after_the_checks_of_the_backend(
     assert (fault.key, fault.place is not None) == ("sweep.space", True)
 
 
-def test_pbt_needs_a_constant_schedule(tmp_path: Path) -> None:
-    """A trial of a population changes its learning rate by itself."""
+def test_search_of_a_sweep_needs_what_its_algorithm_changes(tmp_path: Path) -> None:
+    """A population's trials change their learning rates; rungs need max_steps or epochs, and random search does not."""
     with pytest.raises(ConfigError, match="constant schedule"):
         load(tmp_path, {"algorithm": "pbt"}, training={**TASK["training"], "schedule": {"name": "cosine"}})
     assert load(tmp_path, {"algorithm": "pbt", "first_rung": 100}).sweep is not None
-
-
-def test_rungs_count_samples_if_the_batch_size_varies(tmp_path: Path) -> None:
-    """The file's batch size gives the samples; each trial has the steps for as many samples."""
-    space = {"training.global_batch_size": [16, 64]}
-    training = {**TASK["training"], "global_batch_size": 32}
-    stored = load(tmp_path, {"space": space, "first_rung": 90}, training=training).model_dump(mode="json")
-    assert search_spec.search_of(stored).rungs == (2880, 8640, 25920)
-    assert search_spec.unit_of(stored) == "samples"
-    assert search_spec.training_of(stored, {"training.global_batch_size": 64})["max_steps"] == 405
+    with pytest.raises(ConfigError, match=r"max_steps` or `training\.epochs"):
+        load(tmp_path, {}, training={})
+    assert load(tmp_path, {"algorithm": "random"}, training={}).sweep is not None
 
 
 @pytest.mark.parametrize(
@@ -127,23 +120,6 @@ def test_place_of_the_trials(training: dict[str, Any], sweep: dict[str, Any], pa
     """By default a task is packed."""
     stored = load(tmp_path, {"algorithm": "random", **sweep}, training=training).model_dump(mode="json")
     assert search_spec.is_packed(stored) is packed
-
-
-def test_pauses_need_the_number_of_steps(tmp_path: Path) -> None:
-    """Rungs need max_steps or epochs; random search does not."""
-    with pytest.raises(ConfigError, match=r"max_steps` or `training\.epochs"):
-        load(tmp_path, {}, training={})
-    assert load(tmp_path, {"algorithm": "random"}, training={}).sweep is not None
-
-
-def test_rungs_count_epochs_of_a_training_in_epochs(tmp_path: Path) -> None:
-    """A packed sweep divides the epochs, also if the batch size varies; a sweep of jobs counts steps alone."""
-    space = {"training.global_batch_size": [8, 16]}
-    stored = load(tmp_path, {"space": space, "first_rung": 2}, training={"epochs": 20}).model_dump(mode="json")
-    assert search_spec.is_packed(stored)
-    assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((2, 6, 18, 20), "epochs")
-    with pytest.raises(ConfigError, match="counted in epochs, which needs `place: packed`"):
-        load(tmp_path, {"place": "jobs"}, training={"epochs": 20})
 
 
 def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
@@ -191,13 +167,25 @@ def test_budget_below_a_ladder_is_refused_with_the_sum(tmp_path: Path) -> None:
     plan(f"{caught.value.enough_micro / 1e6 + 0.01:.2f} USD")
 
 
-def test_search_takes_its_defaults_from_the_training(tmp_path: Path) -> None:
-    """The first rung is 1/81 of the steps and at least an evaluation's; metric and mode are the monitor's."""
+def test_rungs_count_steps_samples_or_epochs(tmp_path: Path) -> None:
+    """The first is 1/81 of the steps and at least an evaluation's; samples if the batch varies; epochs if packed."""
     found = load(tmp_path, {}, training={**TASK["training"], "monitor": {"metric": "accuracy", "mode": "max"}})
     stored = found.model_dump(mode="json")
     search = search_spec.search_of(stored)
     assert search.rungs == (10, 30, 90, 270, 810)
     assert (search.trials, search.mode, search_spec.metric_of(stored)) == (27, "max", "accuracy")
+    space = {"training.global_batch_size": [16, 64]}
+    training = {**TASK["training"], "global_batch_size": 32}
+    stored = load(tmp_path, {"space": space, "first_rung": 90}, training=training).model_dump(mode="json")
+    assert search_spec.search_of(stored).rungs == (2880, 8640, 25920)
+    assert search_spec.unit_of(stored) == "samples"
+    assert search_spec.training_of(stored, {"training.global_batch_size": 64})["max_steps"] == 405
+    space = {"training.global_batch_size": [8, 16]}
+    stored = load(tmp_path, {"space": space, "first_rung": 2}, training={"epochs": 20}).model_dump(mode="json")
+    assert search_spec.is_packed(stored)
+    assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((2, 6, 18, 20), "epochs")
+    with pytest.raises(ConfigError, match="counted in epochs, which needs `place: packed`"):
+        load(tmp_path, {"place": "jobs"}, training={"epochs": 20})
 
 
 def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
@@ -216,8 +204,8 @@ def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
     sweeps.require_room(database, "other", 5_000_000)
 
 
-def test_lease_admits_one_driver(tmp_path: Path) -> None:
-    """A second process gets no lease until the first has freed its own; a process renews and frees only its own."""
+def test_driver_with_a_lease_changes_the_rows_that_it_has_read(tmp_path: Path) -> None:
+    """A second process gets no lease until the first has freed its own; a stale row changes nothing."""
     database = Database(tmp_path)
     sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
     first_s = sweeps.lease(database, "s-abcde")
@@ -229,12 +217,6 @@ def test_lease_admits_one_driver(tmp_path: Path) -> None:
     assert not sweeps.lease(database, "s-abcde")
     sweeps.free(database, "s-abcde", renewed_s)
     assert sweeps.lease(database, "s-abcde")
-
-
-def test_stale_driver_changes_no_row(tmp_path: Path) -> None:
-    """A row changes only if the row is as the driver has read the row; a removed row is stored again."""
-    database = Database(tmp_path)
-    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
     due = sweeps.SegmentRecord("s-abcde", 0, 0, "s-abcde-0", 1, 10)
     sent, done = replace(due, state="sent"), replace(due, state="done", value=0.5)
     sweeps.write(database, due)

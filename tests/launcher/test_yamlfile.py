@@ -60,9 +60,11 @@ def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     assert read(f"key: {text}") == {"key": value}
 
 
-def test_keys_keep_their_spelling() -> None:
-    """`on`, `true` and `1` are text keys."""
+def test_keys_are_text_and_aliases_repeat_values() -> None:
+    """`on`, `true` and `1` are text keys, a variable names no key, and `*name` has the value of `&name`."""
     assert read("on: 1\ntrue: 2\n1: 3\n") == {"on": 1, "true": 2, "1": 3}
+    assert read("'${N}': 1", N="name") == {"${N}": 1}
+    assert read("a: &x {b: [1]}\nc: *x\n") == {"a": {"b": [1]}, "c": {"b": [1]}}
 
 
 @pytest.mark.parametrize(
@@ -110,28 +112,22 @@ def test_key_that_is_too_long_is_named(text: str) -> None:
     assert "`:` where none can stand" in only_fault(f"tags: a {'k' * 1100} b: v\n").message
 
 
-def test_duplicate_key_has_both_places() -> None:
-    """A duplicate key is a fault with two places and a path."""
+def test_places_are_exact() -> None:
+    """A duplicate key has two places, a missing variable a caret; a line separator in a text is a line."""
     fault = only_fault("a:\n  b: 1\n  b: 2\n")
     assert (fault.message, fault.key) == ("duplicate key `b`", "a.b")
     assert [place.line for place in (fault.place, *fault.also) if place] == [3, 2]
+    fault = only_fault('a:\n  - "\\t ${N} ${GONE}"\n', N="1")
+    assert (fault.key, fault.place.line, fault.place.column) == ("a.0", 2, 14)
+    assert "`GONE` is not set" in fault.message
+    fault = only_fault("a: 'x\u2028  y'\nb: ${GONE}\n")
+    assert fault.place.excerpt == "b: ${GONE}"
 
 
 def test_alias_bomb_is_refused_at_once() -> None:
     """A few lines of aliases for billions of values are not expanded."""
     lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
     assert "more than 50000 values" in only_fault("\n".join(lines)).message
-
-
-def test_alias_repeats_a_value() -> None:
-    """`*name` has the value of `&name`."""
-    assert read("a: &x {b: [1]}\nc: *x\n") == {"a": {"b": [1]}, "c": {"b": [1]}}
-
-
-def test_lines_are_counted_as_in_yaml() -> None:
-    """A line separator inside a text counts as a line, for the parser and for the place."""
-    fault = only_fault("a: 'x\u2028  y'\nb: ${GONE}\n")
-    assert fault.place.excerpt == "b: ${GONE}"
 
 
 @pytest.mark.parametrize(
@@ -154,24 +150,12 @@ def test_variables_are_substituted_in_scalars(text: str, value: Any) -> None:
     assert read(f"key: {text}", N="12", EMPTY="", ODD="a: [1]\n# 'x") == {"key": value}
 
 
-def test_missing_variable_has_its_exact_place() -> None:
-    """The caret is under the `$`, after escapes and earlier variables, and the key is named."""
-    fault = only_fault('a:\n  - "\\t ${N} ${GONE}"\n', N="1")
-    assert (fault.key, fault.place.line, fault.place.column) == ("a.0", 2, 14)
-    assert "`GONE` is not set" in fault.message
-
-
 @pytest.mark.parametrize("text", ["${}", "${A B}", "${A:?no}", "'${A'", "'${{ inputs.x }}'"])
 def test_invalid_references_are_refused(text: str) -> None:
     """Text that is neither a variable nor escaped is a fault, and the hint explains the escape."""
     fault = only_fault(f"key: {text}")
     assert "is not a variable" in fault.message
     assert "$${" in fault.hint
-
-
-def test_variables_are_not_substituted_in_keys() -> None:
-    """A variable cannot name a key."""
-    assert read("'${N}': 1", N="name") == {"${N}": 1}
 
 
 def test_secret_variables_are_not_shown() -> None:
