@@ -21,9 +21,8 @@ NOW_S = reported.BEGAN_S + 10_000
 
 
 @pytest.fixture
-def pair(home: Path, make_job: Callable[..., Job]) -> Registry:
+def pair(registry: Registry, make_job: Callable[..., Job]) -> Registry:
     """Return a registry with two jobs; the second job has a different learning rate."""
-    registry = Registry()
     reported.put(registry, make_job, "one")
     reported.put(registry, make_job, "two", training={"optimizer": {"lr": 0.2}})
     return registry
@@ -39,24 +38,13 @@ def losses(values: list[float], usd_each: float = 1.0) -> dict[str, Any]:
     }
 
 
-def test_only_differing_keys_are_listed() -> None:
-    """The keys are dotted names; a key that a job does not set is None."""
-    one = {"params": {"width": 32, "depth": 2}, "tags": ["a"]}
-    other = {"params": {"width": 64, "depth": 2}, "seed": 1, "tags": ["a"]}
-    assert shown_config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
-
-
 def test_common_loss_is_the_worst_of_the_best_losses() -> None:
-    """A job that never gets below 0.5 makes 0.5 the common loss."""
+    """A job that never gets below 0.5 makes 0.5 the common loss; 1 low step among 200 does not count as reached."""
     fast, slow = losses([1.0, 0.6, 0.2, 0.1]), losses([1.0, 0.8, 0.7, 0.5], usd_each=3.0)
     assert comparing.common_loss([fast, slow]) == 0.5
     assert comparing.reached(fast, 0.5, NOW_S) == comparing.Reached(2, 2.0, 2.0)
     assert comparing.reached(slow, 0.5, NOW_S) == comparing.Reached(3, 3.0, 9.0)
     assert comparing.reached(slow, 0.4, NOW_S) is None
-
-
-def test_single_low_step_does_not_reach_a_loss() -> None:
-    """The comparison uses a mean: 1 low step among 200 does not count as reached."""
     noisy = losses([1.0] * 100 + [0.0] + [1.0] * 99)
     assert comparing.reached(noisy, 0.5, NOW_S) is None
 
@@ -87,17 +75,23 @@ def test_thinning_does_not_change_the_cost_of_a_loss(told: int) -> None:
 
 
 def test_time_to_a_loss_leaves_out_the_pauses() -> None:
-    """The time between two attempts does not count."""
+    """The time between two attempts does not count; differing keys are dotted names, None for a key that is not set."""
     data = {"attempts": [{"began_s": 0.0, "ended_s": 10.0}, {"began_s": 100.0, "ended_s": None}]}
     assert comparing.ran_s(data, 105.0, 200.0) == 15.0
+    one = {"params": {"width": 32, "depth": 2}, "tags": ["a"]}
+    other = {"params": {"width": 64, "depth": 2}, "seed": 1, "tags": ["a"]}
+    assert shown_config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
 
 
 def test_crossing_gives_the_point_and_the_job_that_leads_from_then() -> None:
-    """A steady loss is compared with a loss that falls late."""
+    """A steady loss is compared with a loss that falls late; losses equal up to rounding are no crossing."""
     steady, late = losses([10 - n for n in range(10)]), losses([10.0] * 4 + [9, 6, 3, 1, 0.5, 0.25])
     where, who = comparing.crossing(steady, late, "usd") or (0.0, 0)
     assert (4 < where < 7, who) == (True, 1)
     assert comparing.crossing(steady, losses([20.0] * 10), "usd") is None
+    one = losses([3.0, 2.0, 1.0, 0.5, 0.5])
+    assert comparing.crossing(one, losses([2.0, 2.0, 1.0, 0.5, 0.50001]), "step") is None
+    assert comparing.crossing(losses([2.0, 2.5, 1.0, 0.5, 0.50001]), one, "step") is None
 
 
 def test_repeated_steps_count_with_the_later_losses() -> None:
@@ -115,19 +109,6 @@ def test_repeated_steps_count_with_the_later_losses() -> None:
     assert comparing.crossing(jobs[0], jobs[1], "step") is None
 
 
-def test_crossing_does_not_rank_equal_losses() -> None:
-    """Losses that become equal up to rounding, after a higher loss, are no crossing."""
-    one = losses([3.0, 2.0, 1.0, 0.5, 0.5])
-    assert comparing.crossing(one, losses([2.0, 2.0, 1.0, 0.5, 0.50001]), "step") is None
-    assert comparing.crossing(losses([2.0, 2.5, 1.0, 0.5, 0.50001]), one, "step") is None
-
-
-def test_compare_names_the_smoothed_loss(pair: Registry, cli: Any) -> None:
-    """The rows of the common loss state that the loss is a mean, unlike the lowest loss of a single step."""
-    found = {line.split("  ")[0] for line in cli("compare", "one", "two", "--loss", "1").stdout.splitlines()}
-    assert {"step at smoothed loss 1", "lowest loss"} <= found
-
-
 def test_compare_of_a_task_and_a_script_leaves_out_defaults(make_job: Callable[..., Job], cli: Any) -> None:
     """Only the keys of the trainer that the task's config sets are listed, since a script uses none of them."""
     for name, kind in (("task", {"task": "t.py", "training": {"precision": "bf16"}}), ("script", {"script": "t.py"})):
@@ -138,7 +119,7 @@ def test_compare_of_a_task_and_a_script_leaves_out_defaults(make_job: Callable[.
 
 
 def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> None:
-    """For jobs that differ in a single key, the output has the key, and the figures of each job."""
+    """The single differing key and each job's figures are shown; the common loss is a mean; jobs keep their order."""
     told = cli.ok("compare", "one", "two")
     lines = [line.split() for line in told.stdout.splitlines()]
     assert (lines[0], [line[0] for line in lines[1:3]]) == (["JOB", "LOSS"], ["one", "two"])  # the curves come first
@@ -147,10 +128,8 @@ def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> Non
     assert [line[0] for line in lines if line and line[0].startswith("training.")] == [
         "training.optimizer.lr", "training.monitor.metric", "training.monitor.mode",
     ]  # fmt: skip
-
-
-def test_compare_as_json_has_stable_names(pair: Registry, cli: Any) -> None:
-    """The jobs keep the order of the command line."""
+    found = {line.split("  ")[0] for line in cli("compare", "one", "two", "--loss", "1").stdout.splitlines()}
+    assert {"step at smoothed loss 1", "lowest loss"} <= found
     told = cli("compare", "two", "one", "--json", "--loss", "1.0").json
     assert [each["job"]["job"] for each in told["jobs"]] == ["two", "one"]
     assert told["target_loss"] == 1.0

@@ -54,6 +54,15 @@ def courier(home: Path, said: list[str] | None = None, **environ: str) -> Delive
     return DeliveryThread(home, ([] if said is None else said).append, environ)
 
 
+def carried(job: Job, home: Path, url: str, *limit_s: float, **environ: str) -> list[str]:
+    """Offer a notice for the address to a new process, and return what the process has said when it is closed."""
+    said: list[str] = []
+    carrier = courier(home, said, **environ)
+    carrier.offer([Delivery(job.id, entry(url), notice())])
+    carrier.close(*limit_s)
+    return said
+
+
 def test_due_notice_is_sent_once(job: Job, home: Path, told: receivers.Hooks) -> None:
     """Repeated offers from several threads send a single message."""
     for _ in range(3):
@@ -87,8 +96,11 @@ def test_many_followers_send_each_notice_once(job: Job, home: Path, told: receiv
     )
 
 
-def test_delivery_retries_after_two_failures(job: Job, home: Path) -> None:
-    """The receiver answers 503 twice, then accepts; the failure is printed once, without the address."""
+def test_delivery_retries_after_failures(job: Job, home: Path) -> None:
+    """The receiver answers 503 twice, then accepts; the failure is printed once, without the address.
+
+    A command that ends keeps trying for at most three seconds.
+    """
     said: list[str] = []
     with receivers.hooks([503, 503]) as told:
         carrier = courier(home, said)
@@ -99,80 +111,48 @@ def test_delivery_retries_after_two_failures(job: Job, home: Path) -> None:
     assert len(said) == 1
     assert "answers with HTTP 503" in said[0]
     assert "secret-part" not in said[0]
+    with receivers.hooks([503]) as told:
+        carried(job, home, told.url)
+        assert len(told.got) == 1
 
 
 def test_receiver_that_never_answers_gets_three_attempts(job: Job, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver may have shown the message each time; after three attempts every follower gives up."""
     monkeypatch.setattr(sending, "ANSWER_S", 0.1)
     monkeypatch.setattr(sending, "_MENDED_S", 0.1)
-    said: list[str] = []
     with receivers.hooks([receivers.HANG] * 9) as stuck:
-        carrier = courier(home, said)
-        carrier.offer([Delivery(job.id, entry(stuck.url), notice())])
-        carrier.close(5.0)
+        said = carried(job, home, stuck.url, 5.0)
         assert len(stuck.asked) == 3
-        another = courier(home, said)
-        another.offer([Delivery(job.id, entry(stuck.url), notice())])
-        another.close(5.0)
+        said += carried(job, home, stuck.url, 5.0)
         assert len(stuck.asked) == 3
     assert "has accepted the message and does not answer" in said[0]
     assert all(words.startswith("given up: webhook http://127.0.0.1") for words in said[1:])
 
 
-def test_close_retries_while_time_is_left(job: Job, home: Path) -> None:
-    """A command that ends keeps trying for at most three seconds."""
-    with receivers.hooks([503]) as told:
-        carrier = courier(home)
-        carrier.offer([Delivery(job.id, entry(told.url), notice())])
-        carrier.close()
-        assert len(told.got) == 1
-
-
 def test_hanging_receiver_delays_neither_exit_nor_sound_receivers(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """The undelivered notice is reported, and left for the next follower."""
+    """The undelivered notice is left for the next follower; the delivered one is marked, and not repeated."""
     said: list[str] = []
     with receivers.hooks([receivers.HANG]) as stuck:
         carrier = courier(home, said)
         begin_s = time.monotonic()
         carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
         told.wait(1)
-        carrier.close(0.2)
+        carrier.close(0.3)
         assert time.monotonic() - begin_s < 5.0
+        delivered = outbox.delivered_keys(Registry(home).database, job.id, entry(told.url).id)
+        assert delivered == {notice().key}
     assert any("not delivered yet" in words for words in said)
 
 
-def test_delivered_notice_is_marked_while_a_receiver_hangs(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """A command that ends meanwhile leaves no delivered notice to be repeated."""
-    with receivers.hooks([receivers.HANG]) as stuck:
-        carrier = courier(home)
-        carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
-        told.wait(1)
-        carrier.close(0.3)
-        registry = Registry(home)
-        assert outbox.delivered_keys(registry.database, job.id, entry(told.url).id) == {notice().key}
-        registry.close()
-
-
-def test_closed_port_is_reported_with_the_name_of_its_variable(job: Job, home: Path) -> None:
-    """Neither the message nor the registry contains the secret address."""
-    said: list[str] = []
+def test_address_that_fails_is_reported_with_the_name_of_its_variable(job: Job, home: Path) -> None:
+    """Neither the message nor the registry contains the secret address; an unset variable has the fix."""
     url = f"http://127.0.0.1:{receivers.free_port()}/secret-part"
-    carrier = courier(home, said, HOOK=url)
-    carrier.offer([Delivery(job.id, entry("env:HOOK"), notice())])
-    carrier.close()
+    said = carried(job, home, "env:HOOK", HOOK=url)
     assert "webhook env:HOOK" in said[0]
     assert "cannot be reached: Connection refused" in said[0]
     kept = b"".join(path.read_bytes() for path in home.glob("registry.sqlite*"))
     assert b"secret-part" not in kept + "".join(said).encode()
-
-
-def test_unset_variable_is_reported_with_the_fix(job: Job, home: Path) -> None:
-    """A config may be sent from a machine with the variable and followed from a machine without."""
-    said: list[str] = []
-    carrier = courier(home, said)
-    carrier.offer([Delivery(job.id, entry("env:HOOK"), notice())])
-    carrier.close()
-    assert "export HOOK=..." in said[0]
+    assert "export UNSET=..." in carried(job, home, "env:UNSET")[0]
 
 
 def test_follower_killed_before_the_mark_repeats_a_notice_once(
@@ -192,15 +172,11 @@ carrier.close(60.0)
 """
     done = subprocess.run([sys.executable, "-c", program], env=None, check=False, timeout=60)
     assert (done.returncode, len(told.got)) == (-9, 1)
-    heir = courier(home)
-    heir.offer([Delivery(job.id, entry(told.url), notice())])
-    heir.close(0.3)
+    carried(job, home, told.url, 0.3)
     assert len(told.got) == 1  # the claim of the killed process is still valid
     registry.database.execute("UPDATE notices SET lease_s = 1")
     for _ in range(2):
-        heir = courier(home)
-        heir.offer([Delivery(job.id, entry(told.url), notice())])
-        heir.close()
+        carried(job, home, told.url)
     assert [each["id"] for each in told.got] == [notice().id] * 2
 
 
@@ -222,10 +198,10 @@ def test_higher_threshold_replaces_a_pending_lower_threshold(registry: Registry,
     assert outbox.pending(registry.database, 0.0) == []
 
 
-def test_launcher_waits_for_the_job_to_send_its_notice(
+def test_notice_of_the_job_is_waited_for_and_then_sent(
     registry: Registry, job: Job, home: Path, told: receivers.Hooks
 ) -> None:
-    """The launcher holds the notice back, and does not repeat a notice that the job has sent."""
+    """The launcher holds a notice back, and repeats none that the job has sent; after the hold time it sends itself."""
     place = entry(told.url, from_job=True)
     carrier = courier(home)
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0)])
@@ -233,12 +209,8 @@ def test_launcher_waits_for_the_job_to_send_its_notice(
     carrier.close()
     assert outbox.delivered_keys(registry.database, job.id, place.id) == {"budget:50@1000000"}
     assert told.asked == []
-
-
-def test_launcher_sends_for_a_job_that_cannot(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """After the hold time the launcher sends the notice itself."""
     carrier = courier(home)
-    carrier.offer([Delivery(job.id, entry(told.url, from_job=True), notice(), hold_s=0.3)])
+    carrier.offer([Delivery(job.id, entry(told.url, from_job=True), notice(80), hold_s=0.3)])
     told.wait(1)
     carrier.close()
 

@@ -161,18 +161,14 @@ def test_name_of_a_split_makes_a_file_name(split: str, seed: Callable[..., Job])
     assert "a split's name: letters, digits" in refusal.value.faults[0].message + refusal.value.faults[0].hint
 
 
-def test_each_test_is_counted() -> None:
-    """Each event of a test counts, the last one's figures stay, and a job that only tests shows these in a list."""
+def test_tests_are_counted_and_told_in_words() -> None:
+    """Each event of a test counts, and the last one's figures stay; a regression has mean errors and quantiles."""
     progress = fold({}, [line(FIGURES), line({**FIGURES, "accuracy": 0.8})])
     assert (progress["tests"], progress["test"]["accuracy"]) == (2, 0.8)
     assert shown(progress) == "test accuracy 0.8 loss 0.5"
     again = evaluations.Tested("b", FIGURES, 1)
     words = evaluations.headline([evaluations.Tested("a", progress["test"], 2), again])
     assert words == ["test: accuracy 0.7 (0.3968 to 0.8922, 95 %), 10 samples, step 6 (b); evaluated on test 3 times"]
-
-
-def test_regression_is_told_in_words() -> None:
-    """The headline has the mean errors, and a line the residuals' quantiles."""
     figures = {"split": "test", "kind": "regression", "n": 9, "mae": 0.5, "rmse": 0.7, "r2": 0.25, "step": 4}
     figures |= {"quantiles": [{"share": 0.05, "residual": -1.5}, {"share": 0.95, "residual": 1.25}]}
     told = evaluations.lines(evaluations.Tested("a", figures, 1))

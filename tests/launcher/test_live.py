@@ -74,11 +74,15 @@ def test_bar_is_full_only_at_the_whole(share: float, drawn: str) -> None:
     assert bar(share, 4, ASCII) == drawn
 
 
-def test_stacked_bar_has_the_requested_width() -> None:
-    """The width holds for any rounding of the shares."""
+def test_bars_have_the_requested_width() -> None:
+    """The width holds for any rounding of the shares, and signs are one column wide."""
     assert "".join(stacked([0.78, 0.15, 0.05, 0.02], 20, ASCII)) == "################===:"
     assert stacked([0.0, 0.0], 9, ASCII) == ["", ""]
     assert [len("".join(stacked([1, 1, 1], width, ASCII))) for width in range(1, 9)] == list(range(1, 9))
+    for signs in (UNICODE, ASCII):
+        every = signs.levels + signs.full + signs.empty + signs.parts + signs.rule + signs.cut + signs.pointer
+        assert {cell_len(sign) for sign in every} == {1}
+        assert every.encode(signs.encoding)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +99,6 @@ def test_stacked_bar_has_the_requested_width() -> None:
 def test_signs_depend_on_the_locale(environ: dict[str, str], is_unicode: bool) -> None:
     """Without UTF-8 in the locale the signs are ASCII."""
     assert signs_of(environ) is (UNICODE if is_unicode else ASCII)
-
-
-def test_signs_are_a_single_column_wide() -> None:
-    """Wider signs would break the width of a bar."""
-    for signs in (UNICODE, ASCII):
-        every = signs.levels + signs.full + signs.empty + signs.parts + signs.rule + signs.cut + signs.pointer
-        assert {cell_len(sign) for sign in every} == {1}
-        assert every.encode(signs.encoding)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +119,6 @@ def test_keys_are_decoded_completely(data: bytes, keys: list[str], rest: bytes) 
     assert decode(data) == (keys, rest)
 
 
-def test_escape_alone_is_a_key_if_no_byte_follows() -> None:
-    """A partial sequence waits for its rest first."""
-    assert decode(b"\x1b", is_all=True) == (["escape"], b"")
-
-
 def pressed(choice: ViewState, *keys: str, lines: Sequence[LogLine] = LINES) -> tuple[ViewState, Action | None]:
     """Return the view state after the keys, and the action of the last key."""
     action = None
@@ -146,10 +137,11 @@ def test_keys_choose_and_open_a_job_and_return() -> None:
 
 
 def test_single_job_is_left_only_with_q() -> None:
-    """A single job has no table to return to, and a partial key sequence must not end the watch."""
+    """A single job has no table to return to, so a partial key sequence must not end the watch."""
     choice = ViewState(opened="a", is_single=True)
     assert pressed(choice, "escape") == (choice, None)
     assert pressed(choice, "q")[1] == Action("quit")
+    assert decode(b"\x1b", is_all=True) == (["escape"], b"")
 
 
 @pytest.mark.parametrize(("key", "is_asked"), [("y", True), ("Y", True), ("n", False), ("enter", False), ("q", False)])
@@ -166,36 +158,28 @@ def test_stop_applies_to_the_job_of_the_question() -> None:
     assert steer(choice, "y", ("new", *JOBS))[1] == Action("stop", "b")
 
 
-def test_rank_outside_the_job_is_refused() -> None:
-    """`logs --rank` refuses such a rank too, because the log would stay empty."""
-    choice, _ = steer(ViewState(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
-    assert (choice.word, choice.typing) == ("no such rank; its ranks are 0 to 8", "0-9")
-    choice, action = steer(choice, "enter", JOBS, ranks=10)
-    assert (choice.typing, action) == (None, Action("open", "a"))
-
-
 def test_ranks_are_typed_and_confirmed_with_enter() -> None:
-    """Invalid ranks have a message and can be corrected; Escape restores the earlier ranks."""
+    """Invalid ranks, also outside the job, have a message and can be corrected; Escape restores the earlier ranks."""
     choice, action = pressed(ViewState(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
     assert (choice.ranks, choice.typing, action) == ("0,3-5", None, Action("open", "a"))
     choice, action = pressed(choice, "r", "back", "back", "-", "enter")
     assert (action, "names no ranks" in choice.word) == (None, True)
     assert pressed(choice, "escape")[0].ranks == "0,3-5"
     assert pressed(ViewState(opened="a", ranks="0"), "r", "back", "enter")[0].ranks == ""
+    choice, _ = steer(ViewState(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
+    assert (choice.word, choice.typing) == ("no such rank; its ranks are 0 to 8", "0-9")
+    choice, action = steer(choice, "enter", JOBS, ranks=10)
+    assert (choice.typing, action) == (None, Action("open", "a"))
 
 
-def test_scrolling_back_holds_the_log_until_end() -> None:
-    """Scrolling stops at the first line."""
+def test_scrolling_back_or_a_pause_holds_the_log() -> None:
+    """Scrolling stops at the first line, until `end`; both p and the space bar pause until the next such key."""
     choice, _ = pressed(ViewState(opened="a"), "up", "page up")
     assert (choice.back, choice.held) == (11, LINES)
     assert pressed(choice, *["page up"] * 20)[0].back == 90
     assert pressed(choice, "home")[0].back == 90
     assert pressed(choice, "end")[0].held is None
     assert pressed(ViewState(opened="a"), "down")[0].held is None
-
-
-def test_pause_holds_the_log_until_the_next_pause_key() -> None:
-    """Both p and the space bar pause."""
     choice, _ = pressed(ViewState(opened="a"), "p")
     assert choice.held == LINES
     assert pressed(choice, " ")[0].held is None
@@ -207,13 +191,9 @@ def told(*losses: float | str, attempt: int = 1, first: int = 1) -> list[Point]:
 
 
 def test_track_has_newest_least_and_largest() -> None:
-    """A non-finite value counts only as the newest value."""
+    """A non-finite value counts only as the newest value; of a repeated step the value of the last attempt counts."""
     track = curves_of(Series(tuple(told(3.0, 1.0, 2.0, "nan")))).loss
     assert (track.values, track.newest, track.least, track.largest) == ((3.0, 1.0, 2.0), "nan", 1.0, 3.0)
-
-
-def test_repeated_step_counts_once() -> None:
-    """The value of the last attempt counts."""
     track = curves_of(Series((*told(5.0, 4.0, 9.0), *told(3.0, 2.0, attempt=2, first=3)))).loss
     assert track.values == (5.0, 4.0, 3.0, 2.0)
 
@@ -244,14 +224,10 @@ def test_mean_counts_points_by_weight() -> None:
     assert curves_of(Series(tuple(points[:4]))).step_s == 1.0
 
 
-def test_rate_is_computed_from_steps_if_not_reported() -> None:
-    """The lines of a script often have only a step and a loss."""
+def test_figures_beside_the_loss_come_from_the_steps() -> None:
+    """A rate is computed if not reported; few steps have a save; the newest step has the peak of the GPU's memory."""
     track = curves_of(Series(tuple(Point(1, "step", 10.0 + 2 * n, 5 * n, {}) for n in range(4)))).rate
     assert (track.name, track.newest) == ("steps/s", 2.5)
-
-
-def test_split_is_the_mean_of_the_newest_steps() -> None:
-    """Few steps have a save; a non-finite value does not count."""
     parts = [
         {"compute_s": 0.8, "data_s": 0.2},
         {"compute_s": 0.8, "data_s": 0.2, "checkpoint_s": 1.0},
@@ -259,10 +235,6 @@ def test_split_is_the_mean_of_the_newest_steps() -> None:
     ]
     curves = curves_of(Series(tuple(Point(1, "step", float(n), n, fields) for n, fields in enumerate(parts))))
     assert dict(curves.split) == {"compute": 0.8, "data": 0.2, "save": 1.0}
-
-
-def test_memory_is_a_share_of_the_reported_total() -> None:
-    """The newest step has the peak, and the start event the total of the GPU."""
     points = (
         Point(1, "start", 0.0, 0, {"device": "cuda:0", "memory_total_bytes": 100}),
         Point(1, "step", 1.0, 1, {"memory_bytes": 40}),

@@ -184,15 +184,11 @@ def picture(
 
 
 def test_job_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
-    """Figures, curves, money and log have their places."""
+    """Figures, curves, money, log have their places; a failure has the first rank's exception and log's command."""
     alerts = (Sent("budget:50@10000000", NOW - 300, ("terminal", "slack")), Sent("started:2", NOW - 600, ("slack",)))
     seen = watched(curves=curves_of(steps()), alerts=alerts)
     rows = picture(seen, log("step 590/2000 loss 0.156", "step 600/2000 loss 0.1534"))
     assert drawn(rows) + "\n" == JOB_80x24
-
-
-def test_failed_job_shows_its_cause_and_the_next_command(watched: Callable[..., WatchedJob]) -> None:
-    """The screen has the exception of the first failing rank, and the command for its log."""
     error = {"rank": 1, "type": "ValueError", "message": "the data has 3 columns\nand the model wants 4"}
     state = State("failed", "error", error=error, started_s=NOW - 60, ended_s=NOW)
     rows = picture(watched("failing", state, progress={}))
@@ -200,12 +196,16 @@ def test_failed_job_shows_its_cause_and_the_next_command(watched: Callable[..., 
 
 
 def test_table_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
-    """Each job has a row, the chosen job is marked, and the footer has the costs and the last note."""
+    """Each job has a row, the chosen job is marked, the footer has costs and the last note; many jobs scroll."""
     failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
     jobs = (watched(), watched("queued-abcde", State("pending"), progress={}), watched("failing", failed, progress={}))
     scene = Scene(jobs, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
     rows = tableview.view(scene, ViewState(chosen="queued-abcde"), (80, 24), UNICODE, "all jobs")
     assert drawn(rows) + "\n" == TABLE_80x24
+    scene = Scene(tuple(watched(f"job-{n:02}") for n in range(60)), NOW)
+    told = drawn(tableview.view(scene, ViewState(chosen="job-30"), (80, 24), UNICODE, ""))
+    assert "▶ job-30" in told
+    assert "20 jobs above, 20 below" in told
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -277,45 +277,32 @@ def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
     assert "its log" in drawn(picture(odd, log("its log")))
 
 
-def test_markup_is_shown_as_printed(watched: Callable[..., WatchedJob]) -> None:
-    """Names in brackets are no colours."""
+def test_lines_of_the_log_are_shown_for_people(watched: Callable[..., WatchedJob]) -> None:
+    """Names in brackets are no colours, events are hidden, paths begin at the job's folder, long lines may wrap."""
     assert "[r0] [red]no markup[/red] [/]" in drawn(picture(watched(), log(HOSTILE[0])))
-
-
-def test_event_part_of_a_line_is_hidden(watched: Callable[..., WatchedJob]) -> None:
-    """The event part is for programs."""
     assert "::ct" not in drawn(picture(watched(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
-
-
-def test_low_screen_omits_the_least_important_rows(watched: Callable[..., WatchedJob]) -> None:
-    """The name, the progress and a part of the log are always visible."""
-    told = drawn(picture(watched(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
-    assert "digits-4k2pw  running" in told
-    assert "step 600/2000" in told
-    assert "[r0] c" in told
-    assert "checkpoint" not in told
-
-
-def test_larger_log_hides_the_figures(watched: Callable[..., WatchedJob]) -> None:
-    """The log grows from 10 to 19 rows."""
-    seen, lines = watched(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
-    small = drawn(picture(seen, lines)).count("[r0]")
-    large = drawn(picture(seen, lines, choice=ViewState(opened="x", is_large=True))).count("[r0]")
-    assert (small, large) == (10, 19)
-
-
-def test_long_line_wraps_on_request(watched: Callable[..., WatchedJob]) -> None:
-    """No text is lost, and the continuation rows are indented below the text."""
+    line = '  File "/home/me/.cloudtrain/local/digits-4k2pw/attempt-1/node-0/code/train.py", line 7, in main'
+    assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(watched(), log(line)))
     line = "".join(chr(ord("a") + n % 26) for n in range(200))
     rows = drawn(picture(watched(), log(line), choice=ViewState(opened="x", wraps=True))).splitlines()
     begin = next(place for place, row in enumerate(rows) if row.startswith("[r0]"))
     assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
 
 
-def test_paths_in_the_log_start_at_the_job_folder(watched: Callable[..., WatchedJob]) -> None:
-    """A traceback fits into the screen."""
-    line = '  File "/home/me/.cloudtrain/local/digits-4k2pw/attempt-1/node-0/code/train.py", line 7, in main'
-    assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(watched(), log(line)))
+def test_rows_follow_the_size_of_the_screen(watched: Callable[..., WatchedJob]) -> None:
+    """Name, progress and log are always visible, a larger log hides figures, a large screen has curves of 4 rows."""
+    told = drawn(picture(watched(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
+    assert "digits-4k2pw  running" in told
+    assert "step 600/2000" in told
+    assert "[r0] c" in told
+    assert "checkpoint" not in told
+    seen, lines = watched(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
+    small = drawn(picture(seen, lines)).count("[r0]")
+    large = drawn(picture(seen, lines, choice=ViewState(opened="x", is_large=True))).count("[r0]")
+    assert (small, large) == (10, 19)
+    rows = picture(watched(curves=curves_of(steps())), log("x"), (120, 40))
+    begin = next(place for place, row in enumerate(rows) if row.plain.startswith("loss"))
+    assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
 
 
 def test_help_shows_every_key_until_a_key_is_pressed(watched: Callable[..., WatchedJob]) -> None:
@@ -328,23 +315,6 @@ def test_help_shows_every_key_until_a_key_is_pressed(watched: Callable[..., Watc
     )
     assert "wrap long lines" in table
     assert steer(choice, "s", ["x"]) == (ViewState(opened="x"), None)
-
-
-def test_large_screen_draws_curves_of_several_rows(watched: Callable[..., WatchedJob]) -> None:
-    """A curve uses four rows on 120x40."""
-    rows = picture(watched(curves=curves_of(steps())), log("x"), (120, 40))
-    begin = next(place for place, row in enumerate(rows) if row.plain.startswith("loss"))
-    assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
-
-
-def test_scrolled_log_shows_earlier_lines(watched: Callable[..., WatchedJob]) -> None:
-    """The lines stay fixed while new lines arrive."""
-    held = log(*(f"line {n}" for n in range(100))).lines
-    choice = ViewState(opened="x", held=tuple(held), back=40)
-    told = drawn(picture(watched(), log("newer"), choice=choice))
-    assert "line 59\n" in told
-    assert "newer" not in told
-    assert "PAUSED" in told
 
 
 @pytest.mark.parametrize(
@@ -380,14 +350,10 @@ def test_silent_backend_is_shown_with_the_duration(watched: Callable[..., Watche
     assert "running (no answer)" in drawn(table)
 
 
-def test_non_finite_loss_is_shown_in_capitals(watched: Callable[..., WatchedJob]) -> None:
-    """The curve cannot show the value, and the user must see the value."""
+def test_odd_losses_are_visible(watched: Callable[..., WatchedJob]) -> None:
+    """A non-finite loss is in capitals; a loss that has fallen far has a log scale, named by its label."""
     told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
     assert "NAN  least" in drawn(picture(watched(curves=curves_of(Series(told)))))
-
-
-def test_loss_that_has_fallen_far_uses_a_log_scale(watched: Callable[..., WatchedJob]) -> None:
-    """The label names the scale; on a linear scale the last nine tenths of the curve would be flat."""
     falls = tuple(Point(2, "step", NOW, step, {"loss": 10.0 ** (-step / 10)}) for step in range(41))
     told = drawn(picture(watched(curves=curves_of(Series(falls)))))
     line = next(line for line in told.splitlines() if line.startswith("loss (log)"))
@@ -395,20 +361,18 @@ def test_loss_that_has_fallen_far_uses_a_log_scale(watched: Callable[..., Watche
     assert "\nloss  " in drawn(picture(watched(curves=curves_of(steps()))))
 
 
-def test_script_without_figures_shows_its_log(watched: Callable[..., WatchedJob]) -> None:
-    """Without steps no curve is drawn."""
+def test_log_is_shown_without_figures_or_scrolled(watched: Callable[..., WatchedJob]) -> None:
+    """Without steps no curve is drawn; scrolled lines stay fixed while new lines arrive."""
     told = drawn(picture(watched(progress={}, curves=Curves()), log("hello")))
     assert "no step reported yet" in told
     assert "samples/s" not in told
     assert "[r0] hello" in told
-
-
-def test_many_jobs_scroll_around_the_chosen_job(watched: Callable[..., WatchedJob]) -> None:
-    """The title has the number of hidden jobs on either side."""
-    scene = Scene(tuple(watched(f"job-{n:02}") for n in range(60)), NOW)
-    told = drawn(tableview.view(scene, ViewState(chosen="job-30"), (80, 24), UNICODE, ""))
-    assert "▶ job-30" in told
-    assert "20 jobs above, 20 below" in told
+    held = log(*(f"line {n}" for n in range(100))).lines
+    choice = ViewState(opened="x", held=tuple(held), back=40)
+    told = drawn(picture(watched(), log("newer"), choice=choice))
+    assert "line 59\n" in told
+    assert "newer" not in told
+    assert "PAUSED" in told
 
 
 def test_only_changed_rows_are_painted_again(watched: Callable[..., WatchedJob]) -> None:
@@ -422,17 +386,13 @@ def test_only_changed_rows_are_painted_again(watched: Callable[..., WatchedJob])
     assert renderer.render(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
 
 
-def test_no_color_keeps_only_bold(watched: Callable[..., WatchedJob]) -> None:
-    """The text is the same."""
+def test_plain_terminal_gets_bold_or_ascii_alone(watched: Callable[..., WatchedJob]) -> None:
+    """With NO_COLOR only bold stays; in an ASCII locale a non-ASCII character of a job becomes a question mark."""
     rows = picture(watched(curves=curves_of(steps())), log("a"))
     plain, coloured = (Renderer("utf-8", is_coloured=is_it).render(rows).decode() for is_it in (False, True))
     assert "\x1b[1m" in plain
     assert "\x1b[36m" not in plain
     assert "\x1b[36m" in coloured
-
-
-def test_ascii_locale_gets_only_ascii(watched: Callable[..., WatchedJob]) -> None:
-    """A non-ASCII character of a job becomes a question mark."""
     rows = picture(watched(curves=curves_of(steps())), log("日本語 é"), signs=ASCII)
     data = Renderer("ascii", is_coloured=False).render(rows)
     assert data.isascii()

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -52,12 +52,11 @@ stream.close()
 """
 
 
-@pytest.fixture
-def registry(home: Path) -> Iterator[Registry]:
-    """Return the registry of the private home folder."""
-    registry = Registry()
-    yield registry
-    registry.close()
+def small_commits(monkeypatch: pytest.MonkeyPatch, commit: int, file: int) -> None:
+    """Commit after so many bytes; a read takes so many bytes of a file, and twice as many for a page."""
+    monkeypatch.setattr(cache, "COMMIT_BYTES", commit)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", file)
+    monkeypatch.setattr(local, "PAGE_BYTES", 2 * file)
 
 
 def keep(registry: Registry, job: Job) -> bool:
@@ -87,18 +86,14 @@ def gone(*args: Any, **named: Any) -> Any:
     raise UnreachableError("the backend is away")
 
 
-def test_block_decodes_to_the_encoded_lines() -> None:
-    """Texts may contain any character but a newline; a rank may be None, and times are exact."""
+def test_flipped_bit_in_a_block_is_detected() -> None:
+    """A block decodes to any texts but newlines, exact times and no rank; a flip of a bit of each byte is detected."""
     lines = [
         LogLine("", 0, None, 0.1), LogLine("é\r\x1b[31m\u2028 \ud800", 3, 63, 1e9 / 3), LogLine("x" * 70_000, 1, 0, 2.0)
     ]  # fmt: skip
     data, entry = blocks.encoded(lines, 17)
     assert blocks.decoded(data, entry).lines() == lines
     assert (entry.offset, entry.line_count, entry.first_s, entry.last_s) == (17, 3, 0.1, 1e9 / 3)
-
-
-def test_flipped_bit_in_a_block_is_detected() -> None:
-    """The test flips a bit of each byte in turn."""
     data, entry = blocks.encoded([LogLine(f"line {number}", 0, 0, 1.0) for number in range(9)], 0)
     for place in range(len(data)):
         touched = bytearray(data)
@@ -167,22 +162,21 @@ def test_single_rank_is_read_from_the_log_cache(seed: Callable[..., Job], regist
     assert [line.text for line in again] == [line.text for line in before] == ["other"]
 
 
-def test_keep_stores_the_log_of_an_ended_job(seed: Callable[..., Job], registry: Registry) -> None:
-    """`watch` calls `keep` when a job ends; a second call has no work to do."""
-    job = seed("ended", DONE)
-    assert keep(registry, job)
-    assert keep(registry, job)
-    assert not keep(registry, seed("going", RUNNING))
-
-
-def test_keep_can_be_repeated_after_an_unreachable_backend(
+def test_keep_stores_the_log_of_an_ended_job(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`keep` raises no error: a log fault must not hide a job's end."""
+    """`watch` calls `keep`: a fault hides no end, a second call has no work, and a dropped log waits for a reader."""
     job = seed("ended", DONE)
     with monkeypatch.context() as outage:
         outage.setattr(load("local"), "logs", gone)
         assert not keep(registry, job)
+    assert keep(registry, job)
+    assert keep(registry, job)
+    assert not keep(registry, seed("going", RUNNING))
+    cache.make_room(registry.database, 0)
+    assert not keep(registry, job)
+    assert cache.place(registry.database, "ended", 1) is None
+    assert len(read_all(registry, job)) == 2
     assert keep(registry, job)
 
 
@@ -219,17 +213,6 @@ def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Jo
     assert sorted(path.name for path in (home / "logs").iterdir()) == ["going"]
 
 
-def test_dropped_log_is_not_stored_again_without_a_reader(seed: Callable[..., Job], registry: Registry) -> None:
-    """Otherwise `keep` would download the log again and again; a reader stores the log again."""
-    job = seed("ended", DONE)
-    assert keep(registry, job)
-    cache.make_room(registry.database, 0)
-    assert not keep(registry, job)
-    assert cache.place(registry.database, "ended", 1) is None
-    assert len(read_all(registry, job)) == 2
-    assert keep(registry, job)
-
-
 @pytest.mark.usefixtures("small_blocks")
 def test_log_above_the_size_limit_is_stored_in_part(
     home: Path,
@@ -241,9 +224,7 @@ def test_log_above_the_size_limit_is_stored_in_part(
     """The limit is reported, all lines are shown, and cached logs of older jobs are dropped first."""
     read_all(registry, seed("other", DONE))
     monkeypatch.setenv(cache.ROOM, "0.000009")
-    monkeypatch.setattr(cache, "COMMIT_BYTES", 1)
-    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
-    monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
+    small_commits(monkeypatch, 1, 8000)
     job = seed("long", DONE, {"0": numbered(20_000), "1": ""})
     assert len(read_all(registry, job)) == 20_000
     assert capsys.readouterr().err.count(f"{cache.ROOM} is 9e-06") == 1
@@ -281,18 +262,14 @@ def test_entry_of_several_lines_is_split_alike_from_the_cache(
 def test_size_limit_of_zero_stores_no_log(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit of 0 turns the log cache off."""
+    """A limit of 0 turns the log cache off; the message about an invalid limit shows the expected form."""
     monkeypatch.setenv(cache.ROOM, "0")
     read_all(registry, seed("ended", DONE))
     assert not (home / "logs").exists()
-
-
-@pytest.mark.parametrize("text", ["much", "-1", "nan", "1e9"])
-def test_invalid_size_limit_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """The message shows the expected form."""
-    monkeypatch.setenv(cache.ROOM, text)
-    with pytest.raises(UsageError, match="not a number of gigabytes"):
-        cache.room_bytes()
+    for text in ("much", "-1", "nan", "1e9"):
+        monkeypatch.setenv(cache.ROOM, text)
+        with pytest.raises(UsageError, match="not a number of gigabytes"):
+            cache.room_bytes()
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -339,33 +316,25 @@ def test_damaged_log_is_read_from_the_backend_again(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_of_a_lost_machine_lacks_a_block(
-    home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("places", [(0.5,), (0.2, 0.6)])
+def test_damaged_log_of_a_lost_machine_lacks_only_the_damaged_blocks(
+    home: Path,
+    seed: Callable[..., Job],
+    registry: Registry,
+    capsys: pytest.CaptureFixture[str],
+    places: tuple[float, ...],
 ) -> None:
-    """The number of lost lines is reported, and the rest is shown."""
+    """The number of lost lines is reported, and the lines between and after the damaged blocks are shown."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
-    damaged(home, "ended", "lines", 0.5)
+    for at in places:
+        damaged(home, "ended", "lines", at)
     shutil.rmtree(home / "local")
     found = read_all(registry, job)
-    said = capsys.readouterr().err
-    assert f"{len(whole) - len(found)} lines that were kept here are damaged" in said
-    assert 0 < len(found) < len(whole)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_log_with_two_damaged_blocks_lacks_only_them(
-    home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The lines between and after the damaged blocks are shown."""
-    job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
-    whole = read_all(registry, job)
-    damaged(home, "ended", "lines", 0.2)
-    damaged(home, "ended", "lines", 0.6)
-    shutil.rmtree(home / "local")
-    found = read_all(registry, job)
-    assert capsys.readouterr().err.count("are damaged, and cannot be read again") == 2
-    assert len(whole) - 2 * cache.BLOCK_LINES <= len(found) < len(whole) - cache.BLOCK_LINES
+    lost, said = len(whole) - len(found), capsys.readouterr().err
+    assert said.count("are damaged, and cannot be read again") == len(places)
+    assert f"{lost} lines that were kept here are damaged" in said or len(places) > 1
+    assert (len(places) - 1) * cache.BLOCK_LINES < lost <= len(places) * cache.BLOCK_LINES
     assert found[-1] == whole[-1]
 
 
@@ -477,9 +446,7 @@ def test_log_cache_is_complete_after_ctrl_c_at_any_line(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every line appears exactly once, also after Ctrl-C between a page and its file, or within a commit."""
-    monkeypatch.setattr(cache, "COMMIT_BYTES", 4000)
-    monkeypatch.setattr(node_logs, "FILE_BYTES", 4000)
-    monkeypatch.setattr(local, "PAGE_BYTES", 8000)
+    small_commits(monkeypatch, 4000, 4000)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=0.001))
     monkeypatch.setattr(os, "fsync", lambda file: None)
     registry.database.execute("PRAGMA synchronous = OFF")
@@ -509,9 +476,7 @@ def test_partially_stored_page_is_read_again(
 ) -> None:
     """After Ctrl-C between two blocks of a page, the cursor behind the page is not committed."""
     monkeypatch.setattr(cache, "BLOCK_LINES", 100)
-    monkeypatch.setattr(cache, "COMMIT_BYTES", 1000)
-    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
-    monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
+    small_commits(monkeypatch, 1000, 8000)
     job = seed("ended", DONE, {"0": numbered(2000), "1": ""})
     left, real = calls, blocks.encoded
 

@@ -50,37 +50,25 @@ def test_invalid_ranks_are_a_usage_error(text: str) -> None:
     assert "0,3-5" in caught.value.hint
 
 
-def test_view_hides_the_event_part_of_a_line() -> None:
-    """People see the text; `--raw` shows the line as written."""
+def test_view_puts_rank_and_time_before_the_visible_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """People see the text without its event; ranks may have a prefix, and times are local to the millisecond."""
     assert View(prefix=False).shown([line(STEP)])[0] == "step 3/9 loss 0.5"
     assert View(prefix=False, raw=True).shown([line(STEP)])[0] == STEP
-
-
-def test_view_puts_the_rank_before_the_line() -> None:
-    """A prefix separates the lines of ranks and nodes; with a single rank the lines need no prefix."""
     assert View().shown([line("hi", rank=3)])[0] == "[r3] hi"
     assert View().shown([line("hi", node=1, rank=None)])[0] == "[node1] hi"
     assert View(prefix=False).shown([line("hi")])[0] == "hi"
-
-
-def test_view_filters_by_node_time_and_pattern() -> None:
-    """Each option excludes lines alone; the backend filters by rank."""
-    assert not View(node=1).wants(line("x", node=0))
-    assert not View(since_s=101.0).wants(line("x"))
-    assert not View(grep=re.compile("^y")).wants(line("x"))
-    assert View(node=0, since_s=99.0, grep=re.compile("x")).wants(line("x"))
-
-
-def test_view_shows_times_to_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is local and sortable."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     assert View(prefix=False, timestamps=True).shown([line("x", time_s=1.25)])[0] == "1970-01-01T00:00:01.250 x"
 
 
-def test_view_as_json_has_stable_names() -> None:
-    """Each line is an object with its origin, the text for people, and the full event."""
-    shown = json.loads(View(as_json=True, attempt=2).shown([line(STEP, node=1, rank=4)])[0])
+def test_view_filters_and_names_the_lines() -> None:
+    """Each option excludes lines alone; as JSON each line has its origin, the text for people, and the full event."""
+    assert not View(node=1).wants(line("x", node=0))
+    assert not View(since_s=101.0).wants(line("x"))
+    assert not View(grep=re.compile("^y")).wants(line("x"))
+    assert View(node=0, since_s=99.0, grep=re.compile("x")).wants(line("x"))
+    shown = json.loads(replace(View(as_json=True), attempt=2).shown([line(STEP, node=1, rank=4)])[0])
     assert shown == {
         "time_s": 100.0, "attempt": 2, "node": 1, "rank": 4,
         "text": "step 3/9 loss 0.5", "event": {"e": "step", "step": 3, "loss": 0.5},
@@ -102,10 +90,14 @@ def test_view_as_json_is_valid_json_for_a_non_finite_loss(loss: float) -> None:
 
 
 def test_logs_prints_the_lines_of_both_nodes(cli: Any, seed: Callable[..., Job]) -> None:
-    """Standard output has only the lines of the ended job, each with its rank."""
+    """Standard output has only the lines, each with its rank, also a killed rank's last words, or as lines of JSON."""
     seed("ended", State("succeeded"))
-    result = cli("logs", "ended")
-    assert sorted(result.stdout.splitlines()) == ["[r0] hello from node 0", "[r1] hello from node 1"]
+    assert sorted(cli("logs", "ended").stdout.splitlines()) == ["[r0] hello from node 0", "[r1] hello from node 1"]
+    seed("killed", State("failed", "error"), {"0": "one\nlast words", "1": ""})
+    assert cli("logs", "killed").stdout.splitlines() == ["[r0] one", "[r0] last words"]
+    seed("told", State("succeeded"), {"0": STEP + "\n", "1": "x\n"})
+    shown = [json.loads(text) for text in cli("logs", "told", "--json").stdout.splitlines()]
+    assert {(one["rank"], one["text"]) for one in shown} == {(0, "step 3/9 loss 0.5"), (1, "x")}
 
 
 @pytest.mark.parametrize(
@@ -128,10 +120,9 @@ def test_followed_logs_tail_counts_from_the_end_of_a_long_log(cli: Any, seed: Ca
 
 
 @pytest.fixture
-def resumed(home: Path, seed: Callable[..., Job]) -> Job:
+def resumed(home: Path, registry: Registry, seed: Callable[..., Job]) -> Job:
     """Return a job with three attempts; the second attempt was never sent."""
     job = seed("more", State("failed", "error"), {"0": "a\nb\n", "1": ""})
-    registry = Registry()
     for number in (2, 3):
         fresh = replace(job.attempt, number=number, phase="intent", ref=None, state=State("pending"))
         registry.add_attempt(fresh, {}, {})
@@ -145,18 +136,24 @@ def resumed(home: Path, seed: Callable[..., Job]) -> Job:
     last = registry.find("more").attempt
     registry.mark_sent(last, {"folder": str(folder), "nodes": 2, "checkpoint_dir": str(folder)})
     registry.set_state(last, State("succeeded"), {})
-    found = registry.find("more")
-    registry.close()
-    return found
+    return registry.find("more")
 
 
-def test_logs_of_a_resumed_job_names_its_attempts(cli: Any, resumed: Job) -> None:
-    """The output has the last attempt, and a note gives the option for earlier attempts."""
+def test_logs_of_a_resumed_job_name_their_attempts(cli: Any, resumed: Job) -> None:
+    """The last attempt is shown, and a note gives the option for earlier attempts; as JSON each line has the number."""
     shown = cli("logs", "more")
     assert shown.stdout == "[r0] c\n[r0] d\n"
     assert shown.stderr == "attempts 1 to 3 of more; this is 3: --attempt N, or --attempt all\n"
     assert cli("logs", "more", "--attempt", "1").stdout == "[r0] a\n[r0] b\n"
     assert "neither a number from 1 up nor `all`" in cli("logs", "more", "--attempt", "0").stderr
+    lines = cli("logs", "more", "--attempt", "all", "--json").stdout.splitlines()
+    assert [(each["attempt"], each["text"]) for each in map(json.loads, lines)] == [
+        (1, "a"),
+        (1, "b"),
+        (3, "c"),
+        (3, "d"),
+    ]
+    assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
 
 
 @pytest.mark.parametrize(
@@ -180,31 +177,6 @@ def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: lis
     headings = [line for line in done.stderr.splitlines() if "of more:" in line]
     assert headings[-1] == "cloudtrain: attempt 3 of more: succeeded"
     assert (headings[0] == "cloudtrain: attempt 1 of more: failed (error)") == ("--tail" not in options or "b" in shown)
-
-
-def test_logs_of_all_attempts_as_json_have_the_attempt_number(cli: Any, resumed: Job) -> None:
-    """Each line has the number of its attempt."""
-    lines = cli("logs", "more", "--attempt", "all", "--json").stdout.splitlines()
-    assert [(each["attempt"], each["text"]) for each in map(json.loads, lines)] == [
-        (1, "a"),
-        (1, "b"),
-        (3, "c"),
-        (3, "d"),
-    ]
-    assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
-
-
-def test_logs_keeps_a_last_line_without_newline(cli: Any, seed: Callable[..., Job]) -> None:
-    """The last output of a killed rank is an important line."""
-    seed("ended", State("failed", "error"), {"0": "one\nlast words", "1": ""})
-    assert cli("logs", "ended").stdout.splitlines() == ["[r0] one", "[r0] last words"]
-
-
-def test_logs_as_json_lines(cli: Any, seed: Callable[..., Job]) -> None:
-    """Each line of the output is a JSON object."""
-    seed("ended", State("succeeded"), {"0": STEP + "\n", "1": "x\n"})
-    shown = [json.loads(text) for text in cli("logs", "ended", "--json").stdout.splitlines()]
-    assert {(one["rank"], one["text"]) for one in shown} == {(0, "step 3/9 loss 0.5"), (1, "x")}
 
 
 @pytest.mark.parametrize("option", [["--rank", "1"], ["--node", "1"], ["--grep", "node 1$"]])
@@ -254,49 +226,39 @@ def test_followed_logs_exit_with_the_code_of_the_job(
 # -- the files of a local job ----------------------------------------------------------------------------------------
 
 
+def rank_log(folder: Path, text: bytes, rank: int = 0) -> Path:
+    """Write the log of a rank of node 0, and return its path."""
+    log = folder / "node-0" / "log" / f"rank-{rank}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(text)
+    return log
+
+
 def page_of(folder: Path, cursor: dict[str, int] | None = None) -> LogPage:
     """Return the page after the cursor for a job with a single node."""
     return agent_pages.page(cursor, {0: node_logs.read(folder / "node-0", agent_pages.offsets(cursor, 0))})
 
 
 def test_log_pages_continue_from_a_stored_cursor(tmp_path: Path) -> None:
-    """A cursor stored as JSON repeats no line and loses no line, even with a partial line at the end."""
-    folder = tmp_path / "node-0" / "log"
-    folder.mkdir(parents=True)
-    log = folder / "rank-0.log"
-    log.write_text("one\ntwo\nthr")
+    """A cursor stored as JSON repeats and loses no line, even with a partial line; invalid bytes count as bytes."""
+    log = rank_log(tmp_path, b"one\ntwo\nthr")
     first = page_of(tmp_path)
     with log.open("a") as file:
         file.write("ee\nfour\n")
     second = page_of(tmp_path, json.loads(json.dumps(first.cursor)))
     assert [one.text for one in first.lines + second.lines] == ["one", "two", "three", "four"]
+    rank_log(tmp_path, b"\xff\xfe\nnext\n")
+    assert [one.text for one in page_of(tmp_path).lines] == ["\ufffd\ufffd", "next"]
 
 
 def test_log_pages_merge_by_time_and_keep_the_order_of_each_file(tmp_path: Path) -> None:
     """The lines of two ranks come in the order of their times."""
-    texts = {0: ("a\nc\n", "2 1.0\n4 3.0\n"), 1: ("b\nd\n", "2 2.0\n4 4.0\n")}
-    folder = tmp_path / "node-0" / "log"
-    folder.mkdir(parents=True)
-    for rank, (text, times) in texts.items():
-        (folder / f"rank-{rank}.log").write_text(text)
-        (folder / f"rank-{rank}.times").write_text(times)
+    for rank, text, times in ((0, b"a\nc\n", "2 1.0\n4 3.0\n"), (1, b"b\nd\n", "2 2.0\n4 4.0\n")):
+        rank_log(tmp_path, text, rank).with_suffix(".times").write_text(times)
     page = page_of(tmp_path)
     assert [(one.text, one.rank, one.time_s) for one in page.lines] == [
         ("a", 0, 1.0), ("b", 1, 2.0), ("c", 0, 3.0), ("d", 1, 4.0)
     ]  # fmt: skip
-
-
-def test_log_pages_replace_invalid_bytes(tmp_path: Path) -> None:
-    """An invalid byte becomes a replacement character; offsets count bytes."""
-    folder = tmp_path / "node-0" / "log"
-    folder.mkdir(parents=True)
-    (folder / "rank-0.log").write_bytes(b"\xff\xfe\nnext\n")
-    assert [one.text for one in page_of(tmp_path).lines] == ["\ufffd\ufffd", "next"]
-
-
-def test_view_as_json_has_the_number_of_its_attempt() -> None:
-    """A follower shows the followed attempt."""
-    assert replace(View(as_json=True), attempt=3).shown([line("x")])[0].count('"attempt": 3') == 1
 
 
 # -- protection of the terminal from hostile or verbose jobs ---------------------------------------------------------
@@ -342,14 +304,10 @@ def test_line_hides_no_text_by_colour_or_direction(text: str) -> None:
 
 
 def test_long_line_is_cut_with_a_note() -> None:
-    """`--raw` shows the complete line."""
+    """`--raw` shows the complete line; the reset of a colour may be cut off, or a sequence may be cut in two."""
     shown = visible.shown("x" * (visible.MOST_SHOWN + 5))
     assert shown == "x" * visible.MOST_SHOWN + "… [5 more characters: --raw shows them]"
     assert View(prefix=False, raw=True).shown([line("x" * 20_000)])[0] == "x" * 20_000
-
-
-def test_line_that_is_cut_ends_its_colour() -> None:
-    """The reset may be cut off, or a sequence may be cut in two."""
     long = "\x1b[31m" + "x" * visible.MOST_SHOWN + "\x1b[0m"
     assert visible.shown(long).endswith("x\x1b[0m… [9 more characters: --raw shows them]")
     halved = visible.shown("x" * (visible.MOST_SHOWN - 2) + "\x1b[31mred")
@@ -382,28 +340,24 @@ def test_json_has_no_control_characters() -> None:
 BARS = "begin\n\r 10%\r 50%\r100%\n\rlost\r    \rend\n"
 
 
-def test_logs_shows_only_the_last_state_of_a_progress_bar(cli: Any, seed: Callable[..., Job]) -> None:
-    """Pipe and terminal show the same; `--raw` has the bytes as written."""
+def test_logs_show_and_search_only_the_visible_text(cli: Any, seed: Callable[..., Job]) -> None:
+    """Of a bar the last state counts, no event part and no colour, except with `--raw`, also kept."""
     seed("ended", State("succeeded"), {"0": BARS, "1": ""})
     for command in (["logs", "ended"], ["logs", "ended"], ["logs", "-f", "ended"]):
         assert cli(*command).stdout.splitlines() == ["[r0] begin", "[r0] 100%", "[r0] end"]
     raw = cli("logs", "ended", "--raw").stdout
     assert raw == BARS.replace("\r", "\n")  # in text mode, Python reads each \r as a line end
-
-
-def test_logs_searches_only_the_visible_text(cli: Any, seed: Callable[..., Job]) -> None:
-    """A search ignores earlier states of a bar, event parts and colours, except with `--raw`."""
-    seed("ended", State("succeeded"), {"0": BARS + STEP + "\n\x1b[31mERR\x1b[0mOR 7\n", "1": ""})
+    seed("more", State("succeeded"), {"0": BARS + STEP + "\n\x1b[31mERR\x1b[0mOR 7\n", "1": ""})
     for _ in ("from the backend", "from what is kept"):
-        assert cli("logs", "ended", "--grep", "^100%$").stdout == "[r0] 100%\n"
-        assert cli("logs", "ended", "--grep", "50%|::ct").stdout == ""
-        assert cli("logs", "ended", "--grep", "ERROR").stdout == "[r0] ERROR 7\n"
-        assert "::ct" in cli("logs", "ended", "--grep", "::ct", "--raw").stdout
+        assert cli("logs", "more", "--grep", "^100%$").stdout == "[r0] 100%\n"
+        assert cli("logs", "more", "--grep", "50%|::ct").stdout == ""
+        assert cli("logs", "more", "--grep", "ERROR").stdout == "[r0] ERROR 7\n"
+        assert "::ct" in cli("logs", "more", "--grep", "::ct", "--raw").stdout
 
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
-def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], options: list[str]) -> None:
-    """Each option reduces the lines, from the backend and from the log cache alike."""
+def test_logs_options_work_together(cli: Any, home: Path, seed: Callable[..., Job], options: list[str]) -> None:
+    """Each option reduces the lines, from the backend and from the log cache alike, which needs no machine."""
     texts = {"0": "".join(f"line {number}\n" for number in range(100)), "1": "line 7 of the other\n"}
     seed("ended", State("succeeded"), texts)
     for _ in ("from the backend", "from what is kept"):
@@ -411,15 +365,7 @@ def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], options:
         assert [text.partition(" ")[2] for text in done.stdout.splitlines()] == ["[r0] line 87", "[r0] line 97"]
         shown = cli("logs", "ended", "--node", "1", "--json", "--hold-back", "0", *options).stdout.splitlines()
         assert [json.loads(text)["text"] for text in shown] == ["line 7 of the other"]
-
-
-def test_logs_of_an_ended_job_needs_no_machine(cli: Any, home: Path, seed: Callable[..., Job]) -> None:
-    """After the first read, the log cache has the same lines."""
-    seed("ended", State("succeeded"))
-    first = cli("logs", "ended")
-    shutil.rmtree(home / "local")
-    again = cli("logs", "ended")
-    assert (again.code, again.stdout) == (0, first.stdout)
+        shutil.rmtree(home / "local", ignore_errors=True)
 
 
 @pytest.mark.parametrize(
@@ -460,34 +406,28 @@ def test_unfinished_progress_bar_is_shown_at_the_end(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "[r0]  20%\n"
 
 
-def test_output_with_an_unencodable_character_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A platform's text may contain a lone surrogate, and a terminal may support few characters."""
+def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages go to standard error with a prefix; a text may have a lone surrogate, and a terminal few characters."""
+    terminal.aside("running")
+    assert capsys.readouterr() == ("", "cloudtrain: running\n")
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii"))
     terminal.print_lines(["\ud800 é"])
     assert raw.getvalue() == b"\\ufffd \\xe9\n"
 
 
-def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Messages go to standard error with a prefix that distinguishes them from a job's lines."""
-    terminal.aside("running")
-    assert capsys.readouterr() == ("", "cloudtrain: running\n")
-
-
 def test_logs_prints_alerts_below_earlier_lines(
-    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new alert does not appear above old lines."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
     monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
-    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 1
-    registry.close()
     assert told == ["one\ntwo\n"]
 
 
 def test_followed_logs_report_an_outage_once(
-    seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
@@ -500,9 +440,7 @@ def test_followed_logs_report_an_outage_once(
 
     monkeypatch.setattr(load("local"), "logs", shaky)
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.01)
-    registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 0
-    registry.close()
     out, said = capsys.readouterr()
     assert out == "one\n"
     assert said.count("the token has expired") == 1

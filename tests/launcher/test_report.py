@@ -18,7 +18,7 @@ from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.report import facts
-from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
+from cloudtrain.launcher.report.data import _checkpoint_text, chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
@@ -65,7 +65,7 @@ def data_of(registry: Registry, job: Job, now_s: float = NOW_S) -> dict[str, Any
 
 
 def test_chart_data_has_columns_of_equal_length(job: Job, registry: Registry) -> None:
-    """A non-finite loss is text, repeated steps appear twice, and the cost only grows."""
+    """Non-finite losses are text, repeated steps appear twice, the cost grows with the meter, not in pauses."""
     data = data_of(registry, job)
     steps = data["steps"]
     assert {len(column) for column in steps.values()} == {len(steps["step"])} == {260 + 170 + 200}
@@ -74,10 +74,6 @@ def test_chart_data_has_columns_of_equal_length(job: Job, registry: Registry) ->
     assert steps["usd"] == sorted(steps["usd"])
     assert [row["metrics"]["accuracy"] for row in data["evals"]][-1] == pytest.approx(600 / 700, rel=1e-5)
     assert json.dumps(data, allow_nan=False)
-
-
-def test_spend_over_time_equals_the_meter(job: Job, registry: Registry) -> None:
-    """The curve equals the meter at every moment, and is flat between attempts."""
     attempts = registry.attempts(job)
     spend = spend_curve(attempts, NOW_S)
     at = spent_at(spend)
@@ -139,17 +135,18 @@ def test_config_in_a_report_hides_secrets(job: Job) -> None:
 
 
 def test_config_of_a_script_has_no_defaults_of_the_trainer(job: Job) -> None:
-    """A script does not use the blocks of the shared trainer; values that the user has set are shown."""
+    """Values that the user has set are shown; the step of a script's save is unknown."""
     asked = JobConfig.model_validate({"name": "x", "script": "t.py", "checkpoint": {"uri": "/data"}})
     found = shown_config.shown(replace(job, config=asked.model_dump(mode="json")))
     assert "training" not in found
     assert found["checkpoint"] == {"uri": "/data"}
     task = JobConfig.model_validate({"name": "x", "task": "t.py"}).model_dump(mode="json")
     assert shown_config.shown(replace(job, config=task))["training"]["precision"] == "fp32"
+    assert _checkpoint_text(series.Point(1, "checkpoint", 1.0, None, {"path": "out/ckpt.pt"})) == "saved out/ckpt.pt"
 
 
 def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> None:
-    """It has commit and changes, machines, attempts with reasons, the price's source, and the failing rank."""
+    """Commit, machines, attempts with reasons, price and failing rank; the pauses between the attempts do not count."""
     text = report_html(registry, job, NOW_S)
     for words in (
         *("with uncommitted changes", "2 x a big one", "A card, 80 GiB", "the list of 2026-11", "8 ranks"),
@@ -157,10 +154,6 @@ def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> 
         *("best 0.8571 at step 600", "10.00 USD"),
     ):
         assert words in text, words
-
-
-def test_results_count_the_time_of_all_attempts(job: Job, registry: Registry) -> None:
-    """The three attempts ran for 540, 360 and 420 s; the pauses between them do not count."""
     found = facts.results(view_of(job, registry.attempts(job), NOW_S), series.read(registry.database, job.id))
     assert found["running_s"] == 540 + 360 + 420
 
@@ -169,13 +162,30 @@ def test_results_count_the_time_of_all_attempts(job: Job, registry: Registry) ->
 
 
 def test_report_opens_without_a_request_or_an_error(page: Callable[..., Page], page_seen: Any) -> None:
-    """The report is a single file, and output of the job cannot inject markup."""
+    """A single file, safe from markup in output: attempts, saves and bad losses are marked; a table has the values."""
     opened = page()
     assert opened.title() == "seeded: failed"
     assert opened.evaluate("window.broken") is None
     assert opened.locator("script").count() == 3
     assert len(page_seen.requests) == 1
     assert opened.locator(".failure .message").inner_text().startswith("ValueError: </script><script>")
+    loss = opened.locator("[data-chart=loss]")
+    assert loss.locator("text.ct-attempt").all_text_contents() == [
+        "attempt 2, after a preemption", "attempt 3, after a node failure",
+    ]  # fmt: skip
+    assert loss.locator("text.ct-restart").count() == 0  # no room beside its neighbour: the line's title has the text
+    assert loss.locator("line.ct-restart title").all_text_contents() == ["restart, went on from step 300"]
+    assert loss.locator(".ct-notfinite title").all_text_contents() == ["nan at step 150"]  # step 151 is beside step 150
+    assert loss.locator("> svg").get_attribute("aria-label").endswith("2 not finite")
+    assert loss.locator(".ct-saved").count() > 10
+    assert loss.locator("path.ct-stale").count() > 0
+    assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
+    opened.get_by_text("Table of values").click()
+    opened.wait_for_function("document.querySelectorAll('.ct-rows tbody tr').length > 200")
+    assert opened.locator(".ct-rows th").first.inner_text() == "attempt"
+    assert "Training loss: from 4.064 to 0.2036, least 0.1096" in opened.locator(
+        "[data-chart=loss] > svg"
+    ).get_attribute("aria-label")
 
 
 @pytest.mark.parametrize(("value", "text"), [(18_840.4, "18,840"), (0.12345, "0.1235"), (3, "3"), ("nan", "nan")])
@@ -202,8 +212,8 @@ def test_curves_show_the_reported_values(page: Callable[..., Page], job: Job, re
     assert opened.locator("[data-chart=loss] path.ct-line").first.get_attribute("d").count("L") > 100
 
 
-def test_hover_shows_the_same_step_in_every_chart(page: Callable[..., Page]) -> None:
-    """The crosshair is at the same step in all charts."""
+def test_hover_and_choices_hold_in_every_chart(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """The crosshair is at the same step in all charts; a redraw by `ui` keeps axis, focus and hover."""
     opened = page()
     box = opened.locator("[data-chart=loss] > svg").bounding_box()
     opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
@@ -214,26 +224,20 @@ def test_hover_shows_the_same_step_in_every_chart(page: Callable[..., Page]) -> 
     box = opened.locator("[data-chart=lr] > svg").bounding_box()
     ends = opened.locator("[data-chart=lr] .ct-cross line").get_attribute("x1")
     assert 0.45 < (float(ends) - 62) / (box["width"] - 62 - 16) < 0.55
+    opened.get_by_role("button", name="Time").click()
+    opened.locator("[data-chart=lr] > svg").focus()
+    opened.keyboard.press("Home")
+    before = opened.locator(".ct-readout").inner_text()
+    opened.evaluate(
+        "data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})", data_of(registry, job)
+    )
+    assert opened.locator("[data-x=time]").get_attribute("aria-pressed") == "true"
+    assert opened.locator(".ct-readout").inner_text() == before
+    assert opened.evaluate("document.activeElement.closest('[data-chart]').dataset.chart") == "lr"
 
 
-def test_attempts_restarts_and_bad_losses_are_marked(page: Callable[..., Page]) -> None:
-    """Attempts are lines with reasons, saves are ticks, non-finite losses are crosses, and lost steps are faint."""
-    opened = page()
-    loss = opened.locator("[data-chart=loss]")
-    assert loss.locator("text.ct-attempt").all_text_contents() == [
-        "attempt 2, after a preemption", "attempt 3, after a node failure",
-    ]  # fmt: skip
-    assert loss.locator("text.ct-restart").count() == 0  # no room beside its neighbour: the line's title has the text
-    assert loss.locator("line.ct-restart title").all_text_contents() == ["restart, went on from step 300"]
-    assert loss.locator(".ct-notfinite title").all_text_contents() == ["nan at step 150"]  # step 151 is beside step 150
-    assert loss.locator("> svg").get_attribute("aria-label").endswith("2 not finite")
-    assert loss.locator(".ct-saved").count() > 10
-    assert loss.locator("path.ct-stale").count() > 0
-    assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
-
-
-def test_figures_beyond_exact_integers_are_drawn(page: Callable[..., Page], job: Job, registry: Registry) -> None:
-    """A job may print any number: the axis ends even if adding 1 does not change the number."""
+def test_figures_are_drawn_by_their_weight(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """The axis of huge figures ends; a row of weight 0 is an extreme and does not change the mean."""
     opened, data = page(), data_of(registry, job)
     huge = [2**53 - 7, 2**53 - 5, 2**53 - 6]
     row = {"attempt": [1] * 3, "time_s": [reported.BEGAN_S + n for n in range(3)], "usd": [0.0] * 3}
@@ -241,11 +245,6 @@ def test_figures_beyond_exact_integers_are_drawn(page: Callable[..., Page], job:
         opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})",
                         data | {"steps": row | some, "evals": [], "marks": []})  # fmt: skip
         assert opened.locator("[data-chart=own] text.ct-tick").count() > 0
-
-
-def test_smooth_line_weights_rows_by_their_steps(page: Callable[..., Page], job: Job, registry: Registry) -> None:
-    """A row of weight 0 is an extreme and does not change the mean."""
-    opened, data = page(), data_of(registry, job)
     count = 40
     row = {"attempt": [1] * count, "time_s": [reported.BEGAN_S + n for n in range(count)], "usd": [None] * count}
     rates = [20.0 if n % 2 else 100.0 for n in range(count)]
@@ -260,9 +259,12 @@ def test_smooth_line_weights_rows_by_their_steps(page: Callable[..., Page], job:
     assert len({place.split()[1] for place in smooth[1:].split("L")}) == 1
 
 
-def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) -> None:
-    """All charts switch at once; over time the pauses are shaded, over money steps replace the spend chart."""
+def test_axes_switch(page: Callable[..., Page]) -> None:
+    """The log scale has decades; all charts switch at once, with shaded pauses over time, and steps over money."""
     opened = page()
+    opened.get_by_role("button", name="Log scale").click()
+    ticks = opened.locator("[data-chart=loss] text.ct-tick[text-anchor=end]").all_text_contents()
+    assert {"0.2", "0.5", "1", "2"} <= set(ticks)
     ticks = "[data-chart=loss] text.ct-tick[text-anchor=middle]"
     assert opened.locator(ticks).nth(1).text_content() == "50"
     opened.get_by_role("button", name="Time").click()
@@ -274,14 +276,6 @@ def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) ->
     assert opened.locator("[data-x=money]").get_attribute("aria-pressed") == "true"
 
 
-def test_log_scale_has_decades(page: Callable[..., Page]) -> None:
-    """The loss spans little more than a decade, so the ticks are not evenly spaced."""
-    opened = page()
-    opened.get_by_role("button", name="Log scale").click()
-    ticks = opened.locator("[data-chart=loss] text.ct-tick[text-anchor=end]").all_text_contents()
-    assert {"0.2", "0.5", "1", "2"} <= set(ticks)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_enough_contrast(page: Callable[..., Page], scheme: str) -> None:
     """The contrast of each text with its background is at least 4.5 (WCAG 2.1, AA)."""
@@ -290,16 +284,12 @@ def test_every_text_has_enough_contrast(page: Callable[..., Page], scheme: str) 
     assert lowest[0][0] >= 4.5, lowest
 
 
-def test_narrow_window_needs_no_sideways_scrolling(page: Callable[..., Page]) -> None:
-    """At 400 pixels the charts form a column, and tables scroll separately."""
+def test_page_fits_windows_and_paper(page: Callable[..., Page]) -> None:
+    """At 400 pixels charts form a column, and tables scroll; the print is white, without buttons, and cuts no chart."""
     opened = page(width=400)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
     left = opened.locator("[data-chart]").evaluate_all("all => all.map(each => each.getBoundingClientRect().left)")
     assert len(set(left)) == 1
-
-
-def test_report_prints_on_pages(page: Callable[..., Page]) -> None:
-    """The print is white, without buttons, with folded parts opened, and no chart crosses a page's edge."""
     opened = page(color_scheme="dark")
     assert len(re.findall(rb"/Type\s*/Page\b", opened.pdf(format="A4"))) >= 3
     opened.emulate_media(media="print", color_scheme="dark")
@@ -308,46 +298,10 @@ def test_report_prints_on_pages(page: Callable[..., Page]) -> None:
     assert opened.locator("[data-chart=loss]").evaluate("each => getComputedStyle(each).breakInside") == "avoid"
 
 
-def test_redraw_keeps_the_choices_of_the_reader(page: Callable[..., Page], job: Job, registry: Registry) -> None:
-    """The page of `ui` draws every second: axis, focus and hover stay."""
-    opened, data = page(), data_of(registry, job)
-    opened.get_by_role("button", name="Time").click()
-    opened.locator("[data-chart=lr] > svg").focus()
-    opened.keyboard.press("Home")
-    before = opened.locator(".ct-readout").inner_text()
-    opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})", data)
-    assert opened.locator("[data-x=time]").get_attribute("aria-pressed") == "true"
-    assert opened.locator(".ct-readout").inner_text() == before
-    assert opened.evaluate("document.activeElement.closest('[data-chart]').dataset.chart") == "lr"
-
-
-def test_values_are_available_as_a_table(page: Callable[..., Page]) -> None:
-    """The table and the description of each chart serve people who cannot see curves."""
-    opened = page()
-    opened.get_by_text("Table of values").click()
-    opened.wait_for_function("document.querySelectorAll('.ct-rows tbody tr').length > 200")
-    assert opened.locator(".ct-rows th").first.inner_text() == "attempt"
-    assert "Training loss: from 4.064 to 0.2036, least 0.1096" in opened.locator(
-        "[data-chart=loss] > svg"
-    ).get_attribute("aria-label")
-
-
-def test_report_of_a_silent_script_explains_how_to_report_steps(
-    seed: Callable[..., Job], registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
+def test_report_of_a_job_without_steps_explains_itself(
+    job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page], seed: Callable[..., Job]
 ) -> None:
-    """The text replaces empty axes."""
-    job = seed("silent", State("succeeded", started_s=1000.0, ended_s=1060.0))
-    path = tmp_path / "silent.html"
-    path.write_text(report_html(registry, job, NOW_S))
-    text = open_page(path.as_uri()).locator("#charts").inner_text()
-    assert "The job reported no steps" in text
-    assert "::ct" in text
-
-
-def test_report_of_a_new_job_promises_nothing(
-    job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
-) -> None:
-    """The job runs and has reported no step yet."""
+    """Text replaces empty axes: a silent script is told how to report steps, and a new job promises nothing."""
     registry.database.execute("DELETE FROM points")
     registry.database.execute(
         "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
@@ -356,6 +310,12 @@ def test_report_of_a_new_job_promises_nothing(
     path.write_text(report_html(registry, registry.find(job.id), NOW_S))
     assert "It runs: as of " in path.read_text()
     assert "No step is reported yet" in open_page(path.as_uri()).locator("#charts").inner_text()
+    job = seed("silent", State("succeeded", started_s=1000.0, ended_s=1060.0))
+    path = tmp_path / "silent.html"
+    path.write_text(report_html(registry, job, NOW_S))
+    text = open_page(path.as_uri()).locator("#charts").inner_text()
+    assert "The job reported no steps" in text
+    assert "::ct" in text
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -414,11 +374,3 @@ def test_report_as_json_has_the_data_of_the_charts(cli: Any, job: Job, tmp_path:
     assert told["job"]["job"] == "seeded"
     assert len(told["steps"]["loss"]) == 630
     assert not list(tmp_path.glob("*.html"))
-
-
-def test_mark_of_a_save_without_a_step_has_the_path() -> None:
-    """The step of a script's save is unknown."""
-    from cloudtrain.launcher.report import data
-    from cloudtrain.launcher.store.series import Point
-
-    assert data._checkpoint_text(Point(1, "checkpoint", 1.0, None, {"path": "out/ckpt.pt"})) == "saved out/ckpt.pt"

@@ -58,8 +58,8 @@ def test_list_shows_a_sweep_as_one_line(registry: Registry, seed: Callable[..., 
     assert [line.split()[0] for line in failed] == ["JOB", f"{sweep.id}-1"]
 
 
-def test_list_counts_the_money_and_the_trials_of_a_sweep(registry: Registry, run: Callable[..., Any]) -> None:
-    """JSON has the sweep beside all jobs, with the cost by the ledger."""
+def test_list_shows_and_chooses_sweeps_as_jobs(registry: Registry, run: Callable[..., Any]) -> None:
+    """JSON has the sweep beside all jobs, with the cost by the ledger; filters and names of jobs hold for sweeps."""
     sweep = swept.put(registry, 9)
     found = run("list", "--json")
     (shown,) = found["sweeps"]
@@ -68,23 +68,14 @@ def test_list_counts_the_money_and_the_trials_of_a_sweep(registry: Registry, run
     assert (shown["best_step"], shown["limit_usd"]) == (810, 9.0)
     seconds = 13 * swept.START_S + swept.STEP_S * (9 * 90 + 3 * 180 + 540)
     assert shown["spend_usd"] == pytest.approx(seconds * swept.HOURLY_MICRO / 3600 / 1e6, rel=0.01)
-    best = run("status", sweep.id, "--json")["best"][0]
-    assert shown["best"] == best["value"]
-
-
-@pytest.mark.parametrize(
-    ("args", "count"),
-    [(["--active"], 0), (["--tag", "team=vision"], 1), (["--tag", "team=x"], 0), (["--since", "1h"], 1), (["-n1"], 1)],
-)
-def test_list_chooses_sweeps_as_jobs(args: list[str], count: int, registry: Registry, run: Callable[..., Any]) -> None:
-    """The filters of jobs hold for sweeps."""
-    swept.put(registry, 9)
-    assert len(run("list", *args, "--json")["sweeps"]) == count
-
-
-def test_active_list_has_a_running_sweep(registry: Registry, run: Callable[..., Any]) -> None:
-    """A sweep is active as long as it may send trials, also between two trials."""
-    sweep = swept.put(registry, 9, state="running")
+    for name in (sweep.id, "digits", sweep.id[:-1], "last"):  # a trial has a name of its own
+        assert run("status", name, "--json")["sweep"] == sweep.id
+    for name in (f"{sweep.id}.3", f"{sweep.id}-3"):
+        assert run("status", name, "--json")["job"] == f"{sweep.id}-3"
+    assert shown["best"] == run("status", sweep.id, "--json")["best"][0]["value"]
+    counts = {"--active": 0, "--tag team=vision": 1, "--tag team=x": 0, "--since 1h": 1, "-n1": 1}
+    assert {args: len(run("list", *args.split(), "--json")["sweeps"]) for args in counts} == counts
+    sweeps.set_state(registry.database, sweep.id, "running")  # active also between two trials
     assert [each["sweep"] for each in run("list", "--active", "--json")["sweeps"]] == [sweep.id]
     assert "sweep running" in run("list", "--active")
 
@@ -243,9 +234,11 @@ def test_user_leaves_a_running_sweep(registry: Registry, terminal: Callable[...,
     assert f"cloudtrain advance {sweep.id}" in screen.after()
 
 
-def test_wait_returns_the_exit_code_of_the_sweep(registry: Registry, run: Callable[..., Any]) -> None:
-    """0 after a finished trial, 1 without; 9 for a sweep stopped before; 124 after the timeout."""
-    sweep = swept.put(registry, 9)
+def test_active_sweep_is_driven_or_waited_for(registry: Registry, run: Callable[..., Any]) -> None:
+    """0 after a finished trial, 1 without; 9 if stopped before; 124 after the timeout; a watch finds the end."""
+    sweep = swept.put(registry, 9, state="running")
+    run("watch", "--once")
+    assert sweeps.find(registry.database, sweep.id).state == "ended"
 
     def code(state: str) -> int:
         sweeps.set_state(registry.database, sweep.id, state)
@@ -257,13 +250,6 @@ def test_wait_returns_the_exit_code_of_the_sweep(registry: Registry, run: Callab
     assert (code("ended"), code("stopped")) == (1, 9)
     registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))
     assert code("running") == 124
-
-
-def test_watch_of_all_jobs_drives_the_sweeps(registry: Registry, run: Callable[..., Any]) -> None:
-    """A watch in the background takes the results of the trials, and finds the sweep's end."""
-    sweep = swept.put(registry, 9, state="running")
-    run("watch", "--once")
-    assert sweeps.find(registry.database, sweep.id).state == "ended"
 
 
 # -- cost and compare -------------------------------------------------------------------------------------------------
@@ -315,42 +301,19 @@ def test_cost_of_a_packed_sweep_is_divided_by_slot_seconds(registry: Registry, r
         run("compare", sweep.id)
 
 
-def test_sweep_has_several_names(registry: Registry, run: Callable[..., Any]) -> None:
-    """The name, the beginning of the id, and `last` mean the sweep; a trial has a name of its own."""
-    sweep = swept.put(registry, 9)
-    for name in (sweep.id, "digits", sweep.id[:-1], "last"):
-        assert run("status", name, "--json")["sweep"] == sweep.id
-    assert run("status", f"{sweep.id}.3", "--json")["job"] == f"{sweep.id}-3"
-    assert run("status", f"{sweep.id}-3", "--json")["job"] == f"{sweep.id}-3"
-
-
-def test_rm_removes_the_trials_with_their_sweep(registry: Registry, run: Callable[..., Any]) -> None:
-    """A running sweep is refused; of an ended sweep no row stays."""
-    sweep = swept.put(registry, 9, state="running")
-    with pytest.raises(UsageError, match="is running"):
-        run("rm", "-y", sweep.id)
-    sweeps.set_state(registry.database, sweep.id, "ended")
-    run("rm", "-y", sweep.id)
-    assert (registry.jobs(), sweeps.sweeps(registry.database)) == ([], [])
-
-
-def test_report_does_without_a_removed_trial(registry: Registry, run: Callable[..., Any], tmp_path: Path) -> None:
-    """The curves of the best trials leave out a trial that the user has removed."""
+def test_removed_trials_are_left_out(registry: Registry, run: Callable[..., Any], tmp_path: Path) -> None:
+    """The report's curves leave out a removed trial; a running sweep is refused, and of an ended sweep no row stays."""
     sweep = swept.put(registry, 9)
     best = run("status", sweep.id, "--json")["best"][0]["trial"]
     run("rm", "-y", f"{sweep.id}.{best}")
     run("report", sweep.id, "-o", str(tmp_path / "report.html"))
     assert f"{sweep.id}-{best}" not in (tmp_path / "report.html").read_text().split('id="trials"')[0]
-
-
-def test_compare_shows_the_best_trials(registry: Registry, run: Callable[..., Any]) -> None:
-    """The best five trials stand side by side, the best first; a sweep with one result has no comparison."""
-    sweep = swept.put(registry, 9)
-    best = [f"{sweep.id}-{each['trial']}" for each in run("status", sweep.id, "--json")["best"]]
-    assert [each["job"]["job"] for each in run("compare", sweep.id, "--json")["jobs"]] == best
-    registry.database.execute("DELETE FROM segments WHERE trial != 6")
-    with pytest.raises(UsageError, match="has results of 1 trial"):
-        run("compare", sweep.id)
+    sweeps.set_state(registry.database, sweep.id, "running")
+    with pytest.raises(UsageError, match="is running"):
+        run("rm", "-y", sweep.id)
+    sweeps.set_state(registry.database, sweep.id, "ended")
+    run("rm", "-y", sweep.id)
+    assert (registry.jobs(), sweeps.sweeps(registry.database)) == ([], [])
 
 
 # -- alerts -----------------------------------------------------------------------------------------------------------
@@ -445,14 +408,19 @@ def test_best_so_far_is_a_staircase_over_money() -> None:
     assert best_curve([(1, float("inf"), "a")], "min") is None
 
 
-def test_report_data_has_all_trials_in_order_of_rank(registry: Registry, run: Callable[..., Any]) -> None:
-    """JSON has the status, the cost, and the trials by rank, trials without a result at the end."""
+def test_report_data_and_comparison_follow_the_rank(registry: Registry, run: Callable[..., Any]) -> None:
+    """Trials without a result are at the end; the best five stand side by side, and one result has no comparison."""
     sweep = swept.put(registry, 9)
     found = run("report", sweep.id, "--json")
     assert [each["trial"] for each in found["ends"][:5]] == [each["trial"] for each in found["best"]]
     assert [each["step"] for each in found["ends"]] == [810, 270, 270, 90, 90, 90, 90, 90, None]
     assert found["ends"][-1]["state"] == "failed"
     assert sum(each["usd"] for each in found["ends"]) == pytest.approx(found["cost"]["spend_usd"])
+    best = [f"{sweep.id}-{each['trial']}" for each in run("status", sweep.id, "--json")["best"]]
+    assert [each["job"]["job"] for each in run("compare", sweep.id, "--json")["jobs"]] == best
+    registry.database.execute("DELETE FROM segments WHERE trial != 6")
+    with pytest.raises(UsageError, match="has results of 1 trial"):
+        run("compare", sweep.id)
 
 
 def test_report_before_any_result(registry: Registry, run: Callable[..., Any], tmp_path: Path) -> None:

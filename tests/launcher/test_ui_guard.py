@@ -61,16 +61,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def test_server_listens_only_on_the_loopback_address(served: Served) -> None:
-    """The server listens on no further address of the machine."""
+def test_server_is_private_to_the_machine_and_its_user(served: Served) -> None:
+    """The server listens on loopback alone; the token has 256 bits, and every user can read the output of `ps`."""
     assert served.address.startswith("http://127.0.0.1:")
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line]
     listening += [line.split()[1] for line in Path("/proc/net/tcp6").read_text().splitlines()[1:] if " 0A " in line]
     assert [each for each in listening if each.endswith(f":{served.port:04X}")] == [f"0100007F:{served.port:04X}"]
-
-
-def test_token_is_long_and_absent_from_process_arguments(served: Served) -> None:
-    """The token has 256 bits, and every user can read the output of `ps`."""
     assert len(served.token) >= 43
     arguments = b"".join(path.read_bytes() for path in Path(f"/proc/{served.process.pid}").glob("task/*/../../cmdline"))
     assert arguments
@@ -88,10 +84,11 @@ def test_request_without_the_token_is_refused(served: Served, path: str) -> None
     assert served.ask("GET", path, {"cookie": served.cookie[:-1]}).status == 403
 
 
-def test_cookies_of_foreign_programs_do_not_block_access(served: Served) -> None:
-    """Browsers share the cookies of all ports of a host, and a foreign cookie may have any form."""
+def test_cookies_of_foreign_programs_and_localhost_are_accepted(served: Served) -> None:
+    """Browsers share cookies of all ports, in any form; users type `localhost` at the near end of an ssh tunnel."""
     for other in ('prefs={"a":1}', "a[b]=1", "flag", "x=two words", "y=\xe9"):
         assert served.ask("GET", "/spend", {"cookie": f"{other}; {served.cookie}; z=1"}).status == 200, other
+    assert served.get("/", host=f"localhost:{served.port}").status == 200
 
 
 def test_token_becomes_a_protected_cookie(tmp_path: Path) -> None:
@@ -121,11 +118,6 @@ def test_foreign_host_is_refused(served: Served, host: str) -> None:
     assert served.ask("GET", f"/?token={served.token}", {"host": name}).status == 421
 
 
-def test_localhost_is_accepted(served: Served) -> None:
-    """A user types the name at the near end of an ssh tunnel."""
-    assert served.get("/", host=f"localhost:{served.port}").status == 200
-
-
 @pytest.mark.parametrize(
     ("headers", "fields"),
     [
@@ -147,20 +139,22 @@ def test_form_of_a_foreign_page_is_refused(served: Served, headers: dict[str, st
 
 
 def test_own_form_is_accepted(served: Served) -> None:
-    """The acceptance proves that the refusals above have the tested cause."""
+    """The acceptance proves the cause of the refusals above; address, headers, and a form of any length are bounded."""
     answer = served.post("/jobs/hostile/stop", {})
     assert (answer.status, "there is nothing to stop" in answer.text) == (200, True), answer
+    assert served.get(f"/?text={'x' * 5000}").status == 414
+    assert served.post("/jobs/hostile/stop", {"x": "y" * 20_000}).status == 413
+    assert served.post("/jobs/hostile/stop", {}, {"content-length": "nine"}).status in (400, 411)
+    assert served.post("/jobs/hostile/stop", {f"x{n}": "" for n in range(30)}).status == 400
+    assert served.get("/", **{"x-long": "y" * 70_000}).status in (400, 431)
+    assert served.ask("DELETE", "/jobs/hostile", {"cookie": served.cookie}).status == 405
 
 
 def test_resource_for_a_foreign_page_is_refused(served: Served) -> None:
-    """A script tag or a fetch of a foreign site is refused; a link that a person follows is harmless."""
+    """A fetch of a foreign site is refused; a followed link is harmless, lacks the strict cookie, and reloads once."""
     assert served.get("/static/ui.js", **{"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status == 403
     assert served.get("/jobs/hostile/curves", **{"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}).status == 403
     assert served.get("/", **{"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}).status == 200
-
-
-def test_visit_from_a_foreign_page_is_restarted_by_the_server(served: Served) -> None:
-    """The visit lacks the strict cookie; the server sends an empty page that reloads, and the reload does not loop."""
     visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     answer = served.ask("GET", "/jobs/hostile", visit)
     assert (answer.status, "hostile" in answer.text, 'content="0"' in answer.text) == (200, False, True)
@@ -204,16 +198,6 @@ def test_failed_answer_has_security_headers(tmp_path: Path) -> None:
     assert set(guard.HEADERS) <= {name.decode() for name, _ in told[0]["headers"]}
 
 
-def test_request_sizes_are_bounded(served: Served) -> None:
-    """The limits cover the address, the headers, and a form of any declared length."""
-    assert served.get(f"/?text={'x' * 5000}").status == 414
-    assert served.post("/jobs/hostile/stop", {"x": "y" * 20_000}).status == 413
-    assert served.post("/jobs/hostile/stop", {}, {"content-length": "nine"}).status in (400, 411)
-    assert served.post("/jobs/hostile/stop", {f"x{n}": "" for n in range(30)}).status == 400
-    assert served.get("/", **{"x-long": "y" * 70_000}).status in (400, 431)
-    assert served.ask("DELETE", "/jobs/hostile", {"cookie": served.cookie}).status == 405
-
-
 @pytest.mark.parametrize("path", ["/static/", "/static", "/static/../ui.py", "/static/%2e%2e%2fregistry.sqlite", "//x"])
 def test_only_static_files_of_the_page_are_served(served: Served, path: str) -> None:
     """The server lists no folder, and serves no file outside."""
@@ -229,14 +213,10 @@ def test_texts_of_jobs_are_escaped(served: Served, path: str) -> None:
     assert "javascript:" not in text
 
 
-def test_markup_in_the_address_is_escaped(served: Served) -> None:
-    """The error contains the requested name."""
+def test_markup_and_logs_are_shown_as_text(served: Served) -> None:
+    """The error contains the requested name escaped; a log is downloaded without colours, under the job's name."""
     answer = served.get("/jobs/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
     assert (answer.status, "<script>alert" in answer.text) == (404, False)
-
-
-def test_log_is_downloaded_as_plain_text(served: Served) -> None:
-    """The file has the lines without colours, and the job's name."""
     answer = served.get("/jobs/hostile/log")
     assert answer.text == f"[r0] hello\n[r0] {HOSTILE}\n[r0] red\n"
     assert answer.headers["content-type"].startswith("text/plain")
@@ -301,15 +281,11 @@ def test_browser_is_opened_only_on_the_user_desktop(environ: dict[str, str], pla
     assert server.has_desktop(environ, platform) is expected
 
 
-def test_tunnel_leads_to_the_host_of_the_ssh_connection() -> None:
-    """The host is the address that ssh has reached."""
+def test_tunnel_leads_to_the_host_of_the_ssh_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is the address that ssh has reached; the user of a container may be only a number."""
     command = server.tunnel({"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}, 8123)
     assert command.startswith("ssh -N -L 8123:127.0.0.1:8123 ")
     assert command.endswith("@10.0.0.2")
-
-
-def test_tunnel_without_a_user_name_leads_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user of a container may be only a number."""
     monkeypatch.setattr("getpass.getuser", lambda: {}["uid not found"])
     assert server.tunnel({}, 8123) == f"ssh -N -L 8123:127.0.0.1:8123 {socket.gethostname()}"
 
@@ -359,14 +335,6 @@ def usage(served: Served) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{served.process.pid}/fd")), resident
 
 
-def wait(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
-    """Return once the condition holds."""
-    until_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-
-
 PATIENT = "from cloudtrain.launcher.ui import server; object.__setattr__(server.LIMITS, 'head_s', 600)"
 HASTY = f"{PATIENT.replace('600', '0.3')}; object.__setattr__(server.LIMITS, 'idle_s', 0.3)"
 
@@ -394,7 +362,7 @@ def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
         assert served.get("/").status == 200
 
 
-def test_cancelled_downloads_are_released(tmp_path: Path) -> None:
+def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
     """After 20 cancelled downloads the descriptors of the log are closed, and memory does not grow further."""
     put(tmp_path, "big")
     log = tmp_path / "local" / "big" / "attempt-1" / "node-0" / "log" / "rank-0.log"
@@ -408,6 +376,6 @@ def test_cancelled_downloads_are_released(tmp_path: Path) -> None:
             for connection in open_ones:
                 connection.close()
             # SQLite keeps the descriptors of closed connections to the registry: at most one for each thread.
-            wait(lambda: usage(served)[0] <= descriptors + 16, 10)
+            wait_until(lambda: usage(served)[0] <= descriptors + 16, 10)
         assert usage(served)[1] < resident + 50
         assert served.get("/jobs/big/log").status == 200
