@@ -24,12 +24,11 @@ def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableB
 
     def read(own: str = "", **limits: int) -> ApplicableBudgets:
         make_home()
-        registry = Registry()
+        database = Registry().database
         for name, limit in limits.items():
-            ledger.set_budget(registry.database, LedgerBudget(name.removesuffix("_"), "all", limit * USD))
-        ledger.reserve(registry.database, Held("old", 1, "vision", 3_140_000, time.time()))
-        ledger.settle(registry.database, "old", 1, 3_140_000, time.time())
-        registry.close()
+            ledger.set_budget(database, LedgerBudget(name.removesuffix("_"), "all", limit * USD))
+        ledger.reserve(database, Held("old", 1, "vision", 3_140_000, time.time()))
+        ledger.settle(database, "old", 1, 3_140_000, time.time())
         folder = project(f"project: {own}\n" if own else "")
         return books_of(configs.load(folder / "cloudtrain.yaml"))
 
@@ -56,15 +55,22 @@ def test_misspelt_project_is_refused(books: Callable[..., ApplicableBudgets]) ->
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "limits", "said"),
     [
-        ("sonar", ["project sonar: no budget of its own (known: vision)"]),
-        ("", []),
+        ("sonar", {"vision": 20}, ["project sonar: no budget of its own (known: vision)"]),
+        ("", {"vision": 20}, []),
+        (
+            "{name: vision, ledger: s3://team/money}",
+            {"speech": 5},
+            ["counts against the shared ledger s3://team/money/ledger.json, checked at submit"],
+        ),
     ],
 )
-def test_project_without_budget_has_a_note(books: Callable[..., ApplicableBudgets], own: str, said: list[str]) -> None:
-    """A new project's job is sent, and a line says that no budget limits the project; no line without a project."""
-    found = books(own, vision=20)
+def test_project_without_budget_has_a_note(
+    books: Callable[..., ApplicableBudgets], own: str, limits: dict[str, int], said: list[str]
+) -> None:
+    """A line says that no budget limits a new project; neither `plan` nor a dry run reads a shared ledger's bucket."""
+    found = books(own, **limits)
     assert list(found.lines(1)) == said
     require_known_project(found)
 
@@ -77,14 +83,6 @@ def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., App
         " left 1.86 USD"
     )
     assert "is unknown" in found.refused(None)
-
-
-def test_plan_does_not_read_a_shared_ledger(books: Callable[..., ApplicableBudgets]) -> None:
-    """Neither `plan` nor a dry run reads the bucket; `submit` does."""
-    found = books("{name: vision, ledger: s3://team/money}", speech=5)
-    assert list(found.lines(1)) == [
-        "counts against the shared ledger s3://team/money/ledger.json, checked at submit",
-    ]
 
 
 def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: Callable[..., Path]) -> None:

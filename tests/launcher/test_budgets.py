@@ -33,7 +33,7 @@ def standing(limit: int, spent: int = 0, reserved: tuple[int | None, ...] = (), 
 
 
 def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
-    """A line has all facts, and the hint has the fix."""
+    """A line has all facts of each budget that is too small, and the hint has the fix."""
     with pytest.raises(BudgetError) as caught:
         require_room([standing(100, 50, (30, 10))], 12_300_000)
     said = str(caught.value)
@@ -41,6 +41,10 @@ def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
         assert part in said, said
     assert caught.value.exit_code == 6
     assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 102.30USD")
+    levels = [standing(10), standing(1000), standing(5)]
+    with pytest.raises(BudgetError) as caught:
+        require_room(levels, 20 * USD)
+    assert caught.value.message.count("does not hold") == 2
 
 
 def test_jobs_without_a_cost_hold_no_money() -> None:
@@ -68,18 +72,17 @@ def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
     require_room([replace(each, budget=more) for each, more in zip(levels, enough, strict=False)], 20 * USD)
 
 
-def test_overcommitment_raises_the_room_but_not_the_sum_left() -> None:
-    """Of 20 USD with 3 spent, 17 are left, although an overcommitment of 5 allows reservations of 85 USD."""
+def test_overcommitment_raises_the_room_for_many_jobs() -> None:
+    """The sum left and the spent sum stay; of many jobs few cost their worst case, a single job might."""
     found = standing(20, 3, overcommit_percent=500)
     assert (found.left_micro, found.room_micro) == (17 * USD, 85 * USD)
-
-
-def test_every_level_that_refuses_is_named() -> None:
-    """Overall, month and project are each checked, and each budget that is too small is named."""
-    levels = [standing(10), standing(1000), standing(5)]
-    with pytest.raises(BudgetError) as caught:
-        require_room(levels, 20 * USD)
-    assert caught.value.message.count("does not hold") == 2
+    require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD)
+    with pytest.raises(BudgetError, match=r"overcommitted 1\.2 times"):
+        require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD + 1)
+    require_room([standing(100, 50, overcommit_percent=120)], 50 * USD)
+    with pytest.raises(BudgetError, match=r"the 50 USD that is unspent") as caught:
+        require_room([standing(100, 50, overcommit_percent=120)], 50 * USD + 1)
+    assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 100.01USD --overcommit 1.2")
 
 
 @pytest.mark.parametrize("left_micro", [0, 1, -1])
@@ -94,51 +97,36 @@ def test_budget_is_usable_up_to_the_last_micro_dollar(left_micro: int) -> None:
 
 
 def test_unknown_price_fits_into_no_budget_and_blocks_the_budget() -> None:
-    """Neither a new job nor a running job of unknown price counts as 0."""
+    """Neither a new job nor a running job of unknown price counts as 0; a free machine may run with the money spent."""
     with pytest.raises(BudgetError, match="price of this job is unknown"):
         require_room([standing(100)], None)
     with pytest.raises(BudgetError, match="without a known price: job0"):
         require_room([standing(100, 0, (None,))], USD)
     require_room([], None)
-
-
-def test_free_job_fits_into_a_full_budget() -> None:
-    """A free machine may be used when the money is spent."""
     require_room([standing(100, 150)], 0)
 
 
-def test_overcommitment_raises_the_limit_of_reservations() -> None:
-    """Of 100 USD with 50 spent, 60 may be held at 1.2 times; the spent sum is never overcommitted."""
-    require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD)
-    with pytest.raises(BudgetError, match=r"overcommitted 1\.2 times"):
-        require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD + 1)
-
-
-def test_overcommitment_is_not_for_a_single_job() -> None:
-    """Of many jobs few cost their worst case; a single job above the money left could break the budget alone."""
-    require_room([standing(100, 50, overcommit_percent=120)], 50 * USD)
-    with pytest.raises(BudgetError, match=r"the 50 USD that is unspent") as caught:
-        require_room([standing(100, 50, overcommit_percent=120)], 50 * USD + 1)
-    assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 100.01USD --overcommit 1.2")
-
-
-def test_mean_of_ended_jobs_gives_the_expected_rest() -> None:
-    """Ended jobs have cost half of their worst cases: of 100 USD with 90 reserved, 55 remain; two jobs are too few."""
+def test_sums_near_the_limit_are_told_apart() -> None:
+    """12.301 USD do not fit into 12.30 USD, as the message shows; ended jobs have cost half of their worst cases."""
+    with pytest.raises(BudgetError, match=r"12\.31 USD.*left 12\.30 USD"):
+        require_room([Standing(LedgerBudget("vision", "all", 12_300_000), "2026-11", 0)], 12_301_000)
     known = replace(standing(100, 0, (90,), settled_micro=50, expected_micro=100), settled_count=5)
     assert (known.mean_percent, known.mean_left_micro) == (50, 55 * USD)
     assert replace(known, settled_count=2).mean_left_micro is None
 
 
-def test_needed_and_left_are_printed_differently() -> None:
-    """12.301 USD do not fit into 12.30 USD, and the message shows the difference."""
-    with pytest.raises(BudgetError, match=r"12\.31 USD.*left 12\.30 USD"):
-        require_room([Standing(LedgerBudget("vision", "all", 12_300_000), "2026-11", 0)], 12_301_000)
-
-
-def test_spend_is_split_at_the_months_border_in_utc() -> None:
-    """36 hours before midnight and 12 hours after: three quarters count in November."""
+def test_spend_is_split_over_months_in_utc() -> None:
+    """36 hours before midnight and 12 after are three quarters in November; no micro-dollar is lost for any span."""
     parts = by_month(100 * USD, at("2026-11-29 12:00"), at("2026-12-01 12:00"))
     assert parts == {"2026-11": 75 * USD, "2026-12": 25 * USD}
+    rng = random.Random(7)
+    for _ in range(2000):
+        start_s = rng.uniform(-1e9, 3e9)
+        total, end_s = rng.randrange(0, 10**12), start_s + rng.choice([1.0, 1e5, 1e7, 1e8]) * rng.random()
+        parts = by_month(total, start_s, end_s)
+        assert sum(parts.values()) == total
+        assert min(parts.values(), default=0) >= 0
+    assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
 
 
 @pytest.mark.parametrize(
@@ -148,18 +136,6 @@ def test_spend_is_split_at_the_months_border_in_utc() -> None:
 def test_cost_with_invalid_times_is_not_split(start_s: float | None, end_s: float) -> None:
     """For an end before its start, or without a start, the sum counts in the month of the end."""
     assert by_month(5, start_s, end_s) == {month_of(end_s): 5}
-
-
-def test_monthly_parts_add_up_to_the_cost() -> None:
-    """For any span, no micro-dollar is lost or added, and no part is negative."""
-    rng = random.Random(7)
-    for _ in range(2000):
-        start_s = rng.uniform(-1e9, 3e9)
-        total, end_s = rng.randrange(0, 10**12), start_s + rng.choice([1.0, 1e5, 1e7, 1e8]) * rng.random()
-        parts = by_month(total, start_s, end_s)
-        assert sum(parts.values()) == total
-        assert min(parts.values(), default=0) >= 0
-    assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
 
 
 @pytest.mark.parametrize("micro", [0, 432, 4_149, 52_340, 995_000, 12_300_000, 999_999_000_000, 1_500_000_000_000])

@@ -144,9 +144,7 @@ def test_removed_jobs_are_in_the_sum(registry: Registry, put: Put, cost: Callabl
     lines = [line.split() for line in cost("--month", "2026-01").splitlines()]
     assert [lines[1][0], lines[1][-1], *lines[-1][:4]] == ["(removed", "3.20", "total", "of", "3", "jobs"]
     groups = json.loads(cost("--month", "2026-01", "--by", "project", "--json"))["groups"]
-    assert [(each["key"], each["spend_usd"], each["job_count"]) for each in groups] == [
-        ("digits", 5.2, 3),
-    ]
+    assert [(each["key"], each["spend_usd"], each["job_count"]) for each in groups] == [("digits", 5.2, 3)]
     assert json.loads(cost("--since", "2026-01-02", "--json"))["job_count"] == 0
 
 
@@ -190,13 +188,15 @@ def test_spreadsheet_executes_no_formula(put: Put, cost: Callable[..., str]) -> 
 
 
 def test_since_limits_the_period(put: Put, cost: Callable[..., str]) -> None:
-    """The value is a date or a duration."""
+    """The value is a date or a duration; months end at the start of the next month, in UTC."""
     now_s = time.time()
     put("old", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("new", ran(now_s - 5400, now_s - 1800))
     assert [job["job"] for job in json.loads(cost("--since", "2d", "--json"))["jobs"]] == ["new"]
     assert json.loads(cost("--since", "1h", "--json"))["spend_usd"] == pytest.approx(36.0, abs=0.1)
     assert len(json.loads(cost("--since", "2026-01-01", "--json"))["jobs"]) == 2
+    assert month_span("2025-12")[1] == month_span("2026-01")[0] == NEW_YEAR_S
+    assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400
 
 
 @pytest.mark.parametrize(
@@ -226,12 +226,6 @@ def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str
     assert json.loads(cost(job.id, "--json"))["legs"] == []
     assert "nothing was ever sent" in cost(job.id)
     assert json.loads(cost("--json"))["jobs"] == []
-
-
-def test_months_end_at_the_start_of_the_next_month() -> None:
-    """Years do the same, in UTC."""
-    assert month_span("2025-12")[1] == month_span("2026-01")[0] == NEW_YEAR_S
-    assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400
 
 
 def test_job_that_cannot_be_polled_counts_in_its_last_state(

@@ -44,11 +44,14 @@ RUNS = State("running", started_s=0.0)
 
 
 def test_forecast_of_a_job_that_ends_in_time() -> None:
-    """The forecast uses the last reported time left, counted from the time of the report."""
+    """The last reported time left counts from its report; a script may report only its steps, so its speed counts."""
     found = seen(RUNS, progress={"step": 50, "eta_s": 600.0, "stepped_s": 900.0})
     assert (found.spent_micro, found.burn_micro_h, found.limit_micro) == (20_000_000, 72_000_000, 100_000_000)
     assert (found.cap_at_s, found.deadline_at_s, found.finish_at_s) == (3600.0, 3480.0, 1500.0)
     assert (found.total_micro, found.hits_limit, found.stalled_s) == (30_000_000, False, 100.0)
+    lines = [(format_line("step", "", {"step": n, "max_steps": 100, "loss": 1.0}), 10.0 * n) for n in (1, 10, 20)]
+    found = seen(RUNS, now_s=200.0, progress=fold({}, lines))
+    assert found.finish_at_s == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize(("eta_s", "hits"), [(2400, False), (2500, True), (9000, True)])
@@ -57,16 +60,12 @@ def test_deadline_before_the_finish_hits_the_limit(eta_s: float, hits: bool) -> 
     assert seen(RUNS, progress={"eta_s": eta_s, "stepped_s": 1000.0}).hits_limit is hits
 
 
-def test_budget_that_only_alerts_is_hit() -> None:
-    """If no cap comes first, the sum hits the limit."""
-    found = seen(RUNS, progress={"eta_s": 5000.0, "stepped_s": 1000.0}, cap_s=86_400, deadline_s=80_000)
-    assert (found.total_micro, found.hits_limit) == (120_000_000, True)
-
-
-def test_cost_of_earlier_attempts_counts() -> None:
-    """The time between attempts does not count."""
+def test_forecast_counts_earlier_attempts_and_the_budget() -> None:
+    """The time between attempts does not count; if no cap comes first, the sum hits a budget that only alerts."""
     found = seen(State("failed", started_s=0.0, ended_s=100.0), State("running", started_s=500.0))
     assert (found.spent_micro, found.cap_at_s) == (12_000_000, 4100.0)
+    found = seen(RUNS, progress={"eta_s": 5000.0, "stepped_s": 1000.0}, cap_s=86_400, deadline_s=80_000)
+    assert (found.total_micro, found.hits_limit) == (120_000_000, True)
 
 
 def test_unknown_forecast_is_none() -> None:
@@ -92,13 +91,6 @@ def test_finish_of_a_stalled_job_becomes_unknown(now_s: float, step_s: float | N
     assert (found.total_micro is None, found.hits_limit is None) == (finish_at_s is None,) * 2
 
 
-def test_script_without_a_time_left_is_forecast_by_its_speed() -> None:
-    """A script may report only its steps."""
-    lines = [(format_line("step", "", {"step": n, "max_steps": 100, "loss": 1.0}), 10.0 * n) for n in (1, 10, 20)]
-    found = seen(RUNS, now_s=200.0, progress=fold({}, lines))
-    assert found.finish_at_s == pytest.approx(1000.0)
-
-
 def test_fold_keeps_the_step_time_and_the_first_forecast() -> None:
     """The pages do not matter; lines without a time give no time and no curve."""
     lines = [(format_line("step", "", {"step": n, "loss": 2.0 / n, "eta_s": 100.0 - n}), 50.0 + n) for n in (1, 2, 3)]
@@ -110,7 +102,7 @@ def test_fold_keeps_the_step_time_and_the_first_forecast() -> None:
 
 
 def test_curve_of_any_length_has_a_bounded_size() -> None:
-    """20,000 steps in any pages give few bins, even in time, with every loss counted; the first step is apart."""
+    """20,000 steps give few bins, even in time, the first apart; a clock that goes back makes the curve coarser."""
     rnd = random.Random(3)
     events = [(i * 7.3, i, 5.0 / (1 + i / 1000) + rnd.gauss(0, 0.1)) for i in range(20_000)]
     found = loss_bins.EMPTY
@@ -123,10 +115,6 @@ def test_curve_of_any_length_has_a_bounded_size() -> None:
     assert sum(each.loss * each.count for each in bins) == pytest.approx(sum(loss for _, _, loss in events), rel=1e-5)
     gaps = [later.time_s - earlier.time_s for earlier, later in itertools.pairwise(bins[1:-1])]
     assert max(gaps) < 1.1 * min(gaps)
-
-
-def test_curve_tolerates_wrong_clocks_and_numbers() -> None:
-    """A clock that goes back makes the curve coarser, and a non-finite loss is left out."""
     found = loss_bins.added(
         loss_bins.EMPTY, [(100.0, 1, 3.0), (101.0, 2, 2.0), (50.0, 3, 1.0), (102.0, 4, float("nan"))]
     )
@@ -188,30 +176,31 @@ def test_status_names_the_limit_that_comes_first() -> None:
 
 
 def test_status_of_an_ended_job_shows_its_cost() -> None:
-    """The line also has the prices of progress."""
+    """The line also has the prices of progress; scripts rely on the names of the JSON."""
     over = State("succeeded", started_s=0.0, ended_s=100.0)
     lines = overview.as_lines(view_of(*job_of(over, progress={"epoch": 4.0, "samples": 1000})))
     assert "  cost        2.00 USD of 100.00 USD, 2 % (0.50 USD an epoch, 2000.00 USD per 1M samples)" in lines
-
-
-def test_json_names_are_stable() -> None:
-    """Scripts rely on these names."""
     found = view_of(*job_of(RUNS, progress={"eta_s": 1.0})).as_json()
     names = "limit_usd burn_usd_per_hour projected_usd projected_finish_s cap_at_s deadline_at_s hits_limit stalled_s"
     assert set(names.split()) <= set(found)
     assert json.dumps(found, allow_nan=False)
 
 
-def test_list_shows_running_cost_and_jobs_of_earlier_versions(
-    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job of an earlier version, without a budget or newer keys, is listed as well."""
+def test_list_shows_running_cost_and_odd_jobs(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """A job of an earlier version is listed; of a missing backend in its last state with a reason."""
     seed("old", State("succeeded", started_s=0.0, ended_s=10.0))
     cli.cli.main(["list"], standalone_mode=False)
     assert "0.00" in capsys.readouterr().out
     cli.cli.main(["list", "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
     assert (len(found["jobs"]), found["running"], found["burn_usd_per_hour"]) == (1, 0, 0)
+    seed("ended", State("succeeded", started_s=0.0, ended_s=10.0))
+    seed("lost", State("running", started_s=0.0))
+    Registry().database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'lost'")
+    cli.cli.main(["list"], standalone_mode=False)
+    said = capsys.readouterr()
+    assert all(each in said.out for each in ("ended", "lost"))
+    assert "lost is listed as it was last seen: " in said.err
 
 
 @pytest.mark.parametrize(
@@ -227,16 +216,3 @@ def test_list_shows_running_cost_and_jobs_of_earlier_versions(
 def test_money_and_time_in_words(text: object, wanted: object) -> None:
     """Amounts show cents above a dollar, and two significant digits below; times show a unit or two."""
     assert text == wanted
-
-
-def test_list_continues_past_a_job_of_a_missing_backend(
-    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The job has its last known state with a reason, and the remaining jobs are listed."""
-    seed("ended", State("succeeded", started_s=0.0, ended_s=10.0))
-    seed("lost", State("running", started_s=0.0))
-    Registry().database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'lost'")
-    cli.cli.main(["list"], standalone_mode=False)
-    said = capsys.readouterr()
-    assert all(each in said.out for each in ("ended", "lost"))
-    assert "lost is listed as it was last seen: " in said.err

@@ -96,21 +96,16 @@ def test_spent_money_and_uncertain_prices_buy_less(spent_micro: int, rate: CostR
     assert (found.cap_s, found.worst_case_micro) == (cap_s, 2_000_000 - spent_micro)
 
 
-def test_too_short_run_is_refused_with_a_sufficient_sum() -> None:
-    """A useful run has a lead, a start, two saves and some steps; a shorter run wastes money."""
+def test_limits_of_the_user_and_of_the_price() -> None:
+    """A useful run has a lead, saves and some steps; a user's shorter limit is accepted, and its lead is less."""
     found = caps.choose(100_000, 0, CostRate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
     assert found == LimitRefusal(100_000, 90, 380, 390_000)
-
-
-def test_short_time_limit_of_the_user_is_accepted() -> None:
-    """A user may request half a minute if the money suffices."""
     assert caps.choose(10**9, 0, CostRate(1, 3_600_000), LOCAL, 30) == Cap(30, "time_limit", 50_000)
-
-
-def test_price_of_zero_is_refused() -> None:
-    """A price of 0 gives no limit to compute."""
     with pytest.raises(ValueError, match="above 0"):
         caps.choose(1, 0, CostRate(1, 0), LOCAL, 60)
+    assert worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041
+    found = [caps.own_limit_s(cap_s, Terms(60, lead_s=300)) for cap_s in (10, 31, 80, 89, 120, 300, 380, 381)]
+    assert found == [9, 28, 72, 80, 80, 80, 80, 81]
 
 
 @pytest.mark.parametrize("cap_s", [1, 7, 60, 100, 480, 3000, 86_400])
@@ -131,17 +126,6 @@ def test_deadline_comes_before_a_kill_without_a_signal(cap_s: int) -> None:
     assert cap_s >= caps.least_useful_s(terms) == 380
     assert limit_s == cap_s - 300
     assert 60 <= caps.deadline_s(limit_s) <= limit_s - 20
-
-
-def test_short_limit_of_the_user_leaves_a_useful_run() -> None:
-    """The lead for the start does not use up five minutes of a user's limit, because the start may be quicker."""
-    found = [caps.own_limit_s(cap_s, Terms(60, lead_s=300)) for cap_s in (10, 31, 80, 89, 120, 300, 380, 381)]
-    assert found == [9, 28, 72, 80, 80, 80, 80, 81]
-
-
-def test_price_counts_with_its_stated_uncertainty() -> None:
-    """35 minutes of two machines at 0.8218 USD and up to 1.1025 times the price, not 1.103 times."""
-    assert worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041
 
 
 @given(

@@ -168,26 +168,21 @@ def ran(start_s: float, end_s: float | None, **more: Any) -> State:
 
 
 def test_legs_are_added_exactly_and_rounded_up() -> None:
-    """Half a second of a micro-dollar an hour is rounded up to 1 micro-dollar; a cent a second is exact."""
+    """Half a second of a micro-dollar an hour is 1; a thousand nodes for ten years at a million dollars are exact."""
     assert spent(attempt(state=ran(100, 200))) == 2_000_000
     assert spent(attempt(state=ran(100, 100.5), instances=1, price_micro=1)) == 1
     assert spent(attempt(1, ran(0, 100)), attempt(2, ran(900, 1000), instances=1, price_micro=72_000_000)) == 4_000_000
+    end_s = 87_600 * HOUR + 0.000_001
+    legs = meter.legs_of([attempt(state=ran(0, end_s), instances=1000, price_micro=10**12, hourly_usd=None)])
+    assert meter.spent_micro(legs, end_s) == 87_600 * 1000 * 10**12 + -(-1000 * 10**12 // (HOUR * 10**6))
 
 
-def test_time_between_attempts_costs_nothing() -> None:
-    """Eight nodes, a queue of eight hours, then two nodes: the queue is free."""
+def test_legs_count_only_the_billed_time() -> None:
+    """A queue between attempts and interruptions of a platform are free, as is an end before its start."""
     first = attempt(1, ran(0, HOUR), instances=8, price_micro=63_296_000)
     second = attempt(2, ran(9 * HOUR, 10 * HOUR), instances=2, price_micro=63_296_000)
     assert spent(first, second, now_s=10 * HOUR) == 632_960_000
-
-
-def test_seconds_of_the_platform_override_start_and_end() -> None:
-    """Interruptions are not billed."""
     assert spent(attempt(state=ran(0, 1000, billed_s=400.0))) == 8_000_000
-
-
-def test_span_with_its_end_before_its_start_costs_nothing() -> None:
-    """The cause is a pair of clocks, or a clock that was set."""
     assert spent(attempt(state=ran(200, 100))) == 0
     assert spent(attempt(state=ran(20_000, None)), now_s=100.0) == 0
 
@@ -245,13 +240,6 @@ def test_lost_nodes_cost_until_their_loss() -> None:
     assert spent(shrunk, now_s=1010.0) == 11_200_000
     assert meter.burn_micro_h(meter.legs_of([shrunk])) == 72_000_000
     assert [leg.instances for leg in meter.legs_of([shrunk])] == [2, 1, 1]
-
-
-def test_huge_sums_are_exact() -> None:
-    """A thousand nodes for ten years at a million dollars an hour, to the micro-dollar."""
-    end_s = 87_600 * HOUR + 0.000_001
-    legs = meter.legs_of([attempt(state=ran(0, end_s), instances=1000, price_micro=10**12, hourly_usd=None)])
-    assert meter.spent_micro(legs, end_s) == 87_600 * 1000 * 10**12 + -(-1000 * 10**12 // (HOUR * 10**6))
 
 
 def test_parts_add_up_to_the_whole() -> None:

@@ -43,8 +43,8 @@ def test_own_price_wins_row_by_row(home: Path) -> None:
     assert "spot" in spot.rates
 
 
-def test_own_price_older_than_the_table_is_ignored(file: Path) -> None:
-    """After an upgrade an older own price must not win over the newer table; the plan names the used price."""
+def test_old_prices_beside_newer_prices_are_ignored(file: Path, home: Path) -> None:
+    """An own price must not win over a newer table, nor the table's spot price stay above the own on-demand price."""
     row = "azureml,Standard_ND96isr_H100_v5,eastus,on_demand,60,no,1,{},Azure Retail Prices"
     file.write_text(f"{HEAD}\n{row.format('2026-08-28')}\n")
     machine = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
@@ -53,10 +53,6 @@ def test_own_price_older_than_the_table_is_ignored(file: Path) -> None:
     file.write_text(f"{HEAD}\n{row.format('2026-09-16')}\n")
     same = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
     assert (same.hourly_usd, same.price_source) == (60.0, "list price of 2026-09-16, read from the vendor's list")
-
-
-def test_outdated_spot_price_above_on_demand_is_dropped(home: Path) -> None:
-    """The machine's own on-demand price is now below the table's spot price."""
     key = Key("azureml", "Standard_NC6s_v3", "eastus", "on_demand")
     own.add([Quote(key, Rate(0.2, rating.today().isoformat(), "list"))])
     machine = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")

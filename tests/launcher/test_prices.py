@@ -118,17 +118,13 @@ def test_refresh_adds_the_price_of_the_job(aws_cli: Any, project: Callable[..., 
 
 
 def test_change_is_shown_in_percent(aws_cli: Any, home: Path) -> None:
-    """The row has the old and the new price, for any source of the old price."""
+    """For any source of the old price; a type that is not listed is a row and an exit code, and the rest is stored."""
     own.add([Quote(Key("sagemaker", "ml.m5.large", "us-east-1", "on_demand"), Rate(0.1, "2026-01-01", "mine"))])
     done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--type", "ml.p4d.24xlarge")
     assert re.search(r"ml\.m5\.large +us-east-1 +on demand +0\.1000 +0\.1150 +\+15\.0%", done.stdout)
     assert "ml.p4d.24xlarge" not in done.stdout  # equal to the table
     (row,) = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--json").json["prices"]
     assert (row["old_usd_per_hour"], row["usd_per_hour"], row["change"], row["reason"]) == (0.115, 0.115, 0.0, None)
-
-
-def test_unlisted_type_is_a_row_and_an_exit_code(aws_cli: Any) -> None:
-    """The remaining prices are stored."""
     done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.g99.large", "--type", "ml.m5.large")
     assert (done.code, "AWS lists no ml.g99.large" in done.stdout) == (3, True)
     assert catalog.rates("sagemaker", "ml.m5.large", "us-east-1")["on_demand"].usd == 0.115

@@ -135,22 +135,18 @@ def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(
 
 @pytest.mark.slow
 def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Callable[..., Path]) -> None:
-    """`on_limit: stop`: no deadline is set, the end comes at the cap, and no missed save is reported."""
-    folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
-                     text=ENDLESS)  # fmt: skip
-    done = content_cli("submit", "--name", "one", cwd=folder)
+    """`on_limit: stop`: no deadline is set, the end comes at the cap, and no missed save is reported.
+
+    The script of the second job has ended with success, and its process takes longer to end than the budget lasts.
+    """
+    money = "budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n"
+    content_cli.ok("submit", "-d", "-y", "--name", "two", cwd=project(money, text=LINGERS, folder="lingers"))
+    done = content_cli("submit", "--name", "one", cwd=project(money, text=ENDLESS))
     assert (done.code, "deadline None" in done.stdout) == (6, True), done.stderr
     status = cli("status", "one", "--json").json
     assert (status["reason"], status["error"], 20 <= status["spend_usd"] <= 40) == ("budget", None, True)
-
-
-@pytest.mark.slow
-def test_limit_after_the_ranks_success_is_a_success(content_cli: Any, project: Callable[..., Path]) -> None:
-    """The script has ended with success, and its process takes longer to end than the budget lasts."""
-    folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
-                     text=LINGERS)  # fmt: skip
-    content_cli.ok("submit", "--name", "one", cwd=folder)
-    status = content_cli("status", "one", "--json").json
+    assert cli("wait", "two").code == 0
+    status = cli("status", "two", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("succeeded", None, False)
 
 
@@ -178,16 +174,12 @@ def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: Cal
 
 
 def test_budget_that_does_not_apply_is_raised_but_not_shown(make_job: Callable[..., Job]) -> None:
-    """An own machine without a price has no limit; the config keeps the sum for a backend with a price."""
-    made = make_job("j", config={"budget": {"limit": "100 USD"}})
-    job = replace(made, attempt=replace(made.attempt, plan=plan_of(unpriced_budget_micro=100_000_000)))
+    """An own machine without a price has no limit, and the config keeps the sum; a missing budget can be set only."""
+    config = {"budget": {"limit": "100 USD"}}
+    made, job = make_job("j", config=config), make_job("j", config=config, plan=plan_of(unpriced_budget_micro=10**8))
     assert retry.budget_setting(job, "+50USD") == "budget.limit=150 USD"
     assert (limit_micro(made), limit_micro(job)) == (100_000_000, None)
     assert not any("budget" in line for line in unattended(job))
-
-
-def test_adding_to_a_missing_budget_is_refused(make_job: Callable[..., Job]) -> None:
-    """The budget can be set instead."""
     with pytest.raises(UsageError, match="no budget to add to"):
         retry.budget_setting(make_job("one"), "+5USD")
     assert retry.budget_setting(make_job("one"), "5USD") == "budget.limit=5 USD"
@@ -200,7 +192,7 @@ def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
 
 
 def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
-    """Times count as billed, at the price's uncertainty, with idle machines; without a price the sum is unknown."""
+    """Times count as billed, at the price's uncertainty; `status` counts as much, at most a billing unit more."""
     job = make_job("j-1")
     one = attempt(job, 1, 31.0)
     assert spent_at_worst_micro([one], 2000.0) == 2 * 60 * 1_100_000
@@ -210,11 +202,6 @@ def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
     assert spent_at_worst_micro([one, unknown], 2000.0) is None
     assert spent_at_worst_micro([one, unknown], 2000.0, 3_600_000_000) == 2 * 2 * 60 * 1_100_000
     assert spent_at_worst_micro([replace(one, phase="never_sent")], 2000.0) == 0
-
-
-def test_worst_bill_follows_from_the_plan_alone(make_job: Callable[..., Job]) -> None:
-    """`status` and alerts count at least as much as the budget, and at most a billing unit more per attempt."""
-    job = make_job("j-1")
     spent, metered = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0, 2 * 31 * 1_000_000
     assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000
     assert metered_at_worst_micro(plan_of(), 1, 7) == 7
