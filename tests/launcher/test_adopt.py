@@ -96,7 +96,7 @@ def found(make_job: Callable[..., Job]) -> FoundAttempt:
 
 
 def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: FoundAttempt) -> None:
-    """A restored registry may know only an earlier attempt; a second adoption changes nothing."""
+    """A restored registry may know attempt 1; a second adoption changes nothing; the record has no alert's address."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)
     for _ in range(2):
@@ -104,6 +104,8 @@ def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[...
     job = registry.find("found")
     assert [attempt.number for attempt in registry.attempts(job)] == [1, 2]
     assert (job.attempt.phase, job.attempt.ref) == ("sent", found.ref)
+    job = make_job("found", 1, config={"notify": [{"slack": "https://hooks.example/secret"}], "name": "x"})
+    assert "hooks.example" not in json.dumps(adopt.record_of(job))
 
 
 @pytest.mark.parametrize("change", [{"plan": {}}, {"plan": None}, {"config": 7}, {"sent_s": "x"}, {"bundle": None}])
@@ -114,12 +116,6 @@ def test_damaged_record_is_refused(found: FoundAttempt, change: dict[str, Any]) 
         adopt.row_of("local", FoundAttempt("found", 1, {}, {**found.record, **change}))
     with pytest.raises(ConfigError, match="missing or damaged"):
         adopt.row_of("local", FoundAttempt("../up", 1, {}, found.record))
-
-
-def test_record_contains_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
-    """The config may contain an address in clear, and the record leaves the machine."""
-    job = make_job("found", 1, config={"notify": [{"slack": "https://hooks.example/secret"}], "name": "x"})
-    assert "hooks.example" not in json.dumps(adopt.record_of(job))
 
 
 def test_doctor_reports_a_failed_backend_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,14 +49,10 @@ def state_of(looks: dict[int, NodeStatus], nodes: int = 2, **more: Any) -> tuple
 
 
 def test_node_0_decides_while_its_agent_is_alive() -> None:
-    """The state is pending before the first start, then running, and stopping after a stop request."""
+    """Pending before the first start, stopping after a request; a straggler delays the verdict only for a while."""
     assert state_of({0: look(state={"generation": 0})}) == ("pending", None)
     assert state_of({0: look()}) == ("running", None)
     assert state_of({0: look(asked="user")}) == ("stopping", None)
-
-
-def test_verdict_of_node_0_is_final() -> None:
-    """A straggler delays the verdict only for a while; the billed time is the time of all nodes."""
     ended = look(alive=False, ended=verdict())
     found = folded({0: ended}, 2)
     assert (found.state, found.started_s, found.ended_s, found.billed_s) == ("succeeded", 100.0, 160.0, 61.5)
@@ -80,16 +76,12 @@ def test_nodes_are_billed_until_they_are_given_up() -> None:
     assert (lost.state, lost.billed_s, lost.gone_s) == ("failed", 55.0, None)
 
 
-def test_agents_of_an_earlier_version_are_understood() -> None:
-    """Earlier agents report no clock while they run, and only the mean at the end."""
-    found = folded({0: look()}, 1)
-    assert (found.billed_s, found.gone_s) == (None, None)
-
-
-def test_restarts_and_detail_come_from_the_newest_generation() -> None:
-    """A lost node knows less than the remaining nodes."""
+def test_newest_generation_decides() -> None:
+    """A lost node knows less than the remaining; agents of an earlier version report no clock while they run."""
     found = folded({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
     assert (found.state, found.restarts, found.detail) == ("running", 2, "node 0 was lost")
+    found = folded({0: look()}, 1)
+    assert (found.billed_s, found.gone_s) == (None, None)
 
 
 def test_node_that_was_cut_off_reports_only_itself() -> None:
@@ -106,10 +98,13 @@ def test_node_that_was_cut_off_reports_only_itself() -> None:
 
 
 def test_job_is_lost_only_if_all_nodes_were_seen() -> None:
-    """A missing agent gives no information about unseen nodes."""
+    """A missing agent says nothing about unseen nodes; a lost job has the last line's time, checkpoint and restart."""
     assert state_of({0: gone()}) is None
     assert state_of({0: gone(), 1: gone()}) == ("failed", "node_failure")
     assert state_of({0: gone(asked="now"), 1: gone(asked="now")}) == ("stopped", "user")
+    found = folded({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
+    assert (found.resumable, found.ended_s) == (True, 170.0)
+    assert "machine was restarted" in found.error["message"]
 
 
 def test_checkpoint_of_any_node_makes_a_job_resumable() -> None:
@@ -119,10 +114,3 @@ def test_checkpoint_of_any_node_makes_a_job_resumable() -> None:
     assert (found.state, found.resumable) == ("failed", True)
     done = folded({0: look(alive=False, ended=verdict()), 1: gone(saved=True)}, 2)
     assert not done.resumable
-
-
-def test_lost_job_reports_the_known_facts() -> None:
-    """The state has the time of the last line, whether a checkpoint exists, and whether the machine was restarted."""
-    found = folded({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
-    assert (found.resumable, found.ended_s) == (True, 170.0)
-    assert "machine was restarted" in found.error["message"]

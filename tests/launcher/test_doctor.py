@@ -38,32 +38,19 @@ def named(checks: list[dict[str, str]] | list[Check], name: str) -> Any:
 
 
 def test_doctor_checks_every_configured_backend(cli: Any, folder: Path) -> None:
-    """Each backend has a group, and the installation comes first; each failed check has a cure."""
+    """Each group has a heading, the installation first; each failed check has a cure; the summary is on stderr."""
     done = cli("doctor", "--json", cwd=folder, env={"AWS_REGION": "eu-west-1"})
     assert list(done.json) == ["cloudtrain", "local", "ssh", "sagemaker"]
     assert done.code == 1
     failed = [check for checks in done.json.values() for check in checks if check["verdict"] == "fail"]
     assert failed
     assert all(check["cure"] for check in failed), failed
-
-
-def test_doctor_prints_groups_and_a_summary(cli: Any, folder: Path) -> None:
-    """Each group has a heading, and a cure follows its check; the summary goes to standard error."""
     done = cli("doctor", cwd=folder)
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["cloudtrain", "local", "ssh", "sagemaker"]
     count = sum(line.startswith("  ok ") or line[2:6] in ("warn", "fail") for line in lines)
     assert done.stderr.splitlines()[-1].startswith(f"{count} checks: ")
     assert (" failed" in done.stderr, "fails" in done.stderr) == (True, False)
-
-
-def test_finding_does_not_repeat_name_and_verdict(cli: Any, tmp_path: Path) -> None:
-    """The finding repeats neither the check's name nor the verdict; the summary says "1 check"."""
-    done = cli("doctor", "vertex", env=GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)})
-    assert "fail  credentials: no valid Google credentials" in done.stdout
-    assert done.stderr.splitlines()[-1] == "2 checks: 1 failed, 1 warning"
-    done = cli("doctor", "vertex", env=GOOGLE | {"GOOGLE_CLOUD_PROJECT": "", "HOME": str(tmp_path)})
-    assert done.stderr.splitlines()[-1] == "1 check: 1 failed"
 
 
 @pytest.mark.parametrize("given", [["all"], ["--backend", "all"], ["all", "--backend", "all"]])
@@ -91,18 +78,19 @@ def test_relative_home_folder_is_refused(cli: Any, folder: Path, command: list[s
     assert not (folder / "state").exists()
 
 
-def test_without_a_file_only_the_local_backend_is_checked(cli: Any) -> None:
-    """The output gives the command for a further backend, and the check does not change the machine."""
+def test_doctor_checks_this_machine(cli: Any, tmp_path: Path) -> None:
+    """Without a file only the local backend is checked; a finding repeats no verdict; an invalid file is refused."""
     done = cli("doctor")
     assert not cli.home.exists()
     assert (done.code, "cloudtrain doctor ssh" in done.stderr) == (0, True), done.stdout
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["cloudtrain", "local"]
-
-
-def test_invalid_file_exits_with_code_3(cli: Any, folder: Path) -> None:
-    """No backend can be asked about an invalid config."""
-    (folder / "cloudtrain.yaml").write_text(FILE + "instanecs: 2\n")
-    done = cli("doctor", cwd=folder)
+    done = cli("doctor", "vertex", env=GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)})
+    assert "fail  credentials: no valid Google credentials" in done.stdout
+    assert done.stderr.splitlines()[-1] == "2 checks: 1 failed, 1 warning"
+    done = cli("doctor", "vertex", env=GOOGLE | {"GOOGLE_CLOUD_PROJECT": "", "HOME": str(tmp_path)})
+    assert done.stderr.splitlines()[-1] == "1 check: 1 failed"
+    (tmp_path / "cloudtrain.yaml").write_text(FILE + "instanecs: 2\n")
+    done = cli("doctor", cwd=tmp_path)
     assert (done.code, "instanecs" in done.stderr) == (3, True)
 
 
@@ -176,19 +164,15 @@ def test_damaged_or_locked_registry_fails(seed: Callable[..., Job], home: Path, 
     assert (check.verdict, str(path) in check.cure) == ("fail", True), check
 
 
-def test_home_folder_that_cannot_be_created_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder's path would lie inside a file."""
+def test_missing_tools_and_homes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
+    """Not every job needs `git` or `ssh`; a home folder whose path lies inside a file fails."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = checks.of_this_installation()
+    assert [named(found, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
     check = named(checks.of_this_installation(), "home")
     assert (check.verdict, "CLOUDTRAIN_HOME" in check.cure) == ("fail", True)
-
-
-def test_missing_tools_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
-    """Not every job needs `git` or `ssh`."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = checks.of_this_installation()
-    assert [named(found, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
 
 
 def test_installed_completion_is_detected(cli: Any, tmp_path: Path) -> None:

@@ -145,14 +145,6 @@ def test_missing_server_is_named_with_its_extra(tmp_path: Path, monkeypatch: pyt
     assert raised.value.hint == install("server")
 
 
-def test_place_of_pushed_models_names_its_current(cli: Any, tmp_path: Path) -> None:
-    """The folder above the versions is no model: the hint has the command for the current version."""
-    modelfolders.write_model(tmp_path / "place" / "0123456789ab")
-    (tmp_path / "place" / "current").symlink_to("0123456789ab")
-    done = cli("serve", tmp_path / "place")
-    assert (done.code, f"cloudtrain serve {tmp_path}/place/current" in done.stderr) == (2, True)
-
-
 def saved(
     folder: Path, *steps: int, job: str = "seeded", best: int | None = None, extra: dict[str, Any] | None = None
 ) -> None:
@@ -228,8 +220,8 @@ def test_checkpoints_come_from_the_backend(
     assert (config["checkpoint"]["step"], config["name"]) == (20, "words")
 
 
-def test_folder_of_checkpoints_is_no_checkpoint(cli: Any, tmp_path: Path) -> None:
-    """The message names the steps; options that need the job are refused beside a folder."""
+def test_folders_beside_a_model_are_named(cli: Any, tmp_path: Path) -> None:
+    """A folder of checkpoints names the steps, the folder above pushed versions the command for the current."""
     saved(tmp_path / "steps", 10, 20)
     done = cli("export", tmp_path / "steps", "--unchecked", cwd=tmp_path)
     assert (done.code, "is a folder of checkpoints" in done.stderr) == (2, True), done.stderr
@@ -238,6 +230,10 @@ def test_folder_of_checkpoints_is_no_checkpoint(cli: Any, tmp_path: Path) -> Non
         done = cli("export", tmp_path / "steps/step-00000010", "--unchecked", *words, cwd=tmp_path)
         assert (done.code, f"{words[0]} needs a job" in done.stderr) == (2, True), done.stderr
     assert list(tmp_path.glob("*-model")) == list(tmp_path.glob(".*")) == []
+    modelfolders.write_model(tmp_path / "place" / "0123456789ab")
+    (tmp_path / "place" / "current").symlink_to("0123456789ab")
+    done = cli("serve", tmp_path / "place")
+    assert (done.code, f"cloudtrain serve {tmp_path}/place/current" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -254,12 +250,16 @@ def test_place_that_cannot_be_written_is_named(
         exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / place, key=None, is_unchecked=True)
 
 
-def test_state_that_is_no_tensor_is_refused_unchecked(registry: Registry, tmp_path: Path) -> None:
-    """`get_extra_state` has no room in safetensors: --unchecked exports no part of the model either."""
+def test_export_is_refused_before_it_begins(registry: Registry, tmp_path: Path, seed: Callable[..., Job]) -> None:
+    """A script's files have a form of their own; a state that is no tensor has no room in safetensors."""
     saved(tmp_path, 10, extra={"norm._extra_state": {"seen": torch.ones(2), "size": torch.Size([3])}})
     with pytest.raises(CloudtrainError, match=r"no tensor: norm\._extra_state"):
         exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / "model", key=None, is_unchecked=True)
     assert list(tmp_path.glob("model")) == list(tmp_path.glob(".*")) == []
+    job = seed("seeded", State("succeeded"))
+    with pytest.raises(UsageError, match="a script saves its model") as raised:
+        exporting.export_job(registry, job, tmp_path / "model", None, forms=(), inputs={}, key=None, is_unchecked=False)
+    assert "artifacts" in raised.value.hint
 
 
 def test_key_with_a_passphrase_is_refused_before_the_export(tmp_path: Path) -> None:
@@ -313,20 +313,3 @@ def test_ended_command_leaves_no_process_and_no_folder(
     assert len(left) == (1 if number is signal.SIGKILL else 0)
     scratch.remove_dead(tmp_path / "out/model")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_script_has_no_model_to_export(seed: Callable[..., Job], registry: Registry, tmp_path: Path) -> None:
-    """A script's files have a form of their own: the hint names `artifacts`."""
-    job = seed("seeded", State("succeeded"))
-    with pytest.raises(UsageError, match="a script saves its model") as raised:
-        exporting.export_job(registry, job, tmp_path / "model", None, forms=(), inputs={}, key=None, is_unchecked=False)
-    assert "artifacts" in raised.value.hint
-
-
-def test_export_imports_no_torch_in_the_launcher() -> None:
-    """The launcher's part of an export and of a server runs without torch."""
-    program = "import sys, cloudtrain.launcher.commands.export, cloudtrain.launcher.commands.serve\n"
-    program += "import cloudtrain.launcher.models.exporting\n"
-    program += "import cloudtrain.entrypoints.export.build\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

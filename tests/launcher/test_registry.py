@@ -54,20 +54,15 @@ def add_from_processes(count: int, each: int, key: str, gate: Path) -> list[tupl
     return [(job_id, new) for answer in answers for job_id, new in json.loads(answer)]
 
 
-def test_simultaneous_processes_get_distinct_ids(home: Path, tmp_path: Path) -> None:
-    """Sixteen processes that create the missing file at once add five jobs each: 80 jobs."""
-    added = add_from_processes(16, 5, "", tmp_path / "gate")
-    ids = [job_id for job_id, _ in added]
+def test_simultaneous_processes_get_distinct_ids_or_the_job_of_their_key(home: Path, tmp_path: Path) -> None:
+    """Sixteen processes that create the missing file at once add five jobs each; with one key all get a single job."""
+    ids = [job_id for job_id, _ in add_from_processes(16, 5, "", tmp_path / "gate")]
     assert len(set(ids)) == len(ids) == 80
     assert {job.id for job in Registry().jobs()} == set(ids)
-
-
-def test_processes_with_the_same_key_get_a_single_job(home: Path, tmp_path: Path) -> None:
-    """Of sixteen processes with the same idempotency key, a single process adds the job, and all get the job."""
-    added = add_from_processes(16, 1, "deploy-7", tmp_path / "gate")
+    added = add_from_processes(16, 1, "deploy-7", tmp_path / "second gate")
     assert len({job_id for job_id, _ in added}) == 1
     assert [new for _, new in added].count(True) == 1
-    assert len(Registry().jobs()) == 1
+    assert len(Registry().jobs()) == 81
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -93,21 +88,16 @@ def test_failed_creation_of_a_job_leaves_no_row(registry: Registry) -> None:
 
 
 def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """Each form finds the job; a config's name finds the newest job of the name."""
+    """Each form finds the job; a name finds the newest job of the name, and a prefix of two ids lists both."""
     first, _ = registry.add("digits", make_job, exclusive=False, key=None)
     second, _ = registry.add("digits", make_job, exclusive=False, key=None)
     other, _ = registry.add("charlm", make_job, exclusive=False, key=None)
     assert registry.find(first.id).id == first.id
     assert registry.find("digits").id == second.id
     assert registry.find("cha").id == registry.find("last").id == other.id
-
-
-def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A prefix of two ids is ambiguous, and the error lists both."""
-    ids = [registry.add("digits", make_job, exclusive=False, key=None)[0].id for _ in range(2)]
     with pytest.raises(NoSuchJobError, match="could be any of") as caught:
         registry.find("digi")
-    assert all(job_id in caught.value.message for job_id in ids)
+    assert all(job.id in caught.value.message for job in (first, second))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +118,8 @@ def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[...
     assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
 
 
-def test_registry_returns_the_stored_values(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """State, progress and the backend's handle are unchanged."""
+def test_registry_returns_the_stored_values_newest_first(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """State, progress and the backend's handle are unchanged; `active` excludes ended jobs, `limit` older jobs."""
     job, _ = registry.add("digits", make_job, exclusive=True, key="k")
     state = State("failed", "error", True, {"rank": 1, "message": "boom"}, 1.5, 2.5, 3, "said")
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -138,22 +128,19 @@ def test_registry_returns_the_stored_values(registry: Registry, make_job: Callab
     assert (found.attempt.state, found.attempt.ref, found.attempt.phase) == (state, {"folder": "/x"}, "sent")
     assert found.attempt.progress == {"step": 7, "loss": 0.1234567890123456789}
     assert (found.idempotency_key, found.active) == ("k", False)
-
-
-def test_registry_lists_the_newest_first_with_filters(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """`active` excludes ended jobs, `limit` older jobs."""
     jobs = [registry.add(name, make_job, exclusive=True, key=None)[0] for name in ("a", "b", "c")]
     registry.set_state(jobs[1].attempt, State("succeeded"), {})
-    assert [job.id for job in registry.jobs()] == ["c", "b", "a"]
+    assert [job.id for job in registry.jobs()] == ["c", "b", "a", "digits"]
     assert [job.id for job in registry.jobs(active=True)] == ["c", "a"]
     assert [job.id for job in registry.jobs(limit=1)] == ["c"]
 
 
-def test_registry_accepts_a_new_attempt_only_after_the_end_of_the_last(
-    registry: Registry, make_job: Callable[..., Job]
-) -> None:
-    """Two simultaneous resumes create a single attempt, because the second resume finds the first active."""
+def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """Of two simultaneous resumes the second finds the first; a missing attempt is refused by its number."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
+    assert registry.attempt(job, 1).name == "digits-1"
+    with pytest.raises(NoSuchJobError, match="no attempt 2"):
+        registry.attempt(job, 2)
     second = replace(job.attempt, number=2)
     with pytest.raises(UsageError):
         registry.add_attempt(second, {}, {})
@@ -162,14 +149,6 @@ def test_registry_accepts_a_new_attempt_only_after_the_end_of_the_last(
     with pytest.raises(UsageError):
         registry.add_attempt(second, {}, {})
     assert registry.find("digits").attempt.number == 2
-
-
-def test_registry_returns_earlier_attempts(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A missing attempt is exit code 8, with the range of existing attempts."""
-    job, _ = registry.add("digits", make_job, exclusive=True, key=None)
-    assert registry.attempt(job, 1).name == "digits-1"
-    with pytest.raises(NoSuchJobError, match="no attempt 2"):
-        registry.attempt(job, 2)
 
 
 def test_registry_survives_a_process_killed_inside_a_transaction(home: Path, make_job: Callable[..., Job]) -> None:
@@ -186,14 +165,23 @@ def test_registry_survives_a_process_killed_inside_a_transaction(home: Path, mak
     assert [job.id for job in registry.jobs()] == ["after"]
 
 
-def test_registry_refuses_an_invalid_database_file(home: Path) -> None:
-    """A damaged file is a config error that names the file, and the file is not overwritten."""
+def test_registry_refuses_an_unusable_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file and overwrites no damaged file, or the state folder with the variable for its path."""
     home.mkdir()
     (home / "registry.sqlite").write_bytes(b"not a database, " * 500)
     with pytest.raises(ConfigError) as caught:
         Registry()
     assert "registry.sqlite" in str(caught.value)
     assert (home / "registry.sqlite").read_bytes().startswith(b"not a database")
+    (home / "registry.sqlite").unlink()
+    (home / "registry.sqlite").mkdir()
+    with pytest.raises(ConfigError, match="registry"):
+        Registry()
+    (home / "file").touch()
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home / "file" / "home"))
+    with pytest.raises(ConfigError, match="cannot keep its state") as caught:
+        Registry()
+    assert "CLOUDTRAIN_HOME" in caught.value.hint
 
 
 def test_registry_refuses_the_file_of_another_version(registry: Registry) -> None:
@@ -219,32 +207,12 @@ def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_
         Registry().jobs()
 
 
-def test_registry_cannot_be_a_folder(home: Path) -> None:
-    """A path that SQLite cannot open is a config error."""
-    (home / "registry.sqlite").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="registry"):
-        Registry()
-
-
-def test_home_folder_that_cannot_be_created_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the path of the state folder, and the variable that changes the path."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(ConfigError, match="cannot keep its state") as caught:
-        Registry()
-    assert "CLOUDTRAIN_HOME" in caught.value.hint
-
-
 def test_submitter_is_identified_by_pid_and_start_time(make_job: Callable[..., Job]) -> None:
-    """A process with a reused pid is not the submitter."""
+    """A reused pid is not the submitter; of a pid of a different machine the age of the intent decides."""
     attempt = make_job("a").attempt
     assert submitter_lives(attempt)
     assert not submitter_lives(replace(attempt, submitter={**this_process(), "stamp": "other"}))
     assert not submitter_lives(replace(attempt, submitter={**this_process(), "stamp": None}))
-
-
-def test_submitter_on_another_machine_counts_as_alive_for_a_while(make_job: Callable[..., Job]) -> None:
-    """A pid of a different machine is unknown here, so the age of the intent decides."""
     attempt = replace(make_job("a").attempt, submitter={"host": "elsewhere", "pid": 1, "stamp": "x"})
     assert submitter_lives(attempt)
     assert not submitter_lives(replace(attempt, created_s=attempt.created_s - 3600))
@@ -264,17 +232,6 @@ def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry, mak
         registry.add("mine", make_job, exclusive=True, key=None)
 
 
-def test_answer_of_the_backend_overrides_an_assumed_failure(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """An attempt that was given up too early becomes active with the backend's answer, and stays active."""
-    job, _ = registry.add("mine", make_job, exclusive=True, key=None)
-    gone = State("failed", "error")
-    registry.mark_never_sent(job.attempt, gone)
-    registry.mark_sent(job.attempt, {"x": 1})
-    assert registry.find("mine").active
-    registry.mark_never_sent(job.attempt, gone)
-    assert (registry.find("mine").active, registry.find("mine").attempt.phase) == (True, "sent")
-
-
 def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If SQLite has no room for its files, the reserve file is deleted, and jobs can be listed and stopped."""
     registry.close()
@@ -290,9 +247,8 @@ def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypat
     assert Registry().jobs() == []
 
 
-def test_slow_poll_never_reverts_an_end(home: Path, make_job: Callable[..., Job]) -> None:
-    """A poll that began before the end and is stored after the end must not make the attempt run on in the meter."""
-    registry = Registry()
+def test_ends_are_never_reverted(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """A late poll must not make an attempt run on in the meter; an attempt that was given up too early stays active."""
     job, _ = registry.add("one", lambda *_: make_job("one"), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"x": 1})
     assert registry.set_state(job.attempt, State("running", started_s=1000.0), {"step": 1})
@@ -302,6 +258,13 @@ def test_slow_poll_never_reverts_an_end(home: Path, make_job: Callable[..., Job]
     registry.mark_sent(job.attempt, {"x": 1})  # as after a lost submit was settled
     found = registry.find("one").attempt
     assert (found.state.state, found.progress, found.unreachable_since_s) == ("failed", {"step": 2}, None)
+    job, _ = registry.add("mine", make_job, exclusive=True, key=None)
+    gone = State("failed", "error")
+    registry.mark_never_sent(job.attempt, gone)
+    registry.mark_sent(job.attempt, {"x": 1})
+    assert registry.find("mine").active
+    registry.mark_never_sent(job.attempt, gone)
+    assert (registry.find("mine").active, registry.find("mine").attempt.phase) == (True, "sent")
 
 
 def test_registry_file_is_readable_only_by_its_owner(home: Path) -> None:

@@ -49,11 +49,8 @@ def submitted(cli: Any, folder: Path, *options: str) -> None:
 
 def config_of(cli: Any) -> dict[str, Any]:
     """Return the config of the job's newest attempt."""
-    registry = Registry()
-    try:
+    with closing(Registry()) as registry:
         return registry.find("one").config
-    finally:
-        registry.close()
 
 
 def test_resume_names_the_changed_keys_of_the_config(cli: Any, folder: Path) -> None:
@@ -106,23 +103,27 @@ def test_name_and_backend_stay(cli: Any, folder: Path) -> None:
     cli("stop", "--now", "-y", "one")
 
 
-def test_config_with_faults_is_named(cli: Any, folder: Path) -> None:
-    """The submitted config is sent with a warning; `--update-config` shows the fault with its line."""
+def test_changes_without_effect_on_a_dry_run_are_told(cli: Any, folder: Path) -> None:
+    """A secret's change is hidden; a job stays on its backend; a faulty file has a warning, or is refused."""
     submitted(cli, folder)
+    change(folder, "{lr: 0.1}", "{lr: 0.1, api_key: sesame}")
+    shown = cli("resume", "--dry-run", "one").stderr
+    assert ("sesame" in shown, "args: --lr 0.1 -> --lr 0.1 --api_key (not shown)" in shown) == (False, True), shown
+    for given in (["--backend", "sagemaker"], ["--set", "backend=sagemaker"]):
+        done = cli("resume", "one", "--dry-run", *given)
+        assert (done.code, done.stdout) == (2, "")
+        assert "a job stays on its backend (local)" in done.stderr
+        assert "submit a new job with --backend sagemaker" in done.stderr
+    for given in (["--backend", "local"], ["--set", "backend=local"]):
+        assert cli("resume", "one", "--dry-run", *given).code == 0
+    with pytest.raises(UsageError, match="stays on its backend"):
+        api.resume("one", backend="vertex")
     change(folder, "10m", "soon")
     warning = "warning: cloudtrain.yaml changed since the submit (faults: cloudtrain validate names them); this attempt"
     shown = cli("resume", "--dry-run", "one")
     assert (shown.code, warning in shown.stderr) == (0, True), shown.stderr
     refused = cli("resume", "-d", "--update-config", "one")
     assert (refused.code, "limits.max_duration" in refused.stderr) == (3, True), refused.stderr
-
-
-def test_secret_values_are_not_printed(cli: Any, folder: Path) -> None:
-    """A changed value under a secret's name is hidden, as in reports."""
-    submitted(cli, folder)
-    change(folder, "{lr: 0.1}", "{lr: 0.1, api_key: sesame}")
-    shown = cli("resume", "--dry-run", "one").stderr
-    assert ("sesame" in shown, "args: --lr 0.1 -> --lr 0.1 --api_key (not shown)" in shown) == (False, True), shown
 
 
 def succeeded(progress: dict[str, Any]) -> None:
@@ -167,17 +168,3 @@ def test_done_script_continues_its_steps(cli: Any, project: Callable[..., Path])
     change(folder, "steps: 2", "steps: 4")
     done = cli("resume", "--update-config", "one")
     assert (done.code, "begin at 2" in done.stdout, "step 4/4" in done.stdout) == (0, True, True), done.stderr
-
-
-def test_resume_refuses_a_changed_backend(cli: Any, folder: Path) -> None:
-    """The checkpoints do not follow a job to a different backend; the job's own backend can be given again."""
-    submitted(cli, folder)
-    for given in (["--backend", "sagemaker"], ["--set", "backend=sagemaker"]):
-        done = cli("resume", "one", "--dry-run", *given)
-        assert (done.code, done.stdout) == (2, "")
-        assert "a job stays on its backend (local)" in done.stderr
-        assert "submit a new job with --backend sagemaker" in done.stderr
-    for given in (["--backend", "local"], ["--set", "backend=local"]):
-        assert cli("resume", "one", "--dry-run", *given).code == 0
-    with pytest.raises(UsageError, match="stays on its backend"):
-        api.resume("one", backend="vertex")

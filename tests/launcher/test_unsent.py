@@ -67,11 +67,13 @@ def test_backend_without_hooks_may_have_sent_the_job() -> None:
 
 
 def test_unsent_job_is_never_last_and_hidden_after_a_day(
-    add: Callable[..., Job], command: Callable[..., tuple[int, str]]
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """A list shows an unsent job for a day as `not sent`; `--all` always does."""
-    add("done")
+    """A list shows unsent jobs for a day as `not sent`, `--all` always; without a sent job there is no last job."""
     add("fresh", UNSENT)
+    with pytest.raises(NoSuchJobError):
+        registry.find("last")
+    add("done")
     assert "not sent" in command("list")[1]
     add("old", UNSENT, created_s=1000.0)
     for _ in range(2):  # made, then stored
@@ -82,13 +84,6 @@ def test_unsent_job_is_never_last_and_hidden_after_a_day(
     assert command("status", "fresh")[1].startswith("fresh  not sent\n")
     described = json.loads(command("status", "fresh", "--json")[1])
     assert (described["state"], described["phase"]) == ("failed", "never_sent")
-
-
-def test_last_is_a_job_that_was_sent(registry: Registry, add: Callable[..., Job]) -> None:
-    """With only unsent jobs, `last` raises NoSuchJobError."""
-    add("one", UNSENT)
-    with pytest.raises(NoSuchJobError):
-        registry.find("last")
 
 
 DAMAGES = {
@@ -379,21 +374,20 @@ def test_forgotten_job_of_a_silent_backend_keeps_its_cost(
     assert (ledger.held(registry.database), registry.find("runs").active) == ([], False)
 
 
-def test_stop_of_an_ended_local_job_on_a_full_disk(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], tmp_path: Path
+def test_stop_request_that_cannot_be_written_is_told(
+    registry: Registry,
+    add: Callable[..., Job],
+    command: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
-    """No agent needs the stop request any more, so a failed write is no fault."""
+    """No agent of an ended job needs the request; for a live agent the error has the reason and `--now`."""
     add("done")
     (tmp_path / "node-0").write_text("")  # no file can be written below node-0
     ref = json.dumps({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"})
     registry.database.execute("UPDATE attempts SET ref = ?", (ref,))
     code, shown = command("stop", "done")
     assert (code, "there is nothing to stop" in shown, "itself failed" in shown) == (0, True, False), shown
-
-
-def test_stop_request_that_cannot_be_written_has_a_hint(tmp_path: Path, monkeypatch: Any) -> None:
-    """A live agent needs the stop request: the error gives the reason and the alternative `--now`."""
-    (tmp_path / "node-0").write_text("")
     monkeypatch.setattr(local.node_folder, "agent_pid", lambda root: 1)
     with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
         load("local").stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
