@@ -124,8 +124,8 @@ def made(tool: Any, *lines: str) -> list[dict[str, str]]:
     return list(csv.DictReader(tool["table"]("\n".join(facts)).splitlines()))
 
 
-def test_figures_are_copied_unchanged(tool: Any) -> None:
-    """A blank stays blank, a derived figure stays marked, and sources lose remarks for their collector."""
+def test_tool_copies_or_derives_figures(tool: Any) -> None:
+    """A blank stays blank, a derived figure stays marked; Compute Engine's price with the fee replaces bad quotes."""
     rows = made(
         tool,
         "sagemaker|a|4.890||||no|list, quoted (text index id 7; by hand)|2026-09",
@@ -138,10 +138,6 @@ def test_figures_are_copied_unchanged(tool: Any) -> None:
         ("3.10", "0.4", "yes"),
     ]
     assert [row["source"] for row in rows] == ["list, quoted (by hand)", "list", "text"]
-
-
-def test_vertex_price_is_derived_if_not_quoted(tool: Any) -> None:
-    """The source is Compute Engine's price plus the fee; an unreliable quote and a useless spot price are replaced."""
     rows = made(
         tool,
         "vertex|a|||10|4||catalogue|2026-01-01",

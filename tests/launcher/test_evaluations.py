@@ -128,7 +128,7 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
 
 
 def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) -> None:
-    """A test has no weights of its own; tests are counted by their name and their parent."""
+    """A test has no weights of its own; tests are counted by name and parent, and a split names a file."""
     job = _with(seed("digits", State("succeeded")), {"name": "digits", "task": "task.py"})
     child = evaluations.config_of(job, "test", None, [])
     with pytest.raises(UsageError, match="is a test of digits"):
@@ -136,6 +136,10 @@ def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) ->
     for setting in ("name=foo", "evaluate.only=false", "init_from=other"):
         with pytest.raises(UsageError, match="by these the test is counted"):
             evaluations.config_of(job, "test", None, [setting])
+    for split in ("any/thing", "a\nb", "x" * 41, "..", ""):
+        with pytest.raises(ConfigError) as refusal:
+            evaluations.config_of(job, split, None, [])
+        assert "a split's name: letters, digits" in refusal.value.faults[0].message + refusal.value.faults[0].hint
 
 
 def _with(job: Job, config: dict[str, Any]) -> Job:
@@ -150,15 +154,6 @@ def test_failed_test_is_told_until_the_next(cli: Any, seed: Callable[..., Job], 
     registry.set_state(job.attempt, State("succeeded"), progress)
     assert "test        failed: the score of sample 8 is not finite" in cli("status", "points").stdout
     assert "test_error" not in fold(progress, [line(FIGURES)])
-
-
-@pytest.mark.parametrize("split", ["any/thing", "a\nb", "x" * 41, "..", ""])
-def test_name_of_a_split_makes_a_file_name(split: str, seed: Callable[..., Job]) -> None:
-    """The figures' file has the split's name."""
-    job = _with(seed("digits", State("succeeded")), {"name": "digits", "task": "task.py"})
-    with pytest.raises(ConfigError) as refusal:
-        evaluations.config_of(job, split, None, [])
-    assert "a split's name: letters, digits" in refusal.value.faults[0].message + refusal.value.faults[0].hint
 
 
 def test_tests_are_counted_and_told_in_words() -> None:

@@ -188,17 +188,13 @@ def test_legs_count_only_the_billed_time() -> None:
 
 
 def test_unknown_price_is_not_zero() -> None:
-    """The cost is 0 only if the attempt was never sent, or ended before its start."""
+    """Only an attempt that was never sent or started costs 0; a planned price overrides the platform's."""
     free = {"hourly_usd": None}
     assert spent(attempt(1, ran(0, 10)), attempt(2, ran(20, 30), **free)) is None
     assert spent(attempt(state=State("pending"), **free)) is None
     assert spent(attempt(state=State("failed", ended_s=10.0), **free)) == 0
     assert spent(attempt(phase="never_sent", state=State("failed", ended_s=10.0), **free)) == 0
     assert meter.burn_micro_h(meter.legs_of([attempt(state=ran(0, None), **free)])) is None
-
-
-def test_planned_price_overrides_the_price_of_the_platform() -> None:
-    """Only Azure may know the machines of a job."""
     told = ran(0, HOUR, hourly_usd=10.0)
     assert spent(attempt(state=told, price_micro=3_000_000)) == 6_000_000
     assert spent(attempt(state=told)) == 72_000_000
@@ -214,21 +210,17 @@ def test_unreachable_job_costs_up_to_its_cap() -> None:
     assert spent(attempt(state=state, cap_s=600, terms={"starts": 4}), now_s=9e9) == 2 * 2400 * 10_000
 
 
-def test_job_that_waits_for_its_nodes_is_billed_by_their_clock() -> None:
-    """The hosts are reserved during the wait; the cost is right even if a host's clock is a day ahead."""
-    waits = State("pending", started_s=86_500.0, billed_s=9.0)
-    known = meter.steady(State("pending"), waits, now_s=100.0)
-    assert spent(attempt(state=known), now_s=130.0) == 2 * 39 * 10_000
-    assert meter.steady(known, replace(waits, billed_s=39.4), now_s=130.0) == known
-
-
 def test_state_changes_only_with_new_information() -> None:
-    """A job that runs as expected keeps its state for a minute; a set clock or missing progress changes the state."""
+    """A job keeps its state for a minute, unless a clock was set; a wait for nodes is billed by the nodes' clock."""
     known = meter.steady(State("pending"), ran(0, None, billed_s=10.0), now_s=100.0)
     assert meter.steady(known, ran(0, None, billed_s=70.4), now_s=160.0) == known
     assert meter.steady(known, ran(0, None, billed_s=40.0), now_s=160.0).told_s == 160.0
     assert meter.steady(known, ran(0, None, billed_s=70.0), now_s=4000.0).told_s == 4000.0
     assert meter.steady(known, ran(0, 80.0, billed_s=70.0), now_s=160.0) == ran(0, 80.0, billed_s=70.0)
+    waits = State("pending", started_s=86_500.0, billed_s=9.0)
+    known = meter.steady(State("pending"), waits, now_s=100.0)
+    assert spent(attempt(state=known), now_s=130.0) == 2 * 39 * 10_000
+    assert meter.steady(known, replace(waits, billed_s=39.4), now_s=130.0) == known
 
 
 def test_lost_nodes_cost_until_their_loss() -> None:

@@ -76,8 +76,10 @@ def test_registry_refuses_a_chosen_name_that_is_taken(
     assert "--name" in caught.value.hint
 
 
-def test_failed_creation_of_a_job_leaves_no_row(registry: Registry) -> None:
-    """An exception inside `make` rolls the transaction back."""
+def test_registry_survives_a_failure_inside_a_transaction(
+    registry: Registry, home: Path, make_job: Callable[..., Job]
+) -> None:
+    """An exception inside `make`, and `kill -9` between insert and commit, leave neither a row nor a lock."""
 
     def fail(job_id: str, number: int) -> Job:
         raise RuntimeError(job_id)
@@ -85,6 +87,15 @@ def test_failed_creation_of_a_job_leaves_no_row(registry: Registry) -> None:
     with pytest.raises(RuntimeError):
         registry.add("digits", fail, exclusive=True, key=None)
     assert registry.jobs() == []
+    program = ADDER.replace('{}, "f"', '{}, __import__("os").kill(__import__("os").getpid(), 9) or "f"')
+    (home / "gate").touch()
+    killed = subprocess.run(
+        [sys.executable, "-c", program, "1", "", str(home / "gate")], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    registry = Registry()
+    registry.add("after", make_job, exclusive=True, key=None)
+    assert [job.id for job in registry.jobs()] == ["after"]
 
 
 def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: Callable[..., Job]) -> None:
@@ -149,20 +160,6 @@ def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, 
     with pytest.raises(UsageError):
         registry.add_attempt(second, {}, {})
     assert registry.find("digits").attempt.number == 2
-
-
-def test_registry_survives_a_process_killed_inside_a_transaction(home: Path, make_job: Callable[..., Job]) -> None:
-    """`kill -9` between insert and commit leaves neither a row nor a lock."""
-    program = ADDER.replace('{}, "f"', '{}, __import__("os").kill(__import__("os").getpid(), 9) or "f"')
-    home.mkdir()
-    (home / "gate").touch()
-    killed = subprocess.run(
-        [sys.executable, "-c", program, "1", "", str(home / "gate")], capture_output=True, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-    registry = Registry()
-    registry.add("after", make_job, exclusive=True, key=None)
-    assert [job.id for job in registry.jobs()] == ["after"]
 
 
 def test_registry_refuses_an_unusable_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,8 +231,14 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_spend_covers_twelve_months_in_valid_groups(registry: Registry, seed: Callable[..., Job]) -> None:
-    """The current month is last; an unknown month becomes the current month."""
+def test_pool_lends_each_registry_to_a_single_request(home: Path, registry: Registry, seed: Callable[..., Job]) -> None:
+    """A returned registry is used again; the spend has twelve months in valid groups, an unknown one is the current."""
+    pool = Pool()
+    with pool.one() as first, pool.one() as second:
+        assert first is not second
+    with pool.one() as third:
+        assert third in (first, second)
+    pool.close()
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
@@ -242,16 +248,6 @@ def test_spend_covers_twelve_months_in_valid_groups(registry: Registry, seed: Ca
     assert found["month"] == list(found["months"])[-1]
     assert found["by"] == "backend"
     assert sum(each.spent_micro for each in found["months"].values()) == pytest.approx(4e6)
-
-
-def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
-    """Each request has its own registry; a returned registry is used again."""
-    pool = Pool()
-    with pool.one() as first, pool.one() as second:
-        assert first is not second
-    with pool.one() as third:
-        assert third in (first, second)
-    pool.close()
 
 
 def test_resume_that_differs_from_the_offer_is_refused(

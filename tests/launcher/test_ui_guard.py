@@ -245,17 +245,15 @@ def test_read_only_page_has_no_buttons_and_accepts_no_form(tmp_path: Path) -> No
         assert found.get("/jobs/job/resume").status == 404
 
 
-def test_occupied_port_is_reported(cli: Callable[..., Any]) -> None:
-    """The exit code is 2."""
+def test_page_that_cannot_be_opened_is_reported(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An occupied port exits with 2; a missing extra is named with the command that installs the extra."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = cli("ui", "--no-open", "--port", str(taken.getsockname()[1]))
     assert (done.code, "cannot be opened" in done.stderr, "itself failed" in done.stderr) == (2, True, False)
-
-
-def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the command that installs the extra."""
     folder = tmp_path / "without"
     folder.mkdir()
     (folder / "starlette.py").write_text(

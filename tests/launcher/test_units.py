@@ -75,21 +75,11 @@ def test_money_error_names_the_kind_of_fault(text: str, said: str) -> None:
     assert text not in str(caught.value)
 
 
-@given(st.integers(0, 3_650 * 86_400))
-def test_duration_round_trip(seconds: int) -> None:
-    """A formatted duration parses to the same number."""
+@given(st.integers(0, 3_650 * 86_400), st.integers(0, 10**15), st.integers(1, 1000))
+def test_values_round_trip(seconds: int, micro_usd: int, number: int) -> None:
+    """A formatted duration, amount, percentage and size parse to the same number."""
     assert units.parse_duration(units.format_duration(seconds)) == seconds
-
-
-@given(st.integers(0, 10**15))
-def test_money_round_trip(micro_usd: int) -> None:
-    """A formatted amount parses to the same micro-dollars."""
     assert units.parse_money(units.format_money(micro_usd)) == micro_usd
-
-
-@given(st.integers(1, 1000))
-def test_percent_and_size_round_trip(number: int) -> None:
-    """A formatted percentage and a size parse to the same number."""
     assert units.parse_percent(units.format_percent(number)) == number
     assert units.parse_size_gb(f"{number} GB") == number
 

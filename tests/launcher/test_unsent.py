@@ -259,7 +259,7 @@ def test_damaged_handle_of_a_running_job_is_a_clear_error(
 def test_removed_job_leaves_its_cost_and_frees_its_folder(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """Rows, folder and cached log are gone; the cost still counts, and the name is not used again."""
+    """Rows, folder and log are gone, but the cost counts; a never sent name is free, with the next number."""
     add("done")
     add("other")
     registry.settle(replace(registry.find("done").attempt, state=replace(DONE, hourly_usd=2.0)))
@@ -274,6 +274,10 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
     assert ledger.spent(registry.database, None, None) == spent
     with pytest.raises(UsageError, match="removed"):
         add("done")
+    add("one", UNSENT)
+    registry.remove("one")
+    assert add("one").attempt.number == 2
+    assert ledger.reservation(registry.database, "one", 2) is not None
 
 
 def test_bundle_without_a_job_is_removed(
@@ -296,14 +300,6 @@ def test_bundle_without_a_job_is_removed(
     assert [path.name for path in folder.iterdir()] == ["young.tar.gz"]
     assert "removed once an hour has passed since the last submit" in " ".join(str(removal.help).split())
     assert remove.UNSENT_S == 3600
-
-
-def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:
-    """The next job of the name has the next attempt's number, so that the platform never sees a name twice."""
-    add("one", UNSENT)
-    registry.remove("one")
-    assert add("one").attempt.number == 2
-    assert ledger.reservation(registry.database, "one", 2) is not None
 
 
 def test_active_job_is_not_removed(

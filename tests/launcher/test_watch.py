@@ -184,28 +184,21 @@ def test_faults_stay_with_their_job(
     assert look(fine).fault is None
 
 
-@pytest.mark.parametrize(("ago_s", "is_sent"), [(60, True), (7200, False)])
 def test_watch_sends_an_earned_retry_after_a_recent_end(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ago_s: float, is_sent: bool
-) -> None:
-    """A job that ended long ago is not restarted."""
-    asked: list[str] = []
-    monkeypatch.setattr(retry, "send_if_due", lambda registry, job: asked.append(job.id))
-    look(seed("gone", State("failed", "preempted", ended_s=time.time() - ago_s)))
-    assert bool(asked) is is_sent
-
-
-def test_retry_that_was_sent_is_the_attempt_seen(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job stays active with the new attempt."""
+    """The job stays active with the new attempt; a job that ended long ago is not restarted."""
+    asked: list[str] = []
 
     def send_if_due(registry: Registry, job: Job) -> Job:
+        asked.append(job.id)
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
 
     monkeypatch.setattr(retry, "send_if_due", send_if_due)
-    seen = look(seed("gone", State("failed", "preempted", ended_s=time.time())))
-    assert (seen.is_again, seen.job.attempt.number, seen.job.active) == (True, 2, True)
+    look(seed("old", State("failed", "preempted", ended_s=time.time() - 7200)))
+    assert asked == []
+    seen = look(seed("gone", State("failed", "preempted", ended_s=time.time() - 60)))
+    assert (asked, seen.is_again, seen.job.attempt.number, seen.job.active) == (["gone"], True, 2, True)
 
 
 def test_watch_once_prints_a_line_per_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
