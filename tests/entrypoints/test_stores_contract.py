@@ -666,9 +666,9 @@ def save(home: Path, uploads: Uploader, *steps: int) -> None:
 
 def test_store_keeps_the_right_number_of_checkpoints(alone: None, place: str, tmp_path: Path) -> None:
     """Retention works in the store and spares other jobs; a new machine fetches the newest checkpoint, intact."""
-    store = published.open_mirror(f"{place}/a")
+    store = mirror.open_mirror(place, "a")
     assert store is not None
-    assert published.fetch(store, tmp_path) is None
+    assert mirror.fetch(store, tmp_path) is None
     save(tmp_path / "other", Uploader(open_store(f"{place}/ab"), 3), 1)
     uploads = Uploader(store, 2)
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
