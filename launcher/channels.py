@@ -45,7 +45,13 @@ class ChannelEntry:
 
 def entries(config: Mapping[str, Any]) -> tuple[ChannelEntry, ...]:
     """Return the channels of a config in its stored form."""
-    return tuple(_entry(each) for each in config.get("notify") or ())
+    found = []
+    for data in config.get("notify") or ():
+        kind = next(kind for kind in CHANNEL_KINDS if data.get(kind))
+        smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
+        from_job, sender = bool(data.get("from_job")), data.get("sender") or ""
+        found.append(ChannelEntry(kind, data[kind], tuple(data["on"]), from_job, smtp, sender))
+    return tuple(found)
 
 
 def desktop() -> ChannelEntry | None:
@@ -73,12 +79,6 @@ def _masked(place: str) -> str:
     from cloudtrain.entrypoints.notices.message import masked  # the checks of a config need no notices
 
     return masked(place)
-
-
-def _entry(data: Mapping[str, Any]) -> ChannelEntry:
-    kind = next(kind for kind in CHANNEL_KINDS if data.get(kind))
-    smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
-    return ChannelEntry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
 
 
 def is_variable(place: str) -> bool:

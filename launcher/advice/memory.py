@@ -49,7 +49,7 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
     if prepared.config.task and find_spec("torch") is not None:
         ask = asked(prepared)
         key = key_of(prepared, ask, capacity)
-        known = kept(key)
+        known = kept().get(key)
         if known is None and not measures:
             return None
         lines, estimate["is_cut"] = (
@@ -193,12 +193,8 @@ def key_of(prepared: Prepared, *about: Any) -> str:
     return hashlib.sha256(json.dumps([*about, prepared.bundle.code_sha256]).encode()).hexdigest()
 
 
-def kept(key: str) -> Lines | None:
-    """Return the kept result, or None."""
-    return _kept().get(key)
-
-
-def _kept() -> dict[str, Lines]:
+def kept() -> dict[str, Lines]:
+    """Return the kept results by their keys."""
     with contextlib.suppress(CloudtrainError, OSError, RuntimeError):
         results = atomic_json.read_json(home.where() / KEPT)
         return results if isinstance(results, dict) else {}
@@ -208,4 +204,4 @@ def _kept() -> dict[str, Lines]:
 def keep(key: str, lines: Lines) -> None:
     """Keep the result for later commands, if possible."""
     with contextlib.suppress(CloudtrainError, OSError):  # a plan works without it
-        atomic_json.write_json(home.home() / KEPT, dict(list({**_kept(), key: lines}.items())[-MOST_KEPT:]))
+        atomic_json.write_json(home.home() / KEPT, dict(list({**kept(), key: lines}.items())[-MOST_KEPT:]))

@@ -98,7 +98,7 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
         return {"why": error.message}
     ask = memory.asked(prepared)
     key = memory.key_of(prepared, ask, shapes)
-    if known := memory.kept(key):
+    if known := memory.kept().get(key):
         return known[0]
     with tempfile.NamedTemporaryFile("w", prefix="cloudtrain-", suffix=".json") as file:
         json.dump(shapes, file)

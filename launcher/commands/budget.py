@@ -110,8 +110,7 @@ def show(project: str | None, as_json: bool) -> None:
     """
     from ..jobs.reserve import reconcile
 
-    if project is not None:
-        _require_name(project)
+    _require_name(project)
     registry = Registry()
     failures = reconcile(registry)
     database = registry.database
@@ -147,8 +146,7 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    if project is not None:
-        _require_name(project)
+    _require_name(project)
     database = Registry().database
     name = project or ""
     period: Period = "month" if monthly else "all"
@@ -276,8 +274,8 @@ def _money(text: str) -> int:
         raise UsageError(f"a sum is to be {error}", hint="cloudtrain budget set [PROJECT] 5000USD") from error
 
 
-def _require_name(project: str) -> None:
-    if not re.fullmatch(PROJECT_PATTERN, project):
+def _require_name(project: str | None) -> None:
+    if project is not None and not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
 

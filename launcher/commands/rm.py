@@ -12,6 +12,7 @@ from ..store import sweeps
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
+from ..text.units import size
 from .options import completes, examples, json_option, yes_option
 
 
@@ -51,7 +52,6 @@ def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
     """Ask, remove the jobs and print the freed bytes; return the exit code. Raises UsageError for an active job."""
     from ..jobs import remove
-    from ..text.units import size
 
     remove.require_over(jobs)
     sizes = {job.id: remove.size_of(registry, job) for job in jobs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ import click
 
 from ..errors import UsageError
 from ..job import Job, exit_code
+from ..jobs import watch_service
 from ..store import sweeps
 from ..store.registry import Registry
 from ..store.sweeps import SweepRecord
@@ -192,10 +194,6 @@ def _print(seen: Seen, *, as_json: bool) -> None:
 
 
 def _install(every: str) -> int:
-    import shutil
-
-    from ..jobs import watch_service
-
     if shutil.which("systemctl") is None:
         say("there is no systemd here; this line for `crontab -e` looks once a minute:")
         print_lines([watch_service.cron_line()])
@@ -209,8 +207,6 @@ def _install(every: str) -> int:
 
 
 def _uninstall() -> int:
-    from ..jobs import watch_service
-
     path = watch_service.uninstall()
     stop = f"systemctl --user disable --now {watch_service.NAME}   ends one that runs"
     say("there is no such unit" if path is None else f"removed {path}\n  {stop}")

@@ -197,7 +197,12 @@ def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
             tree = ast.parse(source, os.fspath(file))
             compile(tree, os.fspath(file), "exec", dont_inherit=True)
     except SyntaxError as exc:
-        yield _syntax_fault(exc, file, key, node)
+        if not exc.lineno:
+            yield Fault(f"`{named(node)}` is not Python: {exc.msg}", key, node.place)
+            return
+        text = (exc.text or "").rstrip("\n")
+        place = Place(os.fspath(file), exc.lineno, min(max(exc.offset or 1, 1), len(text) + 1), text)
+        yield Fault(f"{exc.msg[:1].lower()}{exc.msg[1:]}", key, place, also=(node.place,))
     except (ValueError, RecursionError, MemoryError) as exc:
         yield Fault(f"`{named(node)}` is not Python: {exc}", key, node.place)
     else:
@@ -219,14 +224,6 @@ def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: YamlNode
     hint = hint or "the file is in no package: import without the dot"
     message = "a relative import works in a module of a package, not in a script"
     yield Fault(message, "script", place, hint, also=(node.place,))
-
-
-def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: YamlNode) -> Fault:
-    if not exc.lineno:
-        return Fault(f"`{named(node)}` is not Python: {exc.msg}", key, node.place)
-    text = (exc.text or "").rstrip("\n")
-    place = Place(os.fspath(file), exc.lineno, min(max(exc.offset or 1, 1), len(text) + 1), text)
-    return Fault(f"{exc.msg[:1].lower()}{exc.msg[1:]}", key, place, also=(node.place,))
 
 
 def _task_faults(tree: ast.Module, file: Path, node: YamlNode) -> Iterator[Fault]:

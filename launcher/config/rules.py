@@ -162,13 +162,9 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
     micro = whole_at(root, "training", "micro_batch_size")
     if whole and micro and whole % micro:
         lower, upper = whole // micro * micro, (whole // micro + 1) * micro
-        yield between(
-            root,
-            f"`global_batch_size` {whole} is not a multiple of `micro_batch_size` {micro}",
-            f"write {f'{lower} or ' if lower else ''}{upper}",
-            ("training", "global_batch_size"),
-            ("training", "micro_batch_size"),
-        )
+        message = f"`global_batch_size` {whole} is not a multiple of `micro_batch_size` {micro}"
+        hint = f"write {f'{lower} or ' if lower else ''}{upper}"
+        yield between(root, message, hint, ("training", "global_batch_size"), ("training", "micro_batch_size"))
     fewest = whole_at(root, "resources", "min_instances")
     written = given(root, "resources", "instances")
     instances = whole_at(root, "resources", "instances") if written else 1

@@ -16,7 +16,8 @@ from . import fields, foreign_keys, schema
 from .yamlfile import KeyPath, YamlNode, find, key_place
 
 _LONGEST_SHOWN = 60
-_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+_BOUNDS |= {"min_length": "at least {} items", "max_length": "at most {} items"}
 _LONG_UNIT = r"([0-9]+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?)"
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 _WANTED = {
@@ -112,10 +113,7 @@ def _wanted(error: dict[str, Any]) -> str:
         return f"one of {quoted(_choices(ctx))}"
     for bound, words in _BOUNDS.items():
         if bound in ctx:
-            return f"{words} {ctx[bound]}"
-    for bound, words in (("min_length", "at least"), ("max_length", "at most")):
-        if bound in ctx:
-            return f"{words} {ctx[bound]} items"
+            return words.format(ctx[bound])
     return _WANTED.get(error["type"], f"something else ({error['msg']})")
 
 

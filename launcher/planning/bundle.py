@@ -71,8 +71,7 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[PurePosixPath]:
     .gitignore and .cloudtrainignore count in the folder, below it, and above it up to the git root; a later, deeper
     line wins, and .cloudtrainignore wins over .gitignore (`!name` brings a file back).
     """
-    rules = _Rules(folder, exclude)
-    return sorted(_walk(folder, PurePosixPath(), rules))
+    return sorted(_walk(PurePosixPath(), _Rules(folder, exclude)))
 
 
 def pack(
@@ -194,18 +193,17 @@ def _matcher(lines: list[str]) -> GitIgnoreSpec | None:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosixPath]:
-    with os.scandir(root / below) as entries:
+def _walk(below: PurePosixPath, rules: _Rules) -> Iterator[PurePosixPath]:
+    with os.scandir(rules.root / below) as entries:
         for entry in entries:
             path = below / entry.name
             is_dir = entry.is_dir(follow_symlinks=False)
             if rules.ignores(path, is_dir):
                 continue
             if is_dir:
-                if not all(
-                    (root / path / name).exists() for name in (SUMS, CHECK)
-                ):  # an exported model beside the code
-                    yield from _walk(root, path, rules)
+                # Without an exported model beside the code.
+                if not all((rules.root / path / name).exists() for name in (SUMS, CHECK)):
+                    yield from _walk(path, rules)
             elif entry.is_symlink() or (entry.is_file() and not _is_report(entry)):
                 yield path
 

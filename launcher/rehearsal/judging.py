@@ -67,19 +67,13 @@ class Verdict:
 
     def dump(self) -> dict[str, Any]:
         """Return the verdict for JSON."""
+        same = ("bundle_sha256", "interrupted_step", "saved_step", "resumed_step", "next_step", "left_s", "grace_s")
         return {
             "backend": self.backend,
             "ok": self.is_right,
             "proven": self.is_proven if self.is_asked_to_prove else None,
             "verdict": self.headline(),
-            "bundle_sha256": self.bundle_sha256,
-            "interrupted_step": self.interrupted_step,
-            "saved_step": self.saved_step,
-            "resumed_step": self.resumed_step,
-            "next_step": self.next_step,
-            "left_s": self.left_s,
-            "grace_s": self.grace_s,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in (*same, "seconds")},
             "checked": [{"name": one.name, "ok": one.is_right, "found": one.words} for one in self.findings],
             "scaled": list(self.scaled),
             "not_checked": self.not_checked,

@@ -199,12 +199,10 @@ class Account:
         """Read new lines."""
         for folder in self.folders:
             for path in folder.glob("log/rank-*.log"):
-                match = _RANK_LOG.fullmatch(path.name)
-                if match is None:
-                    continue
-                self.ranks.add(int(match[1]))
-                if int(match[1]) == 0:
-                    self._take(path)
+                if match := _RANK_LOG.fullmatch(path.name):
+                    self.ranks.add(int(match[1]))
+                    if int(match[1]) == 0:
+                        self._take(path)
 
     @property
     def last_step(self) -> int | None:
@@ -229,13 +227,11 @@ class Account:
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
                 event = events.parse(line)[1] if events.MARK in line else None
-                if event is not None:
-                    self._note(event)
-
-    def _note(self, event: dict[str, Any]) -> None:
-        step, loss = event.get("step"), event.get("loss")
-        if event["e"] == "step" and isinstance(step, int):
-            self._reported_s = time.monotonic()
-            self.steps[step] = float(loss) if isinstance(loss, (int, float)) else self.steps.get(step)
-        else:
-            self.events.append(event)
+                if event is None:
+                    continue
+                step, loss = event.get("step"), event.get("loss")
+                if event["e"] == "step" and isinstance(step, int):
+                    self._reported_s = time.monotonic()
+                    self.steps[step] = float(loss) if isinstance(loss, (int, float)) else self.steps.get(step)
+                else:
+                    self.events.append(event)
