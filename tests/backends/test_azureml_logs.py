@@ -130,7 +130,7 @@ def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], a
     assert one.texts() == ["grün"]
     azure.write_log("j", file, b"ished")
     azure.end("j")
-    one.history._known.clear()
+    one.history.known.clear()
     assert one.texts() == ["unfinished"]
     assert one.texts() == []
 
@@ -210,7 +210,7 @@ def test_faults_lose_no_line(
     for number in range(10):
         for node in range(4):
             azure.write_logs("j", node, *(f"[{node}] {number * 5 + n}" for n in range(5)))
-        one.history._known.clear()
+        one.history.known.clear()
         if number == 5 and "expired" in kind:
             azure.fault(operation, kind, **more)
         came += one.all()

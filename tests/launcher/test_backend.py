@@ -63,7 +63,7 @@ def test_built_in_backend_matches_the_protocol_parameters(name: str, method: str
     assert [str(parameter) for parameter in found] == [str(parameter) for parameter in wanted]
 
 
-def test_plugin_joins_the_built_in_backends() -> None:
+def test_plugin_joins_the_built_in_backends(plugin: Path) -> None:
     """A foreign package's backend is imported on first use, `local` stays ours, and an unknown name gets all."""
     assert type(backends.load("local")).__module__ == "cloudtrain.backends.local.backend"
     assert backends.names() == [*backends.BUILT_IN, "vendor"]

@@ -215,6 +215,8 @@ BAD_VALUES = [
     ("training: {optimizer: {lr: 0}}", "expected more than 0", ""),
     ("training: {optimizer: {betas: [0.9]}}", "at least 2 items", ""),
     ("training: {eval_every: 0}", "expected at least 1", ""),
+    ("training: {ema_decay: 0}", "expected more than 0", ""),
+    ("training: {ema_decay: 1}", "expected less than 1", ""),
     ("checkpoint: {every: soon}", "expected a duration with a unit", ""),
     ("limits: {max_duration: 12 hours}", "expected a duration with a unit", "write `12h`"),
     ("limits: {max_duration: 90min}", "expected a duration with a unit", "write `90m`"),

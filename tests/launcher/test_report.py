@@ -181,7 +181,7 @@ def test_report_opens_without_a_request_or_an_error(page: Callable[..., Page], p
     assert loss.locator("path.ct-stale").count() > 0
     assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
     opened.get_by_text("Table of values").click()
-    opened.wait_for_function("document.querySelectorAll('.ct-rows tbody tr').length > 200")
+    opened.locator(".ct-rows tbody tr").nth(200).wait_for(state="attached")
     assert opened.locator(".ct-rows th").first.inner_text() == "attempt"
     assert "Training loss: from 4.064 to 0.2036, least 0.1096" in opened.locator(
         "[data-chart=loss] > svg"

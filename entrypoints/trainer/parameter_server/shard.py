@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -181,8 +182,8 @@ class WeightShard:
         if isinstance(self.optimizer, torch.optim.SGD) and ranks > 1:
             self.optimizer.param_groups[0].update(fused=True, foreach=False)
         self._base_lr = float(self.optimizer.param_groups[0]["lr"])
-        self._schedule, self._max_steps = settings.schedule, max_steps
-        self._start = optim.warmup_start(settings.optimizer, settings.schedule, settings.global_batch_size)
+        start = optim.warmup_start(settings.optimizer, settings.schedule, settings.global_batch_size)
+        self._factor = partial(optim.lr_factor, settings.schedule, max_steps=max_steps, start=start)
         # The vector of which the pieces are consecutive views.
         size = sum(piece.numel() for piece in self.pieces)
         self.weights = self.pieces[0].detach().as_strided((size,), (1,), self.pieces[0].storage_offset())
@@ -279,7 +280,7 @@ class WeightShard:
         share = math.sqrt(share) if self._is_adaptive else share
         if self._count > 1:
             self._sum /= self._count
-        factor = optim.lr_factor(self._schedule, (self.applied - 1) // self._ranks, self._max_steps, self._start)
+        factor = self._factor((self.applied - 1) // self._ranks)
         optim.set_lr(self.optimizer, [self._base_lr * share], factor)
         for piece, part in zip(self.pieces, torch.split(self._sum, [p.numel() for p in self.pieces]), strict=True):
             piece.grad = part.view(piece.shape)
