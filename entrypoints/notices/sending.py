@@ -40,9 +40,8 @@ def send(channel: Channel, notice: Notice) -> None:
     """Deliver the notice. Raises DeliveryError; its text holds no address."""
     from . import transports  # its libraries are imported for a first delivery
 
-    if channel.kind in ("slack", "webhook"):
-        body = transports.body(channel.kind, channel.address, notice)
-        transports.post(channel.address, body, notice.id, ANSWER_S)
+    if form := transports.FORMS.get(channel.kind):
+        transports.post(channel.address, form(channel.address, notice), notice.id, ANSWER_S)
     elif channel.kind == "email":
         transports.post_mail(channel.smtp, notice, channel.address, channel.sender, TIMEOUT_S)
     else:

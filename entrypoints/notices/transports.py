@@ -14,6 +14,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -30,10 +31,8 @@ SUBJECT = 200
 _FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PASSWORD@HOST; in the parts %40 is an @"
 
 
-def body(kind: str, url: str, notice: Notice) -> dict[str, Any]:
-    """Return the message in the form of the receiver at the address."""
-    if kind == "slack":
-        return slack_body(notice)
+def webhook_body(url: str, notice: Notice) -> dict[str, Any]:
+    """Return the message in the form of the receiver at the address: a card for a Teams channel, else our fields."""
     return teams_body(notice) if is_teams(url) else {**notice.fields, "text": notice.text}  # `text` is for people
 
 
@@ -68,6 +67,13 @@ def teams_body(notice: Notice) -> dict[str, Any]:
     }
     form = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": form, "contentUrl": None, "content": card}]}
+
+
+# The kinds of channels that get a POST, and the message in their form, of the address and the notice.
+FORMS: dict[str, Callable[[str, Notice], dict[str, Any]]] = {
+    "slack": lambda _, notice: slack_body(notice),
+    "webhook": webhook_body,
+}
 
 
 def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:

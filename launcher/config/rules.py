@@ -17,7 +17,7 @@ from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from . import foreign_keys, rules_sweep, schema
-from .schemafaults import between, both, dotted, named
+from .schemafaults import between, both, dotted, either, named
 from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
@@ -245,8 +245,7 @@ def _notify(root: YamlNode) -> Iterator[Fault]:
         kinds = [name for name in CHANNEL_KINDS if given(root, "notify", index, name)]
         if not kinds:
             hint = "as in `{slack: env:SLACK_URL}`"
-            message = "no receiver: no `webhook`, `slack`, `email` or `apprise`"
-            yield Fault(message, f"notify.{index}", entry.place, hint)
+            yield Fault(f"no receiver: no {either(CHANNEL_KINDS)}", f"notify.{index}", entry.place, hint)
         elif len(kinds) > 1:
             message = f"{both(kinds)} exclude each other"
             yield between(root, message, "write an entry for each", *(("notify", index, kind) for kind in kinds))
@@ -265,7 +264,7 @@ def _entry(root: YamlNode, index: int, kind: str) -> Iterator[Fault]:
         return
     address = "smtp" if kind == "email" else kind
     if kind == "apprise":
-        hint = "a job tells by `webhook`, `slack` or `email`"
+        hint = f"a job tells by {either([each for each in CHANNEL_KINDS if each != kind])}"
         message = "on the nodes there is no Apprise: `from_job` does not go with it"
         yield between(root, message, hint, (*place, "from_job"), (*place, kind))
     elif (node := given(root, *place, address)) and not str(node.value).startswith("env:"):

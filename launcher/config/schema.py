@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, create_model, model_validator
 
 from ..backend_table import BUILT_IN, DEFAULT, block_of, names, traits
+from ..channels import CHANNEL_KINDS
 from ..job import PROJECT_PATTERN
 from .kinds import (
     PROJECT_WANTED,
@@ -416,7 +417,7 @@ def carried_by(entry: Any) -> list[str]:
         entry = entry.model_dump()
     if not isinstance(entry, dict) or entry.get("from_job") is not True:
         return []
-    keys = ("smtp",) if entry.get("email") else ("webhook", "slack")
+    keys = ("smtp",) if entry.get("email") else [kind for kind in CHANNEL_KINDS if kind != "apprise"]
     places = [entry.get(key) or ("env:CLOUDTRAIN_SMTP" if key == "smtp" else None) for key in keys]
     names = [place.removeprefix("env:") for place in places if isinstance(place, str) and place.startswith("env:")]
     return [name for name in names if name.isidentifier() and name.isascii()]

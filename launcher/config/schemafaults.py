@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -84,6 +85,11 @@ def between(root: YamlNode, message: str, hint: str, *paths: KeyPath) -> Fault:
 def both(names: list[str]) -> str:
     """Return the names as text: "`task` and `script`"."""
     return f"{quoted(names[:-1])} and `{names[-1]}`"
+
+
+def either(names: Sequence[str]) -> str:
+    """Return the names as text: "`task` or `script`"."""
+    return f"{quoted(names[:-1])} or `{names[-1]}`"
 
 
 def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: YamlNode) -> Fault:
