@@ -55,9 +55,9 @@ FOLDER = "cloudtrain.backends.job_folder:JobFolder"
 STEPS = {
     "s1": (f"{FOLDER}.claim", "before", "never sent"),
     "s2": (f"{FOLDER}.claim", "after", "never sent"),
-    "s3": (f"{VERTEX}.secrets:put", "after", "never sent"),
+    "s3": (f"{VERTEX}.jobs:put_secrets", "after", "never sent"),
     "s4": (f"{FOLDER}.put_order", "after", "never sent"),
-    "s5": (f"{VERTEX}.sdk:create", "after", "runs"),
+    "s5": (f"{VERTEX}.jobs:create_once", "after", "runs"),
     "s6": (f"{VERTEX}.jobs:send", "after", "runs"),
     "s7": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", "runs"),
 }
