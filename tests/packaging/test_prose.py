@@ -24,17 +24,19 @@ PRONOUNS = frozenset(WORDS.split())
 MOST_IN_ALL, MOST_IN_A_FILE = 5.5, 9.0
 LEAST_WORDS = 60  # a shorter file has too few words for a rate
 CODE = ("launcher", "backends", "entrypoints", "templates")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each docstring and comment of a Python file with its line."""
+@cache
+def texts(path: Path) -> list[tuple[int, str]]:
+    """Return each docstring and comment of a Python file with its line."""
     source = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source, str(path))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    nodes = [node for node in ast.walk(ast.parse(source, str(path))) if isinstance(node, DOCUMENTED)]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [
+        *((getattr(node, "lineno", 1), ast.get_docstring(node) or "") for node in nodes),
+        *((token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT),
+    ]
 
 
 def prose(path: Path) -> Iterator[str]:
@@ -88,7 +90,6 @@ def test_rate_counts_pronouns_only() -> None:
 # -- names of classes and files -------------------------------------------------------------------------------------
 
 FILES = [path for top in ("launcher", "backends", "entrypoints") for path in sorted((ROOT / top).rglob("*.py"))]
-TREES = {path: ast.parse(path.read_bytes(), str(path)) for path in FILES}
 FOREIGN_WORDS = {"Cloud", "Logging", "NaN", "Python"}  # in sentences about errors
 FOREIGN_FILES = {
     "cloudtrain/__init__.py": "does not exist: a namespace package",
@@ -103,8 +104,8 @@ FOREIGN_FILES = {
 def test_each_raised_class_exists() -> None:
     """A name behind "Raises" is a class of the product, a builtin, or imported from a library."""
     known = {*dir(builtins), *FOREIGN_WORDS}
-    for tree in TREES.values():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
             known |= {node.name} if isinstance(node, ast.ClassDef) else set()
             known |= {node.attr} if isinstance(node, ast.Attribute) else set()  # http.client.HTTPException
             known |= {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
@@ -122,8 +123,9 @@ def test_each_raised_class_exists() -> None:
 def test_each_named_file_exists() -> None:
     """A path to a module or page is a path in the repository, from the root or from any folder."""
     skipped = re.compile(r"(\.[^/]*|node_modules|typings)(/|$)")
-    names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.[mp][dy]")]
-    parts = [name.split("/") for name in names if not skipped.match(name)]
+    tops = [path for path in ROOT.iterdir() if not skipped.match(path.name)]
+    named = [path for top in tops for path in (top.rglob("*.[mp][dy]") if top.is_dir() else [top])]
+    parts = [path.relative_to(ROOT).parts for path in named]
     known = {"/".join(each[start:]) for each in parts for start in range(len(each))}
     missing = [
         (str(path.relative_to(ROOT)), line, name)
