@@ -93,6 +93,7 @@ def adopted(run: Any, home: Path, folder: Path, backend: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak  # two clouds are below; the handle and the record are the same code
 def test_sagemaker_job_is_adopted(cli: Any, account: Aws, folder: Callable[[str], Path]) -> None:
     """Row, handle and held money equal those of the submit; foreign training jobs are ignored."""
     account.settings(execute=False)

@@ -50,6 +50,7 @@ def test_preemption_that_restarts_changes_nothing(
     assert azure_account.jobs()[-1] == "broken-1"
 
 
+@pytest.mark.soak  # retries on Azure ML: test_azureml_send.py
 def test_preemption_that_fails_is_retried(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
@@ -132,6 +133,7 @@ def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, fold
     assert process.returncode == 1
 
 
+@pytest.mark.soak  # the same files after the run: the contract's test
 def test_files_can_be_fetched_during_the_run(cli: Any, azure_account: Azure, folder: Path) -> None:
     """The files so far can be fetched, even without a storage key."""
     azure_account.settings(datastore_credentials="none")

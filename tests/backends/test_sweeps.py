@@ -103,7 +103,8 @@ def sweep_of(home: Path) -> tuple[Registry, Any]:
     return registry, found
 
 
-@pytest.mark.parametrize(("drivers", "trials", "deaths"), [(6, 5, 3), pytest.param(20, 60, 50, marks=pytest.mark.soak)])
+@pytest.mark.soak  # a driver that dies at each statement: the test below
+@pytest.mark.parametrize(("drivers", "trials", "deaths"), [(6, 5, 3), (20, 60, 50)])
 def test_drivers_that_die_send_each_trial_once(
     cli: Any, signalled: Any, project: Any, home: Path, wait_until: Any, drivers: int, trials: int, deaths: int
 ) -> None:
@@ -256,6 +257,7 @@ def test_stop_ends_the_running_trial_and_sends_no_other(
     assert cli("best", sweep.id).code == 1
 
 
+@pytest.mark.soak
 def test_stop_reaches_a_trial_that_a_driver_is_sending(
     cli: Any, signalled: Any, project: Callable[..., Path], home: Path, wait_until: Any
 ) -> None:
@@ -291,6 +293,7 @@ def test_budget_stops_a_sweep_before_it_overspends(
     assert result.code == 0, result.stderr
 
 
+@pytest.mark.soak
 def test_ended_sweep_gets_more_trials_and_money(
     cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
 ) -> None:

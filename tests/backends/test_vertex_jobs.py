@@ -64,7 +64,8 @@ Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], f"out-{rank}").write_text("done")
 """
 
 
-@pytest.mark.parametrize("lost", ["machine", pytest.param("rank", marks=pytest.mark.soak)])
+@pytest.mark.soak  # a task after the loss of a machine: the test above; scripts: tests/entrypoints/test_keep.py
+@pytest.mark.parametrize("lost", ["machine", "rank"])
 def test_scripts_checkpoints_survive_a_loss(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
 ) -> None:
@@ -108,6 +109,7 @@ def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Googl
     assert f"the input train: there is nothing at gs://{BUCKET}/data/nothing" in cli("status", "last").stdout
 
 
+@pytest.mark.soak  # the reader under faults: test_vertex_logs.py
 def test_following_twice_shows_every_line_once(cli: Any, google_project: Google, folder: Path, wait_until: Any) -> None:
     """After kill -9 of a submit under all faults of Cloud Logging, the next follower has all lines, and the code."""
     google_project.settings(log_late_share=0.02, log_late_s=(3, 8), log_duplicate_share=0.02, log_resent_share=0.02)

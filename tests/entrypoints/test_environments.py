@@ -191,6 +191,7 @@ def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) 
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["wheels"]
 
 
+@pytest.mark.soak  # two builders at once: the test above
 @pytest.mark.slow
 def test_venv_of_a_killed_builder_is_rebuilt(ask: dict[str, Any], tmp_path: Path) -> None:
     """The child processes of the builder die too; the next builder removes the leftovers and need not wait."""

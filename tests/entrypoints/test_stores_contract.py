@@ -711,7 +711,9 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, server: Se
 
 RESUMED = [
     ("s3", "{place}/a/b", "503"),
-    ("azure", f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b", "throttle"),
+    pytest.param(
+        "azure", f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b", "throttle", marks=pytest.mark.soak
+    ),
     pytest.param("gcs", "{place}/a/b", "503", marks=pytest.mark.soak),
 ]
 

@@ -481,7 +481,8 @@ def test_unused_parameters_are_named_or_zero(results: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp blocked"])
+@pytest.mark.soak  # test_flops.py trains a compiled module
+@pytest.mark.parametrize("case", ["ddp", "fsdp blocked"])
 def test_compiled_models_train_and_evaluate(tmp_path: Path, case: str) -> None:
     """The compiler's own arithmetic differs by rounding; the names do not change."""
     (found,) = start({name: COMPILED[name] for name in ("plain", case)}, 1, tmp_path)

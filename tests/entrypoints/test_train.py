@@ -206,7 +206,7 @@ def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"precision": "fp16", "num_workers": 2, "ema_decay": 0.9},
+        pytest.param({"precision": "fp16", "num_workers": 2, "ema_decay": 0.9}, marks=pytest.mark.soak),
         pytest.param({"precision": "bf16", "optimizer": {"name": "lamb", "lr": 0.01}}, marks=pytest.mark.soak),
         {"precision": "fp16", "strategy": "fsdp", "optimizer": {"name": "radam", "lr": 0.01}},
         # test_strategies.py tests the exactness of powersgd's state, too.
