@@ -188,8 +188,8 @@ FAULTS = [
     Fault(
         "residual of sparse gradients",
         "entrypoints/trainer/strategies/sparse.py",
-        "positions, values / self._ranks)",
-        "positions, values)",
+        "residual.index_fill_(0, positions, 0.0)",
+        "residual.index_fill_(0, positions[1:], 0.0)",
         "entrypoints/test_sparse.py::test_sent_entries_and_residual_are_the_gradients",
     ),
     Fault(
