@@ -215,7 +215,7 @@ def test_venv_that_takes_too_long_is_refused(ask: dict[str, Any], monkeypatch: p
     monkeypatch.setattr(builds, "LIMIT_S", 0.1)
     with pytest.raises(Refused, match=r"could not be made: not done after 0 s, .*raise the limit.* All of it: .*\.log"):
         prepare(spec=ask)
-    assert set(processes.descendants(os.getpid())) <= before
+    until(lambda: set(processes.descendants(os.getpid())) <= before)  # a killed child of the child ends by itself
 
 
 def test_venv_under_construction_for_too_long_is_refused(
