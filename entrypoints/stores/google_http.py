@@ -80,6 +80,10 @@ class Reply:
         except (OSError, http.client.HTTPException) as error:
             raise Lost(one_line(error)) from error
 
+    def close(self) -> None:
+        """Close the answer's file: without a length in the head, the file alone keeps the connection open."""
+        self._response.close()
+
 
 class Service:
     """One host of Google, or a stand-in. Thread-safe: each thread uses a separate connection, which is kept afterwards.
@@ -134,6 +138,7 @@ class Service:
         if token is not None:
             length["Authorization"] = f"Bearer {token}"
         connection = self._take()
+        reply: Reply | None = None
         try:
             reply = self._send(connection, method, target, {**length, **(headers or {})}, body)
             if not (200 <= reply.status < 300 or reply.status in also):
@@ -144,6 +149,8 @@ class Service:
             reply.read()  # the rest, otherwise the connection cannot be kept
         except BaseException:
             connection.close()
+            if reply is not None:
+                reply.close()
             raise
         with self._lock:
             self._idle.append(connection)

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,3 +269,24 @@ def test_first_writer_wins(store: Google) -> None:
     assert not place.put_if(b"mine", "claim", ABSENT)
     assert not place.put_if(b"theirs", "claim", ABSENT)
     assert store.object("claim") == b"mine"
+
+
+def test_answer_that_stops_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer without a length ends with its connection, also if the rest never comes."""
+    monkeypatch.setattr(google_http, "READ_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        service = google_http.Service(f"http://127.0.0.1:{server.getsockname()[1]}", None)
+
+        def answer() -> socket.socket:
+            peer = server.accept()[0]
+            peer.sendall(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+            return peer
+
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(answer)
+            with pytest.raises(google_http.Lost), service.once("GET", "/") as reply:
+                reply.read()
+            with waiting.result() as peer:
+                peer.settimeout(20)
+                while peer.recv(1000):
+                    pass
