@@ -16,6 +16,7 @@ import ctypes
 import fcntl
 import gc
 import importlib.machinery
+import inspect
 import json
 import os
 import resource
@@ -251,6 +252,7 @@ def _main() -> None:
         __import__(name)
     sources = [(path.read_bytes(), path) for path in ENTRYPOINTS.rglob("*.py")]
     compiled = {source: compile(source, path, "exec", dont_inherit=True) for source, path in sources}
+    inspect.stack = warmpython.quick_stack
     gc.collect()
     gc.freeze()  # objects that are never collected are never copied
     SOCKET.unlink(missing_ok=True)

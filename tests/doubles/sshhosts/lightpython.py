@@ -40,5 +40,6 @@ def install(host: Host, program: str | None = None) -> str:
     (site / "torch/version.py").write_text("__version__ = '2.13.0+cu128'\ncuda = '12.8'\n")
     (site / "torch-2.13.0.dist-info").mkdir(exist_ok=True)
     program = "exec(compile(open('train.py').read(), 'train.py', 'exec'))" if program is None else program
-    (site / "sitecustomize.py").write_text(SITE.format(program=program))
+    (site / "light.py").write_text(SITE.format(program=program))
+    (site / "light.pth").write_text("import light\n")  # a distribution's interpreter has a sitecustomize of its own
     return PATH
