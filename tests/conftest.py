@@ -1,7 +1,9 @@
 """Fixtures for all tests: a private home folder, the installed command as a process, a check for leftover processes."""
 
+import contextlib
 import functools
 import gc
+import getpass
 import hashlib
 import importlib
 import itertools
@@ -25,7 +27,7 @@ from hypothesis import HealthCheck, settings
 import order
 from browser import browser, open_page, page_seen  # noqa: F401 - fixtures
 from cloudtrain.entrypoints import processes
-from doubles import warmnodes, warmpython
+from doubles import namespaces, warmnodes, warmpython
 from doubles.fixtures import (  # noqa: F401 - fixtures
     aws,
     aws_server,
@@ -92,7 +94,7 @@ main()
 """
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Make the outcome of a test independent of the shell and of the load.
 
     A background job and `nohup` ignore signals, and the commands of the tests would inherit that. A property has no
@@ -105,6 +107,21 @@ def pytest_configure() -> None:
     settings.register_profile("tests", deadline=None, suppress_health_check=patient)
     settings.load_profile("tests")
     gc.disable()  # until the end of the collection, which makes a million objects that stay
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        _keep_folders_in_memory()
+
+
+def _keep_folders_in_memory() -> None:
+    """Give this session and its processes a mount of their own for the tests' folders, if the user is root.
+
+    On a disk, each file that a test makes looks past the thousands that other tests have just removed.
+    """
+    folder = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        namespaces.unshare(namespaces.CLONE_NEWNS)
+        namespaces.mount(None, "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE)
+        namespaces.mount("tmpfs", str(folder), "tmpfs", 0, "mode=700")
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-m`
