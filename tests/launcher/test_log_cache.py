@@ -450,7 +450,7 @@ def test_log_cache_is_complete_after_ctrl_c_at_any_line(
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=0.001))
     monkeypatch.setattr(os, "fsync", lambda file: None)
     registry.database.execute("PRAGMA synchronous = OFF")
-    texts = {"0": numbered(1000), "1": numbered(500)}
+    texts = {"0": numbered(400), "1": numbered(200)}
 
     def seeded(number: int) -> Job:
         return seed(f"ended-{number}", DONE, texts)

@@ -1,6 +1,7 @@
 """The imports of the code follow the architecture's arrows."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -127,15 +128,21 @@ SDKS = {
 HTTP = {"anyio", "h11", "starlette", "uvicorn"}  # of entrypoints/serve, which no job runs
 
 
-def imports(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield (file, module) for every import in the folder, inside functions too; `from a import b` is a.b."""
+@functools.cache
+def import_nodes(folder: str) -> list[tuple[Path, ast.Import | ast.ImportFrom]]:
+    """Return every import in the folder, inside functions too, with its file below the root."""
+    found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-            if isinstance(node, ast.Import):
-                yield from ((str(path.relative_to(ROOT)), alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                origin = absolute(path.relative_to(ROOT), node)
-                yield from ((str(path.relative_to(ROOT)), f"{origin}.{alias.name}") for alias in node.names)
+        nodes = ast.walk(ast.parse(path.read_bytes(), str(path)))
+        found += [(path.relative_to(ROOT), node) for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return found
+
+
+def imports(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (file, module) for every import in the folder; `from a import b` is a.b."""
+    for file, node in import_nodes(folder):
+        origin = f"{absolute(file, node)}." if isinstance(node, ast.ImportFrom) else ""
+        yield from ((str(file), f"{origin}{alias.name}") for alias in node.names)
 
 
 def absolute(file: Path, node: ast.ImportFrom) -> str:
@@ -152,17 +159,14 @@ RUN_AS_TEXT = {"bootstrap.py"}  # has no package, so no relative imports
 def test_imports_are_relative_inside_a_folder(folder: str) -> None:
     """Tools that read imports as paths follow a relative import; an absolute import crosses a border of the folders."""
     wrong, bare = [], {"launcher", "backends", "templates", "entrypoints"}
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-            if isinstance(node, ast.Import):
-                wrong += [
-                    (str(path.relative_to(ROOT)), each.name) for each in node.names if each.name.split(".")[0] in bare
-                ]
-            if isinstance(node, ast.ImportFrom):
-                name, is_relative = absolute(path.relative_to(ROOT), node), node.level > 0
-                is_inside = f"{name}.".startswith(f"cloudtrain.{folder}.") and path.name not in RUN_AS_TEXT
-                is_wrong = is_inside != is_relative or name.split(".")[0] in bare
-                wrong += [(str(path.relative_to(ROOT)), name)] if is_wrong else []
+    for file, node in import_nodes(folder):
+        if isinstance(node, ast.Import):
+            wrong += [(str(file), each.name) for each in node.names if each.name.split(".")[0] in bare]
+        else:
+            name, is_relative = absolute(file, node), node.level > 0
+            is_inside = f"{name}.".startswith(f"cloudtrain.{folder}.") and file.name not in RUN_AS_TEXT
+            is_wrong = is_inside != is_relative or name.split(".")[0] in bare
+            wrong += [(str(file), name)] if is_wrong else []
     assert wrong == []
 
 
