@@ -33,6 +33,8 @@ SUBJECTS = (
     (r"(?:launcher/sweeps|entrypoints/sweep)/", r"sweep|packed|test_search"),
     (r"(?:launcher/rehearsal/|launcher/models/|entrypoints/(?:export|serve|models)/)", r"rehears|export|serv"),
     (r"entrypoints/(?:trainer|rank|checkpoints)/", r"entrypoints/test_(strategies|tensor|train|optim|checkpoints|ema)"),
+    (r"entrypoints/(?:trainer|checkpoints)/", r"test_parallel_jobs"),
+    (r"entrypoints/scripts/|tests/scripts/", r"test_(script_runs|scripts)\.py"),
     (r"entrypoints/(?:agent|container|host)/", r"backends/test_(contract|local|ssh|slurm)|entrypoints/test_queue"),
     (r"entrypoints/environments/", r"test_dependencies|test_environments|test_containers"),
     (r"(?:\w+/)+(\w{5,})\.py", r"/test_{0}"),

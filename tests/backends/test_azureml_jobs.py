@@ -30,6 +30,7 @@ def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp
     assert azure_account.unserved() == []
 
 
+@pytest.mark.soak  # new log files: test_azureml_logs.py; a loss that changes nothing: the jobs of the other clouds
 def test_preemption_that_restarts_changes_nothing(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:

@@ -18,7 +18,7 @@ from cloudtrain.launcher.planning.prepare import prepare
 SETTINGS = {name: text for name, text in wholejobs.SETTINGS.items() if name != "processes"}
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
 CLOUDS = ("sagemaker", "azureml", "vertex")
-ONE_NODE = {"azureml"}  # in the test of reuse: this machine's two nodes build at once, a single node fills a store
+ONE_NODE = {"azureml", "local"}  # in the test of reuse; two that build at once: tests/entrypoints/test_environments.py
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\nlikes-torch\n"
 # Each rank prints its environment.
 SCRIPT = """

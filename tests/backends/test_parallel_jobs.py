@@ -43,7 +43,8 @@ def options(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("sagemaker", marks=pytest.mark.soak)])  # the same agent
+@pytest.mark.soak  # the same trainer: test_job_resumes_on_another_layout of tests/entrypoints/test_train.py
+@pytest.mark.parametrize("backend", ["local", "sagemaker"])
 def test_killed_job_resumes_on_another_layout(
     backend: str, cli: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

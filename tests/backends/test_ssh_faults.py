@@ -15,10 +15,10 @@ from doubles.faulttable.training import TRAIN
 from doubles.faulttable.trial import run
 from doubles.sshhosts.cluster import Cluster
 
-# A permanent cut of the network, and the loss of the access.
-QUICK = ("link cut", "sshd killed on all hosts")
-# One further fault of each kind: a process, an agent, a short cut of the network, a machine, a disk.
+QUICK = ("link cut",)  # a permanent cut of the network
+# The loss of the access, and one fault of each further kind: a process, an agent, a short cut, a machine, a disk.
 MORE = (
+    "sshd killed on all hosts",
     "power off node 0, fewer",
     "trainer kill -9",
     "agent kill -9, node 1",

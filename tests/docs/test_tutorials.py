@@ -27,7 +27,7 @@ STAND_INS = {
 
 
 # CI runs these pages where a page, a backend or a command has changed (tools/soak_of_changes.py).
-LONGEST = {"azureml", "serving", "sweep", "vertex"}
+LONGEST = {"azureml", "serving", "slurm", "ssh", "sweep", "vertex"}
 
 
 @pytest.fixture(

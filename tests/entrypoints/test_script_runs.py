@@ -164,6 +164,7 @@ def test_lightning_with_one_device_is_alone(job: Callable[[str], Job]) -> None:
     assert (ran.end(), "leave num_nodes and devices" in ran.message) == (boot.EXIT_CONFIG, True)
 
 
+@pytest.mark.soak  # the same stop, with the callback of the other Trainer: the test below
 def test_lightning_saves_at_a_stop(job: Callable[[str], Job]) -> None:
     """SIGTERM reaches the ranks at any step; they exit together with a checkpoint, and the next start continues."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
