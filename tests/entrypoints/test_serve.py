@@ -525,7 +525,8 @@ def test_drain_is_not_ready_and_ends_under_new_connections(
 ) -> None:
     """Clients that connect without a pause hold up no drain, and a request under way sees readiness as 503."""
     monkeypatch.setattr("cloudtrain.entrypoints.serve.server._GRACE_S", 3.0)  # the probe ends its request in this time
-    server, ended = serve(gate.engine, drain_s=30.0), threading.Event()
+    # The probe must not give way to the connections that a slow server takes at once.
+    server, ended = serve(gate.engine, drain_s=30.0, connections=1000), threading.Event()
     first = in_thread(lambda: asked(server.port, "/invocations", INSTANCES))
     gate.entered.acquire()
 
