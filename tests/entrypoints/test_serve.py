@@ -552,11 +552,8 @@ def test_drain_is_not_ready_and_ends_under_new_connections(
 
 
 def test_drain_under_load_resets_no_request(serve: Serve, engine: Engine) -> None:
-    """Of clients that ask without a pause, each request is answered, or its connection was refused, or ended before.
-
-    The kernel itself resets a connection that arrives in the instant in which the listener closes.
-    """
-    server, faults, answered = serve(engine), list[str](), list[int]()
+    """Of clients that ask without a pause, each request is answered, or its connection was refused, or ended before."""
+    server, faults, answered = serve(engine, drain_s=20.0), list[str](), list[int]()
     body = json.dumps(INSTANCES).encode()
     data = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -591,7 +588,7 @@ def test_drain_under_load_resets_no_request(serve: Serve, engine: Engine) -> Non
     for client in clients:
         client()
     assert len(answered) > 20
-    assert faults in ([], ["[Errno 104] Connection reset by peer"])
+    assert faults == []
 
 
 def test_server_is_not_ready_before_its_model(serve: Serve) -> None:
