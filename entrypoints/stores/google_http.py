@@ -13,6 +13,7 @@ import select
 import ssl
 import threading
 import time
+import traceback
 import weakref
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
@@ -189,6 +190,7 @@ class Service:
         except ssl.SSLCertVerificationError as error:
             raise Untrusted(one_line(error)) from error
         except (OSError, http.client.HTTPException) as error:
+            traceback.clear_frames(error.__traceback__)  # Python 3.11.2's tunnel leaves its half answer open
             if faults:
                 raise faults[0] from None
             raise Lost(one_line(error)) from error

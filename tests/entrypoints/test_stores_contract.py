@@ -499,6 +499,10 @@ def test_silent_proxy_and_closed_port_are_given_up(
             monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConnectionError, match="does not answer"):
             open_store(f"{server.place}/x").names("")
+        connection, _ = silent.accept()
+        with connection, connection.makefile("rb") as asked:
+            connection.settimeout(10)
+            assert asked.read().startswith(b"CONNECT ")  # up to the end: nothing of it stays open here
     with pytest.raises(ConnectionError, match="does not answer"):
         open_store(f"{server.place}/x").names("")
 
