@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
+from cloudtrain.entrypoints.stores import STORES
+
 from ..backend_table import traits
 from ..errors import Fault, Place
 from .schema import JobConfig, blocks_of
@@ -34,7 +36,8 @@ _SUBMODULE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.MULTILINE)
 _HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re.MULTILINE | re.DOTALL)  # PEP 723
 # A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
 _SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
-_FOLDERS = re.compile(r"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:s3|gs|abfss?|https)://|SM_MODEL_DIR|AIP_\w+_DIR")
+_SCHEMES = "|".join(["abfs", *(name for name in STORES if name != "file")])
+_FOLDERS = re.compile(rf"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:{_SCHEMES})://|SM_MODEL_DIR|AIP_\w+_DIR")
 _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|checkpoint|snapshot)[\w-]*)["']""")
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"

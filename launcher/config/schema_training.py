@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
 
-Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer: add a strategy in both lists
+Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # the names of the trainer's `FACTS`
 
 
 class Optimizer(Section):
