@@ -1,5 +1,6 @@
 # Two commands for a fresh machine (python3 >= 3.10 with venv, and make): `make demo` and `make test`.
-PYTHON ?= python3
+# The system's Python where it can make a venv: distributions build theirs with profiles, which saves a fifth of the time.
+PYTHON ?= $(shell /usr/bin/python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo /usr/bin/python3 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= .venv-bench
