@@ -38,9 +38,9 @@ class BackendTraits:
     folder.
 
     `aliases`: wrong spellings of the backend's name, and names of the vendor. `runs_here`: the nodes are processes of
-    this machine. `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price
-    in the price table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command
-    `hosts`.
+    this machine. `keeps_on_nodes`: checkpoints lie on the nodes' own disks, without a `checkpoint.uri`.
+    `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
+    table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
     `programs`: needed programs of this machine, each with the option that prints the version.
     """
 
@@ -53,6 +53,7 @@ class BackendTraits:
     code_files: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     runs_here: bool = False
+    keeps_on_nodes: bool = False
     sizes_disks: bool = False
     derives_spot_prices: bool = False
     own_machines: str = ""

@@ -8,6 +8,7 @@ TRAITS = BackendTraits(
     example={"hosts": ["gpu1", "gpu2"]},
     foreign_keys={"hosts": "hosts hostfile host_list nodes_list", "ssh_config": "config_file ssh_config_file"},
     code_files=("requirements",),
+    keeps_on_nodes=True,
     own_machines="ssh: {hosts: [gpu1, gpu2]}",
     programs={"ssh": "-V"},
 )

@@ -38,6 +38,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         prepared = prepare(config, overrides.file, Path(), dry=True)
     from ..advice import memory, methods, parents
     from ..money.budget_preview import books_of
+    from ..planning import machine_loss
     from ..planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
@@ -49,14 +50,16 @@ def command(overrides: Overrides, as_json: bool) -> int:
         if as_json:
             raise
         difference = error  # for the end of the plan
-    needed = memory.of_plan(prepared)
+    needed, loss = memory.of_plan(prepared), machine_loss.words(config, prepared.plan, prepared.request)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
-        print_json({**shown, "budgets": books.dump(worst_micro), "parent": parent[0] if parent else None})
+        print_json(
+            {**shown, "budgets": books.dump(worst_micro), "parent": parent[0] if parent else None, "machine_loss": loss}
+        )
         return 0
     largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
-    lines += [*parent, *([memory.line(needed)] if needed else [])]
+    lines += [*filter(None, [loss]), *parent, *([memory.line(needed)] if needed else [])]
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
 

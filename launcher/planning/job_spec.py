@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.terms import Terms
 
 from ..channels import entries
 from ..metering import limit
-from . import search_spec
+from . import planner, search_spec
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -50,7 +50,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         attempt=attempt,
         nodes=plan.instances,
         min_nodes=fewest,
-        node_counts=_node_counts(plan, config),
+        node_counts=node_counts(plan, config),
         nproc_per_node=plan.nproc_per_node,
         max_restarts=distributed.max_restarts,
         timeout_s=distributed.timeout_s,
@@ -118,6 +118,15 @@ def resume_terms(plan: Plan) -> Terms:
     return replace(plan.terms, lead_s=lead_s, least_s=limit.least_useful_s(plan.terms))
 
 
+def node_counts(plan: Plan, config: JobConfig) -> tuple[int, ...]:
+    """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all."""
+    if plan.batch is None:
+        return tuple(range(1, plan.instances + 1))
+    found = {nodes: planner.copies(config, nodes * plan.nproc_per_node) for nodes in range(1, plan.instances + 1)}
+    micro_batches = plan.batch.global_size // plan.batch.micro_size
+    return tuple(nodes for nodes, count in found.items() if count and micro_batches % count == 0)
+
+
 def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
     channels = tuple(
@@ -142,15 +151,6 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
         terms=resume_terms(plan),
         spent_micro=plan.spent_micro,
     )
-
-
-def _node_counts(plan: Plan, config: JobConfig) -> tuple[int, ...]:
-    """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all."""
-    if plan.batch is None:
-        return tuple(range(1, plan.instances + 1))
-    group = (config.training.shard_size or 1) * plan.batch.tensor * plan.batch.pipeline
-    ranks = {nodes: nodes * plan.nproc_per_node for nodes in range(1, plan.instances + 1)}
-    return tuple(nodes for nodes, count in ranks.items() if plan.batch.fits(count) and count % group == 0)
 
 
 def job_surroundings(config: JobConfig) -> dict[str, Any]:

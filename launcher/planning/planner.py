@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import ceil
+from math import ceil, lcm
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted, down, span, up
@@ -81,6 +81,13 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         slots=slots,
         slot_ranks=slot_ranks,
     )
+
+
+def copies(config: JobConfig, ranks: int) -> int:
+    """Return how many copies of the model so many ranks train; 0 if the ranks do not fill the copies evenly."""
+    assert config.training is not None
+    spread = config.training.parallel.tensor * config.training.parallel.pipeline
+    return 0 if ranks % (spread * (config.training.shard_size or 1)) else ranks // spread
 
 
 def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
@@ -211,10 +218,10 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
         message = f"`parallel.pipeline` {stages} does not divide the {whole} ranks{shared}"
         raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
     ranks = instances * nproc // (tensor * stages)
-    size = training.global_batch_size
-    micro = training.micro_batch_size or max(1, size // ranks)
-    if config.evaluate is not None and config.evaluate.only:  # a test has no global batch: any number of ranks
-        size = micro * ranks
+    size, is_test = training.global_batch_size, config.evaluate is not None and config.evaluate.only
+    micro = training.micro_batch_size or _micro_size(config, instances, nproc)
+    if is_test:  # without a global batch: any number of ranks, and for each stage of a pipeline a micro-batch
+        size = micro * ranks * stages
     if size % (micro * ranks):
         step = micro * ranks
         below, above = size // step * step, (size // step + 1) * step
@@ -225,8 +232,8 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
         raise ConfigError(message, key="training.global_batch_size", hint=hint)
     from cloudtrain.entrypoints.trainer import contradictions  # not for a script
 
-    refused = list(contradictions.of_ranks(training, ranks, size // (micro * ranks)))
-    if refused:
+    # The ranks of a test have no parameter servers, and no step.
+    if refused := list(contradictions.of_ranks(training, ranks, size // (micro * ranks))) * (not is_test):
         raise ConfigError([Fault(refusal.message, refusal.keys[0], hint=refusal.cure) for refusal in refused])
     batch, parallel = Batch(size, micro, size // (micro * ranks), tensor, stages), training.parallel
     if parallel.schedule == "async":
@@ -234,3 +241,18 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
     # The bubble is (p - 1) / (v m + p - 1) for p stages of v chunks and m micro-batches a step.
     # Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2.
     return replace(batch, bubble=(stages - 1) / (parallel.chunks * batch.accumulation + stages - 1))
+
+
+def _micro_size(config: JobConfig, instances: int, nproc: int) -> int:
+    """Return the default micro-batch: the largest that all numbers of instances from `min_instances` on can share.
+
+    A number whose ranks cannot share the global batch at all does not count, and with `reproducible: strict` only
+    powers of two do.
+    """
+    assert config.training is not None
+    size, fewest = config.training.global_batch_size, config.resources.min_instances or instances
+    found = [copies(config, count * nproc) for count in range(fewest, instances)]
+    if config.training.reproducible == "strict":
+        found = [count for count in found if not count & (count - 1)]
+    whole = instances * nproc // (config.training.parallel.tensor * config.training.parallel.pipeline)
+    return max(1, size // lcm(whole, *(count for count in found if count and size % lcm(count, whole) == 0)))

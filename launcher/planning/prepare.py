@@ -16,7 +16,7 @@ from ..backend_table import traits
 from ..errors import BudgetError, ConfigError, Fault, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
-from . import plan_text, secret_files
+from . import machine_loss, plan_text, secret_files
 from . import planner as plans
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def prepare(
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    checked = backend.check(request)
+    checked = _checked(backend, config, plan, request)
     if faults := [fault for fault in checked if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
@@ -113,8 +113,13 @@ def _require_request(config: JobConfig) -> None:
     if config.sweep is not None and (wrong := plans.value_faults(config, capacity)):
         raise ConfigError(wrong)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
+    if faults := [fault for fault in _checked(backend, config, plan, request) if not fault.is_warning]:
         raise ConfigError(faults)
+
+
+def _checked(backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request) -> list[Fault]:
+    """Return the backend's findings, and the fault of a `min_instances` without effect."""
+    return [*backend.check(request), *filter(None, [machine_loss.fault(config, plan, request)])]
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:

@@ -66,7 +66,7 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
         ranks = f" x {nproc} of {plan.nproc_per_node} ranks" if nproc < plan.nproc_per_node else ""
         words.append(f"{nodes} of {plan.instances} nodes{ranks}")
         settings += [f"resources.instances={nodes}", f"distributed.nproc_per_node={nproc}"]
-        if (config.resources.min_instances or 1) > nodes:
+        if config.resources.min_instances is not None:  # a rehearsal loses no machine
             settings.append(f"resources.min_instances={nodes}")
         if plan.batch is not None:
             settings.append(f"training.micro_batch_size={plan.batch.micro_size}")

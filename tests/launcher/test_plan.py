@@ -334,7 +334,9 @@ def test_stored_plan_with_a_wrong_type_is_refused(change: dict[str, Any], words:
     ("settings", "counts"),
     [
         (("training.global_batch_size=12", "training.micro_batch_size=2"), [1, 2, 3]),
-        (("training.global_batch_size=12",), [1, 3]),
+        (("training.global_batch_size=12",), [1, 2, 3]),
+        (("training.global_batch_size=9",), [1, 3]),
+        (("training.global_batch_size=12", "training.micro_batch_size=4"), [1, 3]),
         (("training.global_batch_size=24", "training.micro_batch_size=2", "distributed.nproc_per_node=2"), [1, 2, 3]),
         (("training.global_batch_size=12", "training.strategy=hsdp", "training.shard_size=3"), [3]),
     ],
@@ -349,9 +351,89 @@ def test_node_counts_divide_the_micro_batches_evenly(
 def test_micro_batch_stays_on_fewer_nodes(spec: Callable[..., dict[str, Any]]) -> None:
     """The default depends on the ranks and decides the split of the samples; an elastic job fixes the micro batch."""
     asked = ("resources.instances=3", "training.global_batch_size=12")
-    assert spec(*asked, "resources.min_instances=1")["training"]["micro_batch_size"] == 4
+    assert spec(*asked, "resources.min_instances=1")["training"]["micro_batch_size"] == 2
     assert spec(*asked, "resources.min_instances=3")["training"]["micro_batch_size"] is None
     assert spec(*asked)["min_nodes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "micro"),
+    [
+        (("resources.instances=3", "training.global_batch_size=60"), 10),
+        (("resources.instances=3", "training.global_batch_size=63"), 21),
+        (("resources.instances=4", "training.global_batch_size=64"), 16),
+        (("resources.instances=4", "training.global_batch_size=48"), 4),
+        (("resources.instances=4", "training.global_batch_size=48", "training.reproducible=strict"), 12),
+        (("resources.instances=3", "training.global_batch_size=60", "training.micro_batch_size=20"), 20),
+    ],
+)
+def test_default_micro_batch_suits_all_numbers_of_instances(
+    planned: Callable[..., Plan], settings: tuple[str, ...], micro: int
+) -> None:
+    """From `min_instances` on, where the global batch can be shared at all; a chosen size stays."""
+    batch = planned("resources.min_instances=2", *settings).batch
+    assert batch is not None
+    assert batch.micro_size == micro
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hint"),
+    [
+        ({"global_batch_size": 60, "micro_batch_size": 20}, "leave `micro_batch_size` out, or write 10"),
+        ({"global_batch_size": 63}, "write `global_batch_size` 60 or 66, without `micro_batch_size`"),
+        ({"global_batch_size": 3}, "write `global_batch_size` 6, without `micro_batch_size`"),
+        ({"global_batch_size": 60}, None),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_min_instances_without_effect_is_refused(
+    cli: Any, tmp_path: Path, command: str, sizes: dict[str, int], hint: str | None
+) -> None:
+    """No fewer machines could share the batch: the job would fail with its first machine. A cloud ignores the key."""
+    (tmp_path / "task.py").write_text(TASK)
+    config: dict[str, Any] = {"name": "x", "task": "task.py", "backend": "ssh", "ssh": {"hosts": ["a", "b", "c"]}}
+    config |= {"resources": {"instances": 3, "min_instances": 2}, "training": sizes}
+    (tmp_path / "cloudtrain.yaml").write_text(json.dumps(config))
+    found = cli(command, cwd=tmp_path)
+    assert found.code == (3 if hint else 0), found.stderr
+    assert ("`min_instances` 2 has no effect: 2 instances cannot share" in found.stderr) == bool(hint)
+    assert hint is None or hint in found.stderr
+    (tmp_path / "cloudtrain.yaml").write_text(json.dumps({**config, "backend": "vertex"}))
+    assert "has no effect" not in cli(command, cwd=tmp_path).stderr
+
+
+HOSTS = "ssh: {hosts: [a, b, c, d]}\nbackend: ssh\n"
+COPIED = "; checkpoints are copied to the next machine"
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (
+            "resources: {instances: 3, min_instances: 2}\ntraining: {global_batch_size: 60}\n"
+            "retry: {max_attempts: 3}\n" + HOSTS,
+            "if a machine dies: the job goes on with 2 of 3 (min_instances), else at most 2 retries (1 spare host)"
+            + COPIED,
+        ),
+        (
+            "resources: {instances: 2}\n" + HOSTS,
+            "if a machine dies: the job fails (no `retry`, no `min_instances`)" + COPIED,
+        ),
+        (HOSTS, "if the machine dies: the job fails (no `retry`); checkpoints are lost (no mirror)"),
+        (
+            "retry: {max_attempts: 2}\ncheckpoint: {mirror: /mnt/nas}\n" + HOSTS,
+            "if the machine dies: at most 1 retry (3 spare hosts); checkpoints have copies in /mnt/nas",
+        ),
+        ("retry: {max_attempts: 2, on: [error]}\nbackend: local\n", ""),
+    ],
+)
+def test_plan_says_what_follows_the_death_of_a_machine(cli: Any, tmp_path: Path, more: str, line: str) -> None:
+    """One line names min_instances, retries, spare hosts and copies; the machine of a local job is the user's own."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(f"name: x\ntask: task.py\n{more}")
+    assert cli.ok("plan", "--json", cwd=tmp_path).json["machine_loss"] == line
+    shown = cli.ok("plan", cwd=tmp_path, env={"COLUMNS": "300"}).stdout.splitlines()
+    assert [each for each in shown if "machine dies" in each] == [line] * bool(line)
 
 
 def test_hang_timeout_is_longer_than_the_collectives_timeout(spec: Callable[..., dict[str, Any]]) -> None:
