@@ -156,7 +156,7 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     size = _batch_size(wanted, spec)
     training = dataclasses.replace(
         together(trained),  # in a test all ranks have the same model
-        global_batch_size=size * place.data_ranks,
+        global_batch_size=size * place.data_ranks * trained.parallel.pipeline,  # a micro-batch for each stage
         micro_batch_size=size,
         ema_decay=None,
         compile=False,

@@ -61,6 +61,7 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
         f"limits.max_duration={min(LONGEST_S, before.limits.max_duration)}s",
         *([] if is_shared else ["resources.instances=1"]),
         "resources.min_instances=null",
+        "checkpoint.resume=auto",  # a path there excludes `init_from`
         *(f"{key}=null" for key in _NONE),
     ]
     found = configs.stored(parent.config, overrides=[*own, *settings])

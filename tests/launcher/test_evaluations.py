@@ -121,10 +121,33 @@ def test_config_of_an_evaluation_is_small_and_limited(seed: Callable[..., Job], 
     assert (batch.global_size, batch.micro_size) == (30, 10)  # 32 samples a step would not divide among 3 ranks
     sharded = {**whole, "training": {"strategy": "fsdp"}}
     assert evaluations.config_of(_with(job, sharded), "test", None, []).resources.instances == 4
+    elsewhere = {**whole, "checkpoint": {"resume": "/older/step-00000005", "every_steps": 5}}
+    assert evaluations.config_of(_with(job, elsewhere), "test", None, []).checkpoint.resume == "auto"
     with pytest.raises(UsageError, match="runs a script"):
         evaluations.config_of(_with(job, {"name": "x", "script": "a.py"}), "test", None, [])
     with pytest.raises(ConfigError, match="best, last, or a step"):
         evaluations.config_of(_with(job, whole), "test", "newest", [])
+
+
+@pytest.mark.parametrize(
+    ("training", "micro_batches"),
+    [
+        ({"strategy": "async", "server": {"shards": 4}}, 1),
+        ({"strategy": "async", "server": {"softsync": 3}}, 1),
+        ({"parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2}, "micro_batch_size": 4}, 2),
+    ],
+    ids=["shards", "softsync", "interleaved"],
+)
+def test_parent_settings_that_need_its_ranks_do_not_refuse_a_test(
+    seed: Callable[..., Job], training: dict[str, Any], micro_batches: int
+) -> None:
+    """A test has fewer ranks, no servers and no step; each stage of a pipeline gets a micro-batch."""
+    job = seed("digits", State("succeeded"))
+    whole = {"name": "digits", "task": "task.py", "resources": {"instances": 4}, "training": training}
+    config = evaluations.config_of(_with(job, whole), "test", None, [])
+    batch = planner.make(config, backends.load("local").capacity(config)).batch
+    assert batch is not None
+    assert batch.accumulation == micro_batches
 
 
 def test_test_of_a_test_and_other_names_are_refused(seed: Callable[..., Job]) -> None:
