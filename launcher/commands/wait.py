@@ -41,10 +41,11 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 
     def report(job: Job) -> None:
+        view = read_view(registry, job)
         if as_json:
-            print_json(read_view(registry, job).as_json())
+            print_json(view.as_json())
             return
-        how_far = shown(job.attempt.progress)
+        how_far = shown(view.progress)
         say(f"{job.id}  {outcome(job)}{f', {how_far}' if how_far else ''}")
         if error := job.attempt.state.error:
             for line in labelled([("error", failure_lines(error)[0]), ("next", f"cloudtrain status {job.id}")]):

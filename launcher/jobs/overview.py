@@ -135,7 +135,7 @@ def _progress(view: JobView) -> Rows:
         rows.append(("progress", f"{done}{text}{_left(view)}"))
     elif view.state.state == "running":
         rows += [("progress", "no step reported yet"), *_script_hint(view, "reports steps: docs/scripts.md, Curves")]
-    figures = progress | {"data_share": data_share(progress)}
+    figures = progress | {"data_share": data_share(progress), "step_s": view.step_s}
     speed = [words(number) for name, words in _SPEED.items() if isinstance(number := figures.get(name), float | int)]
     known = (
         ("speed", ", ".join(speed) if view.job.active else ""),
@@ -182,7 +182,8 @@ def _trend(progress: dict[str, Any]) -> str:
 def _newest_checkpoint(view: JobView) -> Rows:
     """Return the newest checkpoint, its age, and the amount of work that would be lost or was lost."""
     money, progress, state = view.money, view.progress, view.state
-    step, saved_s, at, number = money.checkpoint_step, money.saved_s, progress.get("step"), money.saved_attempt
+    step, saved_s, number = money.checkpoint_step, money.saved_s, money.saved_attempt
+    at = view.job.attempt.progress.get("step")  # steps of earlier attempts after their save are lost already
     age = f", {when(saved_s, view.now_s)}" if saved_s is not None else ""
     is_earlier = number is not None and number < view.job.attempt.number
     age += f", in attempt {number}" if is_earlier else ""

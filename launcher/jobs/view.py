@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.terms import worst_case_micro
 
 from ..job import Attempt, Job, State, exit_code
 from ..metering import meter
-from ..money.forecast import Forecast, forecast, limit_micro
+from ..money.forecast import Forecast, forecast, limit_micro, step_s
 from ..store import budgets, gpu_figures, ledger
 from ..store.progress import data_share
 from ..store.registry import Registry, submitter_lives
@@ -36,6 +36,7 @@ _CHAINED = (  # how Python joins tracebacks
     "\nThe above exception was the direct cause of the following exception:\n\n",
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
+_KEPT = ("step", "max_steps", "loss", "metrics", "parent")  # stay until the next attempt reports its own
 _REPORTED = ("step", "max_steps", "loss", "metrics", "parent", "samples_per_s", "tokens_per_s", "mfu")
 
 
@@ -56,8 +57,15 @@ class JobView:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """The figures that the newest attempt has reported."""
-        return self.job.attempt.progress
+        """The figures of the newest attempt; before its first step, with the last known step of an earlier attempt."""
+        own = self.job.attempt.progress
+        if "step" in own or "test" in own:
+            return own
+        earlier = next((each.progress for each in reversed(self.attempts) if "step" in each.progress), {})
+        known = {name: earlier[name] for name in _KEPT if name in earlier}
+        if known and isinstance(own.get("resumed_step"), int):
+            known["step"] = own["resumed_step"]
+        return known | own
 
     @property
     def place(self) -> str:
@@ -85,6 +93,11 @@ class JobView:
         """The time to the expected finish; None if unknown."""
         finish_s = self.money.finish_at_s
         return None if finish_s is None else max(0.0, finish_s - self.now_s)
+
+    @property
+    def step_s(self) -> float | None:
+        """The seconds of a step at the last report of the newest attempt, by which the finish is forecast."""
+        return step_s(self.job.attempt.progress)
 
     @property
     def metrics(self) -> str:

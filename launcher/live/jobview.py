@@ -109,7 +109,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (4, lambda: _track(curves.loss, width, tall, signs)),
         (6, lambda: _track(curves.rate, width, max(1, tall - 1), signs)),
         (7, lambda: texts("metrics", view.metrics)),
-        (8, lambda: _split(curves, width, signs)),
+        (8, lambda: _split(view.step_s, curves, width, signs)),
         (9, lambda: _exchange(view, width, signs)),
         (6, lambda: [*texts("GPUs", view.gpus), *_warning(view.gpu_warning, width, signs)]),
         (10, lambda: _memory(curves, width, signs)),
@@ -197,13 +197,13 @@ def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
     return [None if value is None else math.log10(value) for value in curve.values], f"{curve.name} (log)"
 
 
-def _split(curves: Curves, width: int, signs: Signs) -> list[Text]:
-    if curves.step_s is None:
+def _split(step_s: float | None, curves: Curves, width: int, signs: Signs) -> list[Text]:
+    if step_s is None:
         return []
-    took = f"{step_time(curves.step_s)} "
+    took = f"{step_time(step_s)} "
     if not curves.split:
         return [labelled(width, signs, "step time", took)]
-    shares = [seconds / curves.step_s for _, seconds in curves.split]
+    shares = [share for _, share in curves.split]
     legend: list[Part] = []
     for place, ((name, _), share) in enumerate(zip(curves.split, shares, strict=True)):
         sign = signs.parts[place % len(signs.parts)]

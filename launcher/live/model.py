@@ -39,9 +39,8 @@ class Curves:
 
     loss: Track | None = None
     rate: Track | None = None
-    step_s: float | None = None
     split: tuple[tuple[str, float], ...] = ()
-    """The parts of a step's time by name, means over the newest windows; `step_s` is their sum."""
+    """The parts of a step's time by name, as shares: means over the newest windows of the newest attempt."""
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     is_gpu: bool = False
@@ -94,15 +93,14 @@ class TailShot:
 def curves_of(series: Series) -> Curves:
     """Return the curves of the points."""
     steps, marks = series.steps, series.marks
-    split, step_s = _split(steps[-_NEWEST:])
+    last = [point for point in steps if point.attempt == steps[-1].attempt]
     memory = next((value for point in reversed(steps) if _is_size(value := point.fields.get("memory_bytes"))), None)
     start = next((point.fields for point in reversed(marks) if point.kind == "start"), {})
     total = start.get("memory_total_bytes")
     return Curves(
         loss=_track("loss", steps, lambda point: point.fields.get("loss")),
         rate=_rate(steps),
-        step_s=step_s,
-        split=split,
+        split=_split(last[-_NEWEST:]),
         memory_bytes=memory,
         memory_total_bytes=total if _is_size(total) else None,
         is_gpu=str(start.get("device", "")).startswith("cuda"),
@@ -110,7 +108,7 @@ def curves_of(series: Series) -> Curves:
 
 
 def _rate(steps: Sequence[Point]) -> Track | None:
-    """Return the reported throughput; without a report, steps per second."""
+    """Return the reported throughput; without a report, steps per second, by the reported time of a step if any."""
     for name, label in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         track = _track(label, steps, lambda point, name=name: point.fields.get(name))  # type: ignore[misc]
         if track is not None:
@@ -118,7 +116,9 @@ def _rate(steps: Sequence[Point]) -> Track | None:
     paces: dict[int, float] = {}
     for before, after in itertools.pairwise(steps):
         is_next = before.attempt == after.attempt and before.step is not None and after.step is not None
-        if is_next and after.step > before.step and after.time_s > before.time_s:  # type: ignore[operator]
+        if isinstance(step_s := after.fields.get("step_s"), float | int) and step_s > 0:
+            paces[id(after)] = 1 / step_s
+        elif is_next and after.step > before.step and after.time_s > before.time_s:  # type: ignore[operator]
             paces[id(after)] = (after.step - before.step) / (after.time_s - before.time_s)  # type: ignore[operator]
     return _track("steps/s", steps, lambda point: paces.get(id(point)))
 
@@ -158,19 +158,16 @@ def _binned(by_place: dict[int, tuple[float, int]]) -> tuple[float | None, ...]:
     return tuple(found)
 
 
-def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float | None]:
-    """Return the mean seconds of the reported parts of a step, and their sum (saves included)."""
+def _split(steps: Sequence[Point]) -> tuple[tuple[str, float], ...]:
+    """Return the reported parts of a step (saves included) as shares of their sum."""
     newest = [point.fields for point in steps if point.weight]
     sums = {
         label: [float(fields[name]) for fields in newest if isinstance(fields.get(name), float | int)]
         for name, label in _PARTS
     }
-    split = tuple((label, sum(values) / len(values)) for label, values in sums.items() if values)
-    whole = sum(seconds for _, seconds in split)
-    if not split or whole <= 0:
-        durations = [float(fields["step_s"]) for fields in newest if isinstance(fields.get("step_s"), float | int)]
-        return (), sum(durations) / len(durations) if durations else None
-    return split, whole
+    means = {label: sum(values) / len(values) for label, values in sums.items() if values}
+    whole_s = sum(means.values())
+    return tuple((label, seconds / whole_s) for label, seconds in means.items()) if whole_s > 0 else ()
 
 
 def _is_size(value: Any) -> bool:

@@ -52,7 +52,17 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
         total = spent + round(burn * (finish_at_s - now_s) / 3600)
     hits_limit = is_limit_first(finish_at_s, cap_at_s if deadline_at_s is None else deadline_at_s, total, limit)
     ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
-    return Forecast(*ends, *_newest_save([last, *attempts]))
+    return Forecast(*ends, *newest_save([last, *attempts]))
+
+
+def newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
+    """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
+        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
+            is_time = isinstance(saved_s, float | int)
+            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
+    return None, None, None
 
 
 def limit_micro(job: Job) -> int | None:
@@ -65,16 +75,6 @@ def budget_micro(job: Job) -> int | None:
     return None if job.asked.budget is None else parse_money(job.asked.budget)
 
 
-def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
-    """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
-    for attempt in sorted(attempts, key=lambda each: -each.number):
-        step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
-        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
-            is_time = isinstance(saved_s, float | int)
-            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
-    return None, None, None
-
-
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
     """Return when the remaining steps are done, by the job's own estimate, else by its pace so far.
 
@@ -84,8 +84,7 @@ def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
     if rest_s is None:
         return None
     finish_at_s = float(progress.get("stepped_s", now_s) + rest_s)
-    step_s = progress.get("step_s")
-    grace_s = max(_GRACE_S, _GRACE_STEPS * step_s if isinstance(step_s, float | int) else 0.0)
+    grace_s = max(_GRACE_S, _GRACE_STEPS * (step_s(progress) or 0.0))
     return max(now_s, finish_at_s) if now_s - finish_at_s <= grace_s else None
 
 
@@ -94,9 +93,18 @@ def left_s(progress: dict[str, Any]) -> float | None:
     eta_s = progress.get("eta_s")
     if isinstance(eta_s, float | int):
         return float(eta_s)
-    step, most = progress.get("step"), progress.get("max_steps")
-    bins = loss_bins.load(progress.get("curve")).bins
-    if not isinstance(most, int) or not isinstance(step, int) or len(bins) < 2 or bins[-1].step <= bins[0].step:
+    step, most, pace_s = progress.get("step"), progress.get("max_steps"), step_s(progress)
+    if not isinstance(most, int) or not isinstance(step, int) or pace_s is None:
         return None
-    step_s = (bins[-1].time_s - bins[0].time_s) / (bins[-1].step - bins[0].step)
-    return max(0.0, step_s * (most - step))
+    return max(0.0, pace_s * (most - step))
+
+
+def step_s(progress: dict[str, Any]) -> float | None:
+    """Return the seconds of a step: as the job reported last, else by the times of its steps so far."""
+    reported = progress.get("step_s")
+    if isinstance(reported, float | int):
+        return float(reported)
+    bins = loss_bins.load(progress.get("curve")).bins
+    if len(bins) < 2 or bins[-1].step <= bins[0].step:
+        return None
+    return (bins[-1].time_s - bins[0].time_s) / (bins[-1].step - bins[0].step)

@@ -64,6 +64,7 @@ def watched(make_job: Callable[..., Job]) -> Callable[..., WatchedJob]:
             "max_steps": 2000,
             "loss": 0.1534,
             "eta_s": 1400.0,
+            "step_s": 0.1,
             "stepped_s": NOW,
             "checkpoint_step": 500,
             "saved_s": NOW - 100,
