@@ -47,10 +47,12 @@ class HostChannel:
     masters: Masters
     about: dict[str, Any] = field(default_factory=dict)  # the host's report about itself: workdir, address, ...
     ahead_s: float = 0.0  # the host's clock minus ours
+    long_calls: int = 0  # under way or waiting, counted by the caller
     _process: asyncio.subprocess.Process | mux.Session | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _words: bytearray = field(default_factory=bytearray)
     _reader: asyncio.Task[None] | None = None
+    _failure: tuple[float, UnreachableError] | None = None  # of the last try to open: when, and the error
 
     async def call(
         self, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S
@@ -58,11 +60,19 @@ class HostChannel:
         """Return the verb's result as JSON, and the bytes that follow.
 
         Raises UnreachableError, CredentialError, ConfigError, also with the host's own words. If the connection breaks
-        during a call, the call raises, because the host may or may not have run the call.
+        during a call, the call raises, because the host may or may not have run the call. A failed try to open is the
+        answer to all calls that have waited for it.
         """
+        asked_s = time.monotonic()
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
-                await self._open()
+                if self._failure is not None and self._failure[0] > asked_s:
+                    raise self._failure[1]
+                try:
+                    await self._open()
+                except UnreachableError as error:
+                    self._failure = time.monotonic(), error
+                    raise
             message = {"verb": verb, "ask": ask, "size": len(payload)}
             try:
                 reply, data = await asyncio.wait_for(self._exchange(message, payload), limit_s)

@@ -15,6 +15,7 @@ from cloudtrain.launcher.text.extras import install
 
 from .. import edge
 from ..edge import RemoteFault
+from ..http import CONNECTIONS
 from .records import SageMakerRef, SageMakerSending
 
 CONNECT_S, READ_S = 10, 60
@@ -80,6 +81,7 @@ class AwsClients:
             retries={"mode": mode, "total_max_attempts": attempts},
             connect_timeout=CONNECT_S,
             read_timeout=READ_S,
+            max_pool_connections=CONNECTIONS,
             user_agent_extra="cloudtrain",
         )
         try:

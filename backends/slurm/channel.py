@@ -66,6 +66,16 @@ class Login:
             raise in_our_words(answer.error)
         return answer
 
+    def poll(self, verb: str, asked: Mapping[str, Any]) -> HostAnswer:
+        """Return the answer of a verb that only reads files; no call that waits for Slurm delays it. Raises as `call`.
+
+        A login that has just failed is not called again during the pause of its fleet.
+        """
+        answer = self.fleet.hedged({self.host: Call(verb, dict(asked))}, lambda answers: False)[self.host]
+        if answer.error is not None:
+            raise in_our_words(answer.error)
+        return answer
+
     def run(self, argv: Sequence[str]) -> Done:
         """Return the result of a command of Slurm. Raises as `call`."""
         return Done(**self.call("slurm.run", {"argv": list(argv)}))

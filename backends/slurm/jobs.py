@@ -38,7 +38,7 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     """Return the job's state. Raises UnreachableError."""
     login, handle = _at(fleet, ref)
     asked = {"folder": handle.folder, "nodes": handle.nodes, "checkpoints": handle.checkpoints}
-    looks = {node: NodeStatus.load(found) for node, found in enumerate(login.call("slurm.look", asked)["nodes"])}
+    looks = {node: NodeStatus.load(found) for node, found in enumerate(login.poll("slurm.look", asked).reply["nodes"])}
     known = _fold(handle, looks)
     if known is not None and not _must_ask(looks, known):
         return known
@@ -87,7 +87,7 @@ def logs(
         "ranks": None if ranks is None else sorted(ranks),
         "page_bytes": node_logs.PAGE_BYTES // max(1, len(wanted)),
     }
-    answer = login.ask("slurm.read", asked)
+    answer = login.poll("slurm.read", asked)
     found, begin = {}, 0
     for node, reply in answer.reply["nodes"].items():
         size = sum(chunk["size"] for chunk in reply["chunks"])

@@ -31,6 +31,7 @@ PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK
 CLOSE_S = 2.5  # for deliveries at the end of a command
 _REPORT_S = 0.3  # for a thread without deliveries to end, and to report alerts that were not delivered
 _AT_ONCE = 16  # threads for each backend, if each job is polled only once
+_FOLLOWED_AT_ONCE = 4  # threads for each backend of a follower: a host that does not answer holds one
 _FULL_PACE = 5  # up to so many jobs of a backend are polled at full pace; more jobs share the pace
 _SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # seconds between two polls of a job whose backend does not answer
 
@@ -109,7 +110,7 @@ def refreshing(registry: Registry, close_s: Callable[[], float]) -> Iterator[Pol
 
 
 class Poller:
-    """Polls the jobs given to `take` until their ends were seen, with a thread for each backend.
+    """Polls the jobs given to `take` until their ends were seen, with up to `at_once` threads for each backend.
 
     Call `close` at the end; as a context manager the poller does so, and does not wait after an exception. `start` gets
     each job before its poll, and `show` each result, in the thread of the backend. `once`: each job is polled a single
@@ -126,10 +127,10 @@ class Poller:
         *,
         start: Callable[[Job], object] = lambda job: None,
         once: bool = False,
-        at_once: int = 1,
+        at_once: int = _FOLLOWED_AT_ONCE,
     ) -> None:
         self._folder, self._begin, self._show, self._pacing, self._start = folder, begin, show, pacing, start
-        self._once, self._close_s = once, 0.0
+        self._once, self._close_s, self._at_once = once, 0.0, at_once
         self._attempts: dict[str, int] = {}  # by job, the number of the attempt that is polled
         self._silences: dict[str, int] = {}
         self.polls = QuiesceLock()
@@ -182,7 +183,8 @@ class Poller:
                 if not self._once:
                     self._plan(seen)
                     if not is_first:  # the first poll imports modules
-                        self._lanes.is_closing.wait(self._pacing.rest * (time.thread_time() - used_s))
+                        rest = self._pacing.rest * self._at_once
+                        self._lanes.is_closing.wait(rest * (time.thread_time() - used_s))
 
     @contextmanager
     def _opened(self) -> Iterator[Poll]:
@@ -214,7 +216,9 @@ def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S)
     poller = Poller(
         registry.folder, refreshing, found.put, start=lambda job: asked.add(job.id), once=True, at_once=_AT_ONCE
     )
-    waiting = {job.id: job for job in jobs if job.active}
+    active = [job for job in jobs if job.active]  # a silent backend holds a thread: jobs without an answer come last
+    active.sort(key=lambda job: job.attempt.unreachable_since_s is not None)
+    waiting = {job.id: job for job in active}
     poller.take(*waiting.values())
     end_s = time.monotonic() + patience_s
     answers = {job.id: job for job in jobs}

@@ -1,8 +1,12 @@
-"""Slow hosts: a call to several hosts does not wait for a cut connection, and gets the answer when the host is back."""
+"""Slow hosts: a call to several hosts does not wait for a cut connection, and gets the answer when the host is back.
+
+All threads of a process share the channels: each call gets its own answer, and a long call delays no look at a job.
+"""
 
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +59,39 @@ def test_insufficient_answers_are_awaited(hosts: tuple[Host, Host], ssh_pair: Cl
     ssh_pair.hosts[1].slow(delay_ms=500)
     answers = fleet().hedged({first: CLOCK, second: CLOCK}, lambda found: len(found) == 2)
     assert [answer.error for answer in answers.values()] == [None, None]
+
+
+def test_threads_get_the_answers_to_their_own_calls(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
+    """Several jobs look at the same two hosts at once, one is late: each call has its own answer."""
+    ssh_pair.hosts[1].slow(delay_ms=100)
+
+    def look(size: int) -> set[int]:
+        call = Call("files.get", {"path": "/etc/passwd", "offset": 0, "bytes": size})
+        answers = [fleet().hedged(dict.fromkeys(hosts, call), has_one) for _ in range(3)]
+        assert [each[hosts[0]].error for each in answers] == [None] * 3
+        return {len(answer.data) for each in answers for answer in each.values() if answer.error is None}
+
+    with ThreadPoolExecutor(8) as threads:
+        sizes = list(threads.map(look, range(1, 17)))
+    assert sizes == [{size} for size in range(1, 17)]
+
+
+def test_host_with_many_calls_of_its_own_is_not_called_silent(hosts: tuple[Host, Host]) -> None:
+    """Each of several jobs of one host gets an answer, even if calls of the others are under way."""
+    with ThreadPoolExecutor(8) as threads:
+        asked = [Call("files.get", {"path": "/etc/passwd", "offset": 0, "bytes": size}) for size in range(1, 41)]
+        answers = list(threads.map(lambda call: fleet().hedged({hosts[0]: call}, lambda each: True), asked))
+    assert [len(each[hosts[0]].data) for each in answers] == list(range(1, 41))
+
+
+def test_long_call_delays_no_look(hosts: tuple[Host, Host]) -> None:
+    """While a host builds an environment for one job, the states of other jobs on the host are known."""
+    first, _ = hosts
+    with ThreadPoolExecutor(1) as thread:
+        long = thread.submit(fleet().call, first, "slurm.run", {"argv": ["sleep", "4"]}, b"", calls.CALL_S + 1)
+        time.sleep(0.5)
+        begin_s = time.monotonic()
+        answer = fleet().hedged({first: CLOCK}, lambda each: True)[first]
+        assert (answer.error, long.done()) == (None, False)
+        assert time.monotonic() - begin_s < 3
+        assert long.result()["code"] == 0

@@ -92,6 +92,28 @@ def test_wait_reports_an_end_while_a_second_backend_hangs(
     assert [ended.get().id, ended.get().id] == ["near", "far"]
 
 
+def test_follower_of_a_silent_job_sees_the_others_of_the_backend(
+    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
+) -> None:
+    """A host that does not answer holds up one thread, and not the jobs of other hosts."""
+    hangs, ended = threading.Event(), list[str]()
+
+    def answer(ref: Any) -> State:
+        assert "far" not in ref["folder"] or hangs.wait(60)
+        return State("succeeded", ended_s=time.time())
+
+    answers(answer)
+    jobs = [seed(name, State("running", started_s=time.time() - 60)) for name in ("far", "near", "next")]
+
+    def tell(job: Job) -> None:
+        ended.append(job.id)
+        if len(ended) == 2:
+            hangs.set()
+
+    assert follow.wait(registry, jobs, None, tell) == 0
+    assert (sorted(ended[:2]), ended[2]) == (["near", "next"], "far")
+
+
 def test_wait_ends_with_a_fault_that_is_no_outage(
     registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
 ) -> None:
