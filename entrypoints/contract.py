@@ -374,7 +374,7 @@ class PreparedEnvironment(Message):
 
 
 @dataclass(frozen=True)
-class AgentState(Message, optional="queue"):
+class AgentState(Message, optional="queue ended_s"):
     """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process."""
 
     pid: int
@@ -389,6 +389,7 @@ class AgentState(Message, optional="queue"):
     gone_s: Mapping[str, float] = field(default_factory=dict)  # the seconds of the dropped nodes by number
     # While the job waits in line: `place`, `of`, `reason`, and the expected `start_s`
     queue: Mapping[str, Any] | None = None
+    ended_s: float | None = None  # while the job waits in line again: the end of its last run
 
 
 @dataclass(frozen=True)

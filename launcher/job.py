@@ -17,6 +17,8 @@ ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
 
+CLOCKS = "the nodes' clocks"  # as State.billed_by: they measure for how long each node was occupied
+
 # Without 0/o, 1/l/i and vowels: no characters to confuse, no words.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")

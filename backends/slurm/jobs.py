@@ -15,7 +15,7 @@ from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
-from cloudtrain.launcher.job import ACTIVE, State
+from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
 from ..channel import copies, master
 from ..channel.calls import Fleet, HostAnswer
@@ -64,12 +64,13 @@ def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> 
     if is_whole or counted is None or counted.billed_s is None:
         return told
     last_s, now_s = max(look.last_s for look in looks.values()), time.time()
+    times: dict[str, Any] = {"started_s": counted.started_s, "billed_by": CLOCKS}
     if told.state == "pending" and not told.started_s:
-        return replace(told, started_s=counted.started_s, ended_s=last_s or now_s, billed_s=counted.billed_s)
+        return replace(told, **times, ended_s=last_s or now_s, billed_s=counted.billed_s)
     after_s = 0.0
     if told.billed_s is None and job.started_s and job.nodes:  # without nodes, the job ended before its next run
         after_s = max(min(job.ended_s or now_s, now_s) - max(job.started_s, last_s), 0.0)
-    return replace(told, started_s=counted.started_s, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
+    return replace(told, **times, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
 
 
 def logs(

@@ -296,6 +296,7 @@ class QueueWait:
             queue=status,
             started_s=self.earlier.started_s,
             held_s=self.earlier.used_s or None,
+            ended_s=self.earlier.preempted_s,
         )
         self._save(STATE, state.dump())
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import ExitReport, NodeStatus
 
-from ..job import State
+from ..job import CLOCKS, State
 
-CLOCKS = "the nodes' clocks"  # measure for how long each node was occupied
 STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decides, even while slower agents are alive
 
 
@@ -38,7 +37,9 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
         if any(state.generation for state in states):
             return State("running", **facts)
         queues = [dict(state.queue) for state in states if state.queue is not None]
-        return State("pending", queue=next(filter(None, queues), queues[0] if queues else None), **facts)
+        line = next(filter(None, queues), queues[0] if queues else None)
+        ends_s = [state.ended_s for state in states if state.ended_s]  # of the last run, if the job waits again
+        return State("pending", queue=line, ended_s=max(ends_s, default=None), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
     if len(seen) < nodes and others_may_go_on:
         # After `stop --now`, machines that cannot be reached count as stopped.
@@ -80,7 +81,7 @@ def _held(seen: Sequence[NodeStatus], nodes: int) -> dict[str, Any]:
         return {}
     state, _, held_s = max(reports, key=lambda each: (each[0].generation, *each[1:]))
     billed_s = (held_s * (nodes - len(state.gone_s)) + sum(state.gone_s.values())) / nodes
-    return {"billed_s": billed_s, "gone_s": state.gone_s or None}
+    return {"billed_s": billed_s, "gone_s": state.gone_s or None, "billed_by": CLOCKS}
 
 
 def _lost(seen: list[NodeStatus], facts: dict[str, Any]) -> State:

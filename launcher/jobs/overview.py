@@ -24,7 +24,7 @@ from ..text.terminal import when
 from ..text.units import clock, percent, quantity, step_time
 from ..text.units import size as bytes_of
 from ..text.visible import shown
-from .view import JobView, failure_lines, outcome, saved_step, took_s, with_reason
+from .view import JobView, failure_lines, outcome, saved_step, with_reason
 
 Rows = list[tuple[str, str]]  # label and text; a row without a label continues the row above
 
@@ -113,13 +113,14 @@ def _pending(view: JobView) -> Rows:
     job, attempt = view.job, view.job.attempt
     if attempt.state.state != "pending":
         return []
-    waited = f"for {span(view.now_s - attempt.created_s)}"
+    again_s = attempt.state.ended_s  # of a job that has run already
+    waited = f"for {span(view.now_s - (again_s or attempt.created_s))}"
     if attempt.phase == "intent":
         who = attempt.submitter
         if not submitter_lives(attempt):
             return [("waiting", f"{waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}")]
         return [("waiting", f"{waited}, to be sent by process {who.get('pid')} on {who.get('host')}")]
-    most = job.asked.max_wait
+    most = None if again_s else job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
     if start_s := (attempt.state.queue or {}).get("start_s"):
         detail += f"; starts by {clock(start_s, view.now_s)}"
@@ -208,12 +209,11 @@ def _money(view: JobView) -> Rows:
     """Return time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
     attempt, state, now_s = view.job.attempt, view.state, view.now_s
     rows = Rows()
-    if state.started_s:
-        took = state.billed_s if state.waits_again and state.billed_s else view.took_s or 0.0
+    if (took_s := view.took_s) is not None:
         last_run = "last run " if state.waits_again else ""
         ended = f", {last_run}ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
-        rows.append(("time", f"{span(took)}{which} of at most {span(attempt.plan.cap_s)}{ended}"))
+        rows.append(("time", f"{span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}"))
     if view.job.active:
         rows.append(("spend", f"{view.spent}{_gpu_hours(view)}"))
         if view.money.deadline_at_s is not None and view.limit_times:
@@ -293,7 +293,7 @@ def _attempt_lines(view: JobView, columns: int | None) -> list[str]:
 
 def _attempt_row(attempt: Attempt, before: Attempt | None, after: Attempt | None, now_s: float) -> tuple[str, ...]:
     state, progress, saved = attempt.state, attempt.progress, saved_step(attempt, after)
-    spent, took = meter.spent_micro(meter.legs_of([attempt]), now_s), took_s(attempt, now_s)
+    spent, took = meter.spent_micro(meter.legs_of([attempt]), now_s), meter.held_s(attempt, now_s)
     # An earlier attempt's checkpoint makes an attempt resumable, too.
     has_saved = "saved_s" in progress or (state.resumable and not (before and before.state.resumable))
     return (

@@ -86,7 +86,7 @@ class JobView:
     @property
     def took_s(self) -> float | None:
         """The run time of the newest attempt; None before its start."""
-        return took_s(self.job.attempt, self.now_s)
+        return meter.held_s(self.job.attempt, self.now_s)
 
     @property
     def left_s(self) -> float | None:
@@ -259,12 +259,6 @@ def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str,
         "step": attempt.progress.get("step"),
         "checkpoint_step": saved_step(attempt, after),
     }
-
-
-def took_s(attempt: Attempt, now_s: float) -> float | None:
-    """Return the run time of an attempt, until now while the attempt runs; None before its start."""
-    state = attempt.state
-    return None if state.started_s is None else (state.ended_s or now_s) - state.started_s
 
 
 def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:

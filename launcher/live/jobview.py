@@ -15,6 +15,7 @@ from cloudtrain.entrypoints.format import dollars, span
 from ..backend import LogLine
 from ..errors import in_words
 from ..jobs.view import JobView, failure_lines, outcome, with_reason
+from ..metering import meter
 from ..store import exchange_figures
 from ..text import charts
 from ..text.charts import Signs
@@ -282,9 +283,8 @@ def _before(view: JobView) -> str:
     words = []
     for attempt in view.attempts[-2::-1]:
         state = attempt.state
-        took = ""
-        if state.started_s is not None and state.ended_s is not None:
-            took = f" after {span(state.ended_s - state.started_s)}"
+        held_s = meter.held_s(attempt, view.now_s) if state.ended_s is not None else None
+        took = "" if held_s is None else f" after {span(held_s)}"
         words.append(f"{attempt.number} {with_reason(state)}{took}")
     return f"attempt {'; '.join(words)}" if words else ""
 

@@ -16,7 +16,7 @@ from math import ceil
 
 from cloudtrain.entrypoints.terms import PARTS, Terms, parts, worst_case_micro
 
-from ..job import ACTIVE, Attempt, State
+from ..job import ACTIVE, CLOCKS, Attempt, State
 from ..plan import Plan
 
 _MICRO = 1_000_000
@@ -73,6 +73,17 @@ class Leg:
 def legs_of(attempts: Iterable[Attempt]) -> tuple[Leg, ...]:
     """Return the legs of these attempts; an attempt that was never sent has no legs."""
     return tuple(leg for attempt in attempts for leg in _legs(attempt))
+
+
+def held_s(attempt: Attempt, now_s: float) -> float | None:
+    """Return for how many seconds the attempt has held its machines, until now while it runs; None before its start.
+
+    By the nodes' clocks, if they count: the wait between two runs is no time of the job, and no limit counts it.
+    """
+    state = attempt.state
+    if state.billed_by == CLOCKS and (legs := legs_of([attempt])):
+        return legs[0].seconds(now_s)  # of the nodes that are left
+    return None if state.started_s is None else (state.ended_s or now_s) - state.started_s
 
 
 def spent_micro(legs: Iterable[Leg], now_s: float) -> int | None:

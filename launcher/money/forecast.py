@@ -39,9 +39,10 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     last = job.attempt
     legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
-    began_s = last.state.started_s if job.active and not last.state.waits_again else None
+    held_s = meter.held_s(last, now_s) if job.active and not last.state.waits_again else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
-    if began_s is not None:
+    if held_s is not None:
+        began_s = now_s - held_s  # as if the job had never waited between two runs
         cap_at_s = began_s + last.plan.cap_s
         deadline_at_s = began_s + last.plan.deadline_s if last.plan.deadline_s else None  # 0: a damaged row
         finish_at_s = _finish_at_s(last.progress, now_s)

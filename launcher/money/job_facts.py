@@ -39,7 +39,7 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         on_limit=asked.on_limit,
         limit_reason=plan.cap_reason,
         max_duration_s=_seconds(asked.max_duration),
-        began_s=state.started_s,
+        began_s=None if forecast.cap_at_s is None else forecast.cap_at_s - plan.cap_s,
         cap_at_s=forecast.cap_at_s,
         deadline_at_s=forecast.deadline_at_s,
         finish_at_s=forecast.finish_at_s,

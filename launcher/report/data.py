@@ -122,7 +122,7 @@ def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:
     origins = [point for point in marks if point.kind in ("start", "restart")]
     began = next((point.step for point in origins if point.step is not None), None)
     ended_s = state.ended_s if state.state not in ("pending", "running", "stopping") else None
-    took_s = None if state.started_s is None else (ended_s or now_s) - state.started_s
+    took_s = meter.held_s(attempt, now_s)
     return {
         "number": attempt.number,
         "state": state.state,

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from cloudtrain.entrypoints.format import dollars, failure, span
 
 from ..job import Job
-from ..jobs.view import JobView, took_s
+from ..jobs.view import JobView
 from ..metering import meter
 from ..store import exchange_figures, gpu_figures
 from ..store.progress import lineage
@@ -268,7 +268,7 @@ def _median(series: Series, name: str) -> float | None:
 
 
 def _ran_s(view: JobView) -> float:
-    return sum(max(0.0, took_s(attempt, view.now_s) or 0.0) for attempt in view.attempts)
+    return sum(max(0.0, meter.held_s(attempt, view.now_s) or 0.0) for attempt in view.attempts)
 
 
 def _losses(series: Series) -> list[tuple[float, int | None]]:

@@ -21,6 +21,7 @@ from ..jobs.approval import cost_words
 from ..jobs.listing import JobFilter
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view
+from ..metering import meter
 from ..money import period, unit_cost
 from ..planning.prepare import Prepared
 from ..report.data import chart_data
@@ -147,7 +148,10 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "can_kill": _can_kill(job),
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
         "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(view.attempts, view.now_s)),
-        "attempts": list(zip(shown["attempts"], view.attempts, strict=True))[::-1],
+        "attempts": [
+            (each, attempt, meter.held_s(attempt, view.now_s))
+            for each, attempt in zip(shown["attempts"], view.attempts, strict=True)
+        ][::-1],
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
     }

@@ -223,20 +223,28 @@ def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any)
 
 
 def test_high_priority_preempts_an_own_job_that_then_waits(
-    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any
+    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any, state_of: Any, cli: Any
 ) -> None:
-    """The lower job saves and leaves, waits with its old place, and continues after the higher job."""
-    low = send("low", config("queue: {priority: low}"), "--queue")
+    """The lower job saves and leaves, waits with its old place, and continues after the higher job.
+
+    The wait is no time of the job: no countdown runs, and the limit comes later by the wait.
+    """
+    low = send("low", config("queue: {priority: low}\nlimits: {max_duration: 1h}"), "--queue")
     until(low, "running")
     high = send("high", config("queue: {priority: high, preempt: true}"), "--queue")
     until(high, "running")
     assert "job high holds" in in_line(low)["reason"]
+    waits = state_of(low)
+    assert (waits["cap_at_s"], waits["deadline_at_s"], waits["projected_finish_s"]) == (None, None, None)
+    assert "last run ended" in cli("status", low).stdout
     again = send("again", config("queue: {priority: high, preempt: true}"), "--queue")
     in_line(again)  # else the lower job, which waits already, takes the hosts first
     finish(pair, high)
     until(again, "running")
     finish(pair, again)
-    until(low, "running")
+    runs = until(low, "running")
+    waited_s = time.time() - waits["ended_s"]
+    assert runs["cap_at_s"] - runs["started_s"] == pytest.approx(3600 + waited_s, abs=EVERY_S + 5)
     wait_until(lambda: len((output(pair, low) / "starts").read_text().split()) == 2)  # the rank starts after its agent
     finish(pair, low)
     assert until(low, "succeeded")["attempt"] == 1

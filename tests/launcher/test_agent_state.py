@@ -5,7 +5,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend.agent_state import STRAGGLER_S, fold
-from cloudtrain.launcher.job import State
+from cloudtrain.launcher.job import CLOCKS, State
 
 LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
 
@@ -74,6 +74,13 @@ def test_nodes_are_billed_until_they_are_given_up() -> None:
     assert (over.billed_s, over.gone_s, over.billed_by) == (61.5, {"2": 20.0}, "the nodes' clocks")
     lost = folded({0: gone(held_s=55.0)}, 1)
     assert (lost.state, lost.billed_s, lost.gone_s) == ("failed", 55.0, None)
+
+
+def test_preempted_job_in_line_tells_the_end_of_its_last_run() -> None:
+    """So no limit and no cost counts the wait."""
+    state = {"generation": 0, "phase": "queued", "queue": {"place": 1}, "ended_s": 140.0}
+    waits = folded({0: look(held_s=40.0, state=state), 1: look(held_s=40.0, state={**state, "ended_s": 141.0})}, 2)
+    assert (waits.waits_again, waits.ended_s, waits.billed_s, waits.billed_by) == (True, 141.0, 40.0, CLOCKS)
 
 
 def test_newest_generation_decides() -> None:

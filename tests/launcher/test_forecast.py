@@ -12,11 +12,12 @@ import pytest
 
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher import cli
-from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.job import CLOCKS, Attempt, Job, State
 from cloudtrain.launcher.jobs import overview
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import Forecast, forecast
+from cloudtrain.launcher.money.job_facts import job_facts
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -58,6 +59,23 @@ def test_forecast_of_a_job_that_ends_in_time() -> None:
 def test_deadline_before_the_finish_hits_the_limit(eta_s: float, hits: bool) -> None:
     """The job saves and leaves at its deadline, although the cap is later."""
     assert seen(RUNS, progress={"eta_s": eta_s, "stepped_s": 1000.0}).hits_limit is hits
+
+
+def test_time_in_line_is_no_time_of_the_job() -> None:
+    """After a preemption the limits come later by the wait, and during the wait no countdown runs."""
+    again = State("running", started_s=0.0, billed_s=100.0, told_s=900.0, billed_by=CLOCKS)
+    job, attempts = job_of(again, progress={"eta_s": 2400.0, "stepped_s": 1000.0})
+    found = forecast(job, attempts, 1000.0)
+    assert (found.cap_at_s, found.deadline_at_s, found.hits_limit) == (4400.0, 4280.0, False)
+    assert job_facts(job, found).began_s == 800.0
+    assert "3m 20s of at most 1h" in "\n".join(overview.as_lines(view_of(job, attempts, 1000.0)))
+    waits = State("pending", started_s=0.0, ended_s=300.0, billed_s=300.0, billed_by=CLOCKS, queue={"place": 1})
+    job, attempts = job_of(waits, progress={"eta_s": 2400.0, "stepped_s": 300.0})
+    found = forecast(job, attempts, 1000.0)
+    assert (found.burn_micro_h, found.cap_at_s, found.finish_at_s, found.hits_limit) == (0, None, None, None)
+    text = "\n".join(overview.as_lines(view_of(job, attempts, 1000.0)))
+    assert "waiting     for 11m 40s" in text
+    assert "5m of at most 1h, last run ended" in text
 
 
 def test_forecast_counts_earlier_attempts_and_the_budget() -> None:
