@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,58 @@ def test_commands_show_the_line(pair: Cluster, send: Any, until: Any, in_line: A
     ]
     assert "starts by" in cli("hosts", cwd=where).stdout
     assert "2 of 2 in line" in cli("list").stdout
+
+
+def test_list_tells_all_jobs_of_the_same_hosts(pair: Cluster, send: Any, until: Any, cli: Any) -> None:
+    """Jobs that share hosts, asked at once by several commands: no job gets the answer or the silence of another."""
+    until(send("first", config()), "running")
+    for name in ("second", "third", "fourth"):
+        send(name, config(), "--queue")
+    with ThreadPoolExecutor(2) as threads:
+        lists = list(threads.map(lambda _: cli("list", "--json"), range(6)))
+    for each in lists:
+        assert (each.code, each.stderr, each.json["not_answered"]) == (0, "", {})
+        assert {job["job"]: job["state"] for job in each.json["jobs"]} == {
+            **dict.fromkeys(("second", "third", "fourth"), "pending"),
+            "first": "running",
+        }
+
+
+@pytest.mark.soak
+def test_list_of_many_jobs_beside_a_slow_and_a_dead_host(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, send: Any, until: Any, cli: Any
+) -> None:
+    """20 jobs on 4 hosts, 100 lists by 4 processes: each is right, and no list waits for longer than its patience."""
+    four = cluster(4)
+    four.apply(monkeypatch)
+    for host in four.hosts:
+        lightpython.install(host)
+    places = ["h0", "h1", "h2", "h3", *["h0, h1", "h1, h2", "h0, h3", "h2"] * 3, *["h0, h1", "h1", "h0", "h3"]]
+    for number, hosts in enumerate(places):
+        job = send(f"job-{number}", config(hosts=hosts, instances=len(hosts.split())), "--queue")
+        until(job, "running" if number < 4 else "pending")
+    four.hosts[2].slow(delay_ms=150)
+    four.hosts[3].blackhole()
+    wanted = {f"job-{number}": "running" if number < 4 else "pending" for number in range(20)}
+    silent = {f"job-{number}" for number, hosts in enumerate(places) if hosts == "h3"}
+    took_s: list[float] = []
+
+    def wrong(_: int) -> list[str]:
+        begin_s = time.monotonic()
+        done = cli("list", "--json")
+        took_s.append(time.monotonic() - begin_s)
+        found = {job["job"]: job for job in done.json["jobs"]}
+        unseen = {*done.json["not_answered"], *(name for name in found if found[name]["unreachable_since_s"])}
+        differs = [name for name, state in wanted.items() if found[name]["state"] != state]
+        return [*differs, *sorted(unseen - silent)]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(wrong, range(100)))
+    four.hosts[3].join()
+    took_s.sort()
+    print(f"{found.count([])} of 100 right; {took_s[0]:.1f}, {took_s[50]:.1f}, {took_s[-1]:.1f} s: least, median, most")
+    assert found == [[]] * 100
+    assert took_s[-1] < 20
 
 
 def test_job_without_queue_does_not_pass_the_line(pair: Cluster, send: Any, until: Any, cli: Any, project: Any) -> None:
