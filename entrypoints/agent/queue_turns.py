@@ -122,16 +122,18 @@ class Turn:
     reason: str
 
 
-def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> Turn:
+def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float, *, preempts: bool = False) -> Turn:
     """Return whether the ticket's job may take locks now on all hosts of the job, and otherwise the reason.
 
-    `lines` has a line for each host of the ticket. `now_s` is in unix seconds.
+    `lines` has a line for each host of the ticket. `now_s` is in unix seconds. `preempts`: the job may end own jobs of
+    lower priority, so the reason says why such a job stays.
     """
     ahead = {each.key: each for line in lines for each in line.tickets if each.key < ticket.key}
     of = max(len(ahead) + 1, *(line.waiting for line in lines))
     start_s = _earliest(ticket, lines, now_s)
     starts = start_s is not None and start_s <= now_s
-    return Turn(starts, len(ahead) + 1, of, start_s, "" if starts else _reason(ticket, lines, list(ahead.values())))
+    reason = "" if starts else _reason(ticket, lines, list(ahead.values()), now_s if preempts else None)
+    return Turn(starts, len(ahead) + 1, of, start_s, reason)
 
 
 def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> list[Holding]:
@@ -153,8 +155,11 @@ def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> lis
 
 
 def _may_go(held: Holding, ticket: QueueTicket, now_s: float) -> bool:
-    is_lower = held.user == ticket.user and held.priority < ticket.priority
-    return is_lower and held.root is not None and held.spared_until_s <= now_s
+    return _is_below(held, ticket) and held.root is not None and held.spared_until_s <= now_s
+
+
+def _is_below(held: Holding, ticket: QueueTicket) -> bool:
+    return held.user == ticket.user and held.priority < ticket.priority
 
 
 def _held(line: HostLine) -> list[Holding]:
@@ -203,15 +208,30 @@ def _fits(spans: Sequence[_Span], room: int, start_s: float, end_s: float) -> bo
     return all(sum(count for from_s, until_s, count in spans if from_s <= at < until_s) <= room for at in rises)
 
 
-def _reason(ticket: QueueTicket, lines: Sequence[HostLine], ahead: Sequence[QueueTicket]) -> str:
-    """Return the jobs that hold the missing locks, by host, else the first job in line."""
-    holders: dict[str, list[str]] = {}
+def _reason(
+    ticket: QueueTicket, lines: Sequence[HostLine], ahead: Sequence[QueueTicket], preempting_s: float | None
+) -> str:
+    """Return the jobs that hold the missing locks, by host, else the first job in line.
+
+    `preempting_s`: the time at which the job may preempt; None for a job that preempts no job.
+    """
+    holders, stays = dict[str, list[str]](), dict[str, str]()
     for line in lines:
         if len(line.units) - len(_held(line)) < ticket.needs[line.host]:
             for each in _held(line):
-                hosts = holders.setdefault(f"{each.user}'s job {each.job}", [])
+                who = f"{each.user}'s job {each.job}"
+                hosts = holders.setdefault(who, [])
                 hosts += [] if line.host in hosts else [line.host]
+                if preempting_s is not None and _is_below(each, ticket):
+                    stays[who] = _why_it_stays(each, preempting_s)
     if holders:
-        return "; ".join(f"{who} holds {', '.join(hosts)}" for who, hosts in holders.items())
+        return "; ".join(f"{who} holds {', '.join(hosts)}{stays.get(who, '')}" for who, hosts in holders.items())
     first = min(ahead, key=lambda each: each.key, default=None)
     return f"{first.user}'s job {first.job} is first in line" if first else "its hosts are being taken"
+
+
+def _why_it_stays(held: Holding, now_s: float) -> str:
+    """Return why a job of lower priority is not preempted now; empty for a job that may be."""
+    if held.root is None:
+        return ", and is not preempted: it cannot save (no `keep`), or was sent without --queue"
+    return ", and is not preempted in its first 10 minutes after a preemption" if held.spared_until_s > now_s else ""

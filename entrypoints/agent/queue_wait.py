@@ -140,7 +140,7 @@ class QueueWait:
         assert self.placed is not None
         self._decided = time.monotonic(), raw
         ticket, lines = self.placed.ticket, list(map(HostLine.load, raw))
-        turn = decide(ticket, lines, time.time())
+        turn = decide(ticket, lines, time.time(), preempts=self.queue["preempt"])
         looks = {str(node): (each.queue or {}).get("look") for node, each in reports.items()}
         shown = {**self._shown(turn), "looks": looks}
         if turn.starts:

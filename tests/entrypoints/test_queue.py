@@ -89,6 +89,24 @@ def test_preemption_takes_the_lowest_own_jobs() -> None:
     assert victims(replace(mine, priority=25), [line("h0", held=(low,))], 50.0) == []
 
 
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (replace(holding("low", 900.0, 25), root=None), ", and is not preempted: it cannot save (no `keep`), or was"),
+        (holding("low", 900.0, 25, spared_s=60.0), ", and is not preempted in its first 10 minutes after"),
+        (holding("low", 900.0, 75), ""),
+        (replace(holding("low", 900.0, 25), user="bob"), ""),
+    ],
+)
+def test_preempting_job_says_why_a_lower_job_stays(held: Holding, why: str) -> None:
+    """The reason of the wait names the cause only for a job that would have to give way."""
+    mine = ticket("high", "0", priority=75)
+    reason = decide(mine, [line("h0", held=(held,))], 50.0, preempts=True).reason
+    assert reason.startswith(f"{held.user}'s job low holds h0{why}")
+    assert why or reason == f"{held.user}'s job low holds h0"
+    assert decide(mine, [line("h0", held=(held,))], 50.0).reason == f"{held.user}'s job low holds h0"
+
+
 @dataclass
 class World:
     """Hosts with running jobs and a line, seen by all at once; `promised` has each head's first reserved start."""
