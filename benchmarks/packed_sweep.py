@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints.sweep.packed import NAME
+from cloudtrain.entrypoints.sweep.journal import NAME
 
 TASK = """
 import time, torch
@@ -54,7 +54,7 @@ def main() -> None:
             check=True,
         )
         took_s = time.monotonic() - began_s
-        lines = [json.loads(line) for line in (folder / "checkpoint" / NAME).read_text().splitlines()]
+        lines = [json.loads(line[9:]) for line in (folder / "checkpoint" / NAME).read_text().splitlines()]
     ends = [line for line in lines if line["e"] == "end"]
     used_s, starts_s = (sum(each[name] for each in ends) for name in ("seconds", "start_s"))
     print(f"{len(ends)} segments on 2 slots in {took_s:.1f} s; a start takes {starts_s / len(ends):.2f} s")

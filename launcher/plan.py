@@ -80,9 +80,11 @@ class Plan(Record, checks=True):
     keeps: bool = False
     """The files of the config's `keep` stay."""
     slots: int = 0
-    """The trials at once on a node of a packed sweep, which has one rank."""
+    """The trials at once on a node of a packed sweep, which has one rank; 1 for a trial of several nodes."""
     slot_ranks: int = 0
-    """The ranks of a trial."""
+    """The ranks of a trial on a node."""
+    slot_instances: int = 1
+    """The nodes of a trial."""
 
     @property
     def rate(self) -> CostRate | None:

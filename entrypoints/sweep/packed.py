@@ -1,9 +1,9 @@
-"""The controller of a packed sweep: one process a node; the first one drives, and each runs segments on its slots.
+"""The controller of a sweep: one process a node; the first one drives, and each runs segments on its slots.
 
-The driver calls `search.decide` over the journal beside the checkpoints, and sends each segment to a node. The time of
-the job is the money: a segment starts only if it is expected to end before the deadline, and if afterwards enough time
-is left to bring the furthest trial to its end. At a stop request or at the deadline all segments save, and the next
-start goes on from the journal. Exit codes as the trainer's: 0 done, 75 saved.
+The driver calls `search.decide` over the journal beside the checkpoints, and sends each segment to a node, or to a gang
+of nodes. The time of the job is the money: a segment starts only if it is expected to end before the deadline, and if
+afterwards enough time is left to bring the furthest trial to its end. At a stop request or at the deadline all segments
+save, and the next start goes on from the journal. Exit codes as the trainer's: 0 done, 75 saved.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import signal
+import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, events
 from ..contract import JobSpec
 from ..errors import TaskError
+from ..format import span
 from ..rank import heartbeat, variables
+from .journal import Journal
 from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
-from .segments import SegmentEnd, SlotRunner, trial_folder
+from .segments import Meeting, SegmentEnd, SlotRunner, metric_of
 
-NAME = "sweep.jsonl"  # of the journal
 EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
 MARGIN = 1.5  # of the measured pace: a segment's highest expected time
+PACES = 20  # of a machine, the newest, whose median counts
 JOIN_S = 300.0  # until all nodes have said how many slots they have
 KEEP = 5  # trials whose checkpoints stay at the end
 
@@ -46,12 +48,16 @@ def main(torchrun: str, shell: str) -> int:
     checkpoints = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     checkpoints.mkdir(parents=True, exist_ok=True)
     node, nodes = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
-    own = SlotRunner(spec, torchrun, shell, checkpoints)
+    store = _store(nodes) if nodes > 1 else None
+    own = SlotRunner(spec, torchrun, shell, checkpoints, store)
     if node:
-        return _serve(own, _store(nodes), node)
-    others: list[_Node] = [_RemoteNode(_store(nodes), number) for number in range(1, nodes)] if nodes > 1 else []
+        return _serve(own, store, node)
+    machines: list[SlotRunner | _RemoteNode] = [own, *(_RemoteNode(store, number) for number in range(1, nodes))]
+    teams: Sequence[_Node] = machines
+    if (width := spec.sweep["instances"] if spec.sweep else 1) > 1:
+        teams = [_Gang(machines[at : at + width]) for at in range(0, nodes - width + 1, width)]
     with contextlib.closing(Journal(checkpoints)) as journal:
-        return _Driver(spec, checkpoints, journal, [own, *others], deadline_s).drive()
+        return _Driver(spec, journal, teams, deadline_s).drive()
 
 
 def _store(nodes: int) -> Any:
@@ -67,75 +73,17 @@ def _store(nodes: int) -> Any:
     return TCPStore(address, port, nodes, hosts, timeout=timedelta(seconds=JOIN_S), wait_for_workers=False)
 
 
-@dataclass
-class SweepState:
-    """What a packed sweep knows of its segments: the state after the last whole line of the journal."""
-
-    results: dict[tuple[int, int], float | None] = field(default_factory=dict)  # by (trial, rung)
-    open: dict[tuple[int, int], Segment] = field(default_factory=dict)  # begun, without a result
-    starts_s: list[float] = field(default_factory=list)  # of each result, from the launch to the first step
-    paces_s: list[float] = field(default_factory=list)  # of each result, seconds a step
-    homes: dict[int, int] = field(default_factory=dict)  # the node with a trial's checkpoint
-    sources: set[int] = field(default_factory=set)  # the trials that others were copied from
-
-    def apply(self, line: dict[str, Any]) -> None:
-        """Apply a line: the start of a segment, or its end with a result."""
-        if line["e"] == "start":
-            segment = Segment(**line["segment"])
-            self.open[segment.key] = segment
-            self.homes[segment.trial] = line["node"]
-            self.sources |= set() if segment.source is None else {segment.source}
-            return
-        key = line["trial"], line["rung"]
-        self.open.pop(key, None)
-        self.results[key] = line["value"]
-        if line["start_s"] is not None and line["step_s"] is not None:
-            self.starts_s.append(line["start_s"])
-            self.paces_s.append(line["step_s"])
-
-
-class Journal:
-    """The journal in a folder, open for further lines; `state` includes all lines.
-
-    One JSON object a line, each durable before the next decision. A crash may tear the last line, which is ignored and
-    cut.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self.state = folder / NAME, SweepState()
-        is_new = not self.path.exists()
-        self._file = self.path.open("ab+")
-        if is_new:
-            atomic_json.sync(folder)
-        self._file.seek(0)
-        whole = self._file.read().rpartition(b"\n")
-        for line in whole[0].splitlines():
-            self.state.apply(json.loads(line))
-        self._file.truncate(len(whole[0] + whole[1]))
-
-    def add(self, event: str, **fields: Any) -> None:
-        """Append a line, make the line durable, and apply it. Raises OSError."""
-        line = {"e": event, **fields}
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.state.apply(line)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 class _RemoteNode:
     """Another node, over the store, as SlotRunner: numbered orders one way, numbered reports the other."""
 
     def __init__(self, store: Any, node: int) -> None:
         self._store, self._node, self._sent, self._read = store, node, 0, 0
         self._is_stopped = False
-        self.slots = int(store.get(f"slots/{node}"))
+        joined = json.loads(store.get(f"joined/{node}"))
+        self.slots, self.place = int(joined["slots"]), str(joined["place"])
 
-    def start(self, segment: Segment) -> None:
-        self._send({"do": "start", "segment": asdict(segment)})
+    def start(self, segment: Segment, meeting: Meeting | None = None) -> None:
+        self._send({"do": "start", "segment": asdict(segment), "meeting": meeting and asdict(meeting)})
 
     def stop(self) -> None:
         if not self._is_stopped:
@@ -149,6 +97,9 @@ class _RemoteNode:
             self._read += 1
         return found
 
+    def finish(self, exported: int | None, kept: Sequence[int] | None) -> None:
+        self._send({"do": "finish", "exported": exported, "kept": kept})
+
     def end(self) -> None:
         self._send({"do": "end"})
         self._store.get(f"left/{self._node}")
@@ -158,12 +109,51 @@ class _RemoteNode:
         self._sent += 1
 
 
-_Node = SlotRunner | _RemoteNode
+class _Gang:
+    """Several machines that train a trial together, as one node with one slot. The first has the trial's results."""
+
+    slots = 1
+
+    def __init__(self, nodes: Sequence[SlotRunner | _RemoteNode]) -> None:
+        self._nodes, self._count = nodes, 0
+        self._left: list[SegmentEnd] = []
+        self.place = nodes[0].place
+
+    def start(self, segment: Segment) -> None:
+        self._count += 1
+        for rank, node in enumerate(self._nodes):
+            node.start(segment, Meeting(f"{self.place}/{self._count}", rank, len(self._nodes)))
+
+    def stop(self) -> None:
+        for node in self._nodes:
+            node.stop()
+
+    def look(self) -> list[SegmentEnd]:
+        self._left += [end for node in self._nodes for end in node.look()]
+        if len(self._left) < len(self._nodes):
+            return []
+        ends, self._left = self._left, []
+        failed = [end for end in ends if end.state == "failed"]
+        own = [end for end in failed if not end.is_fault]  # the cause; the others have lost a peer
+        valued = [end for end in ends if end.value is not None]  # of the first machine
+        saved = [end for end in ends if end.state == "saved"]
+        return [*own, *failed, *valued, *saved, *ends][:1]
+
+    def finish(self, exported: int | None, kept: Sequence[int] | None) -> None:
+        for number, node in enumerate(self._nodes):
+            node.finish(None if number else exported, kept)
+
+    def end(self) -> None:
+        for node in self._nodes:
+            node.end()
+
+
+_Node = SlotRunner | _RemoteNode | _Gang
 
 
 def _serve(own: SlotRunner, store: Any, node: int) -> int:
     """Run the driver's orders on this node until the driver ends; return the exit code."""
-    store.set(f"slots/{node}", str(own.slots))
+    store.set(f"joined/{node}", json.dumps({"slots": own.slots, "place": own.place}))
     done, told, is_stopped = 0, 0, False
     while True:
         while store.check([key := f"order/{node}/{done}"]):
@@ -173,7 +163,9 @@ def _serve(own: SlotRunner, store: Any, node: int) -> int:
                 store.set(f"left/{node}", "1")
                 return EXIT_SAVED if is_stopped else EXIT_DONE
             if asked["do"] == "start":
-                own.start(Segment(**asked["segment"]))
+                own.start(Segment(**asked["segment"]), asked["meeting"] and Meeting(**asked["meeting"]))
+            if asked["do"] == "finish":
+                own.finish(asked["exported"], asked["kept"])
             is_stopped = is_stopped or asked["do"] == "stop"
         if _stops or is_stopped:
             own.stop()
@@ -184,19 +176,26 @@ def _serve(own: SlotRunner, store: Any, node: int) -> int:
         time.sleep(LOOK_S)
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """A segment on a node, from a time of the monotonic clock on."""
+
+    segment: Segment
+    node: int
+    began_s: float
+
+
 class _Driver:
     """The driver: the journal, and the running segments by node."""
 
-    def __init__(
-        self, spec: JobSpec, checkpoints: Path, journal: Journal, nodes: Sequence[_Node], deadline_s: float | None
-    ) -> None:
+    def __init__(self, spec: JobSpec, journal: Journal, nodes: Sequence[_Node], deadline_s: float | None) -> None:
         assert spec.sweep is not None
-        self._spec, self._sweep, self._checkpoints, self._journal = spec, spec.sweep, checkpoints, journal
+        self._spec, self._sweep, self._journal = spec, spec.sweep, journal
         self._nodes, self._deadline_s, self._state = nodes, deadline_s, journal.state
         total = sum(node.slots for node in nodes)
         search = Search.load(spec.sweep["search"])
         self._search = replace(search, parallel=min(search.parallel, total))
-        self._running: dict[tuple[int, int], tuple[Segment, int]] = {}
+        self._running: dict[tuple[int, int], _Placed] = {}
         self._pending = list(journal.state.open.values())  # interrupted at the last end, in the order of their starts
         if self._has_no_result():  # the user may have mended the task since
             journal.state.results.clear()
@@ -225,9 +224,10 @@ class _Driver:
             for node in self._nodes:
                 node.end()
             raise TaskError(f"no trial has a result; the first failure: {self._fault or 'see the log'}")
-        if not self._saved and (self._pending or decide(self._search, self._state.results, ())):
+        left = [*self._pending, *decide(self._search, self._state.results, ())]
+        if not self._saved and left:
             self._saved = "deadline"  # the search could go on with more time
-        self._finish()
+        self._finish(self._why_not(left[0]) if left and not _stops else "")
         return EXIT_SAVED if self._saved else EXIT_DONE
 
     def _has_no_result(self) -> bool:
@@ -237,7 +237,7 @@ class _Driver:
     def _start_due(self) -> None:
         """Start interrupted segments, then the segments that the search chooses, on free slots."""
         allowance = self._allowance()
-        wanted = [s for s in self._pending if allowance.cost(s.from_step, s.until_step) <= allowance.serial]
+        wanted = [s for s in self._pending if allowance.cost(s.trial, s.from_step, s.until_step) <= allowance.serial]
         if not wanted:
             running = [*self._running, *(segment.key for segment in self._pending)]
             wanted = decide(self._search, self._state.results, running, allowance)
@@ -248,8 +248,8 @@ class _Driver:
             if segment in self._pending:
                 self._pending.remove(segment)
             else:
-                self._journal.add("start", segment=asdict(segment), node=node)
-            self._running[segment.key] = segment, node
+                self._journal.add("start", segment=asdict(segment), place=self._nodes[node].place)
+            self._running[segment.key] = _Placed(segment, node, time.monotonic())
             self._say(segment, "running", segment.from_step, None, f"starts, to {self._place(segment)}")
             self._nodes[node].start(segment)
 
@@ -257,33 +257,63 @@ class _Driver:
         """Return the end of the segment in words."""
         if (self._spec.training or {}).get("epochs"):
             return f"epoch {segment.until_step}"
+        if self._sweep["until"] == "end":
+            return "its end"
         return f"step {steps_of(segment.until_step, segment.values)}"
 
-    def _node_for(self, segment: Segment) -> int | None:
-        """Return a node with a free slot, the node of the trial's checkpoint first; None if no slot is free."""
-        used = [node for _, node in self._running.values()]
+    def _free(self) -> list[int]:
+        """Return the nodes with a free slot, the one with the fewest trials first."""
+        used = [running.node for running in self._running.values()]
         free = [n for n, node in enumerate(self._nodes) if used.count(n) < node.slots]
-        home = self._state.homes.get(segment.trial if segment.source is None else segment.source)
-        if home in free or not segment.from_step:
-            return home if home in free else next(iter(free), None)
-        is_shared = len(self._nodes) == 1 or bool(self._sweep.get("shared"))
-        return next(iter(free), None) if is_shared or home is None or home >= len(self._nodes) else None
+        return sorted(free, key=used.count)
+
+    def _node_for(self, segment: Segment) -> int | None:
+        """Return a node with a free slot, one at the place of the trial's checkpoint first; None if no slot is free."""
+        free, places = self._free(), [node.place for node in self._nodes]
+        home = self._state.places.get(segment.trial if segment.source is None else segment.source)
+        if segment.from_step and home in places:
+            free = [n for n in free if places[n] == home]
+        return next((n for n in free if places[n] == home), next(iter(free), None))
+
+    def _pace(self, trial: int | None) -> tuple[float, float]:
+        """Return the highest expected seconds of a start, and of a step: of the trial before, else of its machine."""
+        own = None if trial is None else self._state.own.get(trial)
+        place = None if trial is None else self._state.places.get(trial)
+        if place is None and (free := self._free()):
+            place = self._nodes[free[0]].place
+        paces = [own] if own else list(self._state.paces.get(place or "", ()))[-PACES:]
+        paces = paces or [each for some in self._state.paces.values() for each in some[-PACES:]]
+        starts, steps = zip(*paces, strict=True)
+        return statistics.median(starts), MARGIN * statistics.median(steps)
 
     def _allowance(self) -> Allowance:
         """Return the slot-seconds to the deadline, less those of the running segments, and a segment's highest cost."""
         if self._deadline_s is None:
             return Allowance()
-        serial = max(0.0, self._deadline_s - time.monotonic())
-        starts, paces = self._state.starts_s, self._state.paces_s
-        if not paces:  # the first trials measure the pace
-            return Allowance(serial * self._search.parallel, serial=serial)
-        start_s, step_s = max(starts[-20:]), MARGIN * max(paces[-20:])
-        held = sum(start_s + step_s * (s.until_step - s.from_step) for s, _ in self._running.values())
-        return Allowance(serial * self._search.parallel - held, start_s, step_s, serial)
+        now_s, count = time.monotonic(), self._search.parallel
+        serial = max(0.0, self._deadline_s - now_s)
+        if not self._state.paces:  # the first trials measure the pace
+            return Allowance(serial * count, serial=serial)
+        own = {trial: self._pace(trial) for trial in self._state.places}
+        found = Allowance(serial * count, *self._pace(None), serial, own)
+        held = 0.0
+        for running in self._running.values():
+            each = running.segment
+            cost_s = found.cost(each.trial, each.from_step, each.until_step)
+            held += min(serial, max(0.0, cost_s - (now_s - running.began_s)))
+        return replace(found, left=found.left - held)
+
+    def _why_not(self, segment: Segment) -> str:
+        """Return why the segment was not begun, in words; empty without a deadline."""
+        allowance = self._allowance()
+        if math.isinf(allowance.serial):
+            return ""
+        needs = span(allowance.cost(segment.trial, segment.from_step, segment.until_step))
+        return f"trial {segment.trial} to {self._place(segment)} needs {needs}, {span(allowance.serial)} are left"
 
     def _note(self, end: SegmentEnd) -> None:
         """Enter the end of a segment; an interrupted segment has no result."""
-        segment, _ = self._running.pop((end.trial, end.rung))
+        segment = self._running.pop((end.trial, end.rung)).segment
         if end.state == "saved":
             # The segments obey the job's deadline by themselves, and may save before this process does.
             self._saved = self._saved or ("sigterm" if _stops else "deadline")
@@ -304,22 +334,36 @@ class _Driver:
     def _say(
         self, segment: Segment, state: str, step: int, value: float | None, words: str, seconds: float = 0.0
     ) -> None:
-        at = {"trial": segment.trial, "rung": segment.rung, "step": step, "value": value, "state": state}
-        at["seconds"] = round(seconds, 3)  # in the slot
+        results = self._state.results
+        found = best(self._search, results)
+        fields = {
+            "trial": segment.trial,
+            "rung": segment.rung,
+            "step": step,
+            "value": value,
+            "state": state,
+            "seconds": round(seconds, 3),  # in the slot
+            "values": dict(segment.values),
+            "source": segment.source,
+            "sweep": {
+                "done": sum(rung == 0 for _, rung in results),
+                "trials": self._search.trials,
+                "metric": metric_of(self._spec),
+                "best": None if found is None else results[found],
+            },
+        }
         text = f"trial {segment.trial}, rung {segment.rung + 1} of {len(self._search.rungs)}: {words}"
-        events.emit("trial", text, **at, values=dict(segment.values), source=segment.source)
+        events.emit("trial", text, **fields)
 
-    def _finish(self) -> None:
+    def _finish(self, why_not: str) -> None:
         """Export the best finished trial, delete what a finished sweep needs no more, and write the outcome."""
         found = best(self._search, self._state.results)
         is_finished = found is not None and found[1] == len(self._search.rungs) - 1
-        if found is not None and is_finished:
-            output = trial_folder(self._checkpoints, found[0]) / "output"
-            if (target := os.environ.get("CLOUDTRAIN_OUTPUT_DIR")) and output.is_dir():
-                shutil.copytree(output, target, dirs_exist_ok=True)
-        if not self._saved:
-            self._delete()
-        for node in self._nodes:
+        kept = None if self._saved else self._kept()
+        places, exported = [node.place for node in self._nodes], found[0] if found is not None and is_finished else None
+        home = self._state.places.get(-1 if exported is None else exported)
+        for number, node in enumerate(self._nodes):
+            node.finish(exported if number == (places.index(home) if home in places else 0) else None, kept)
             node.end()
         trials = len({trial for trial, _ in self._state.results})
         value = None if found is None else self._state.results[found]
@@ -330,21 +374,19 @@ class _Driver:
             text += "; no trial has finished, so nothing is exported"
         event, words = "done", f"sweep done, {text}"
         if self._saved:
-            event, words = "preempt", f"sweep saved ({self._saved}), {text}; the next start continues"
-        events.emit(event, words, trials=trials, best_trial=None if found is None else found[0], best=value)
+            ended = f"sweep saved ({self._saved}), {text}{f'; {why_not}' if why_not else ''}"
+            event, words = "preempt", f"{ended}; the next start continues"
+        first = None if found is None else found[0]
+        events.emit(event, words, trials=trials, best_trial=first, best=value, not_begun=why_not or None)
         if folder := os.environ.get("CLOUDTRAIN_RESULT_DIR"):
             outcome = {"outcome": "saved" if self._saved else "done", "reason": self._saved or None, "step": None}
             atomic_json.write_json(Path(folder) / "outcome.json", outcome)
 
-    def _delete(self) -> None:
-        """Delete the checkpoints of all trials but the best `keep` and the sources of copies."""
+    def _kept(self) -> list[int]:
+        """Return the trials whose checkpoints stay: the best `keep`, and the sources of copies."""
         sign = -1.0 if self._search.mode == "max" else 1.0
         ranked = sorted(
             (-rung, sign * value, trial) for (trial, rung), value in self._state.results.items() if value is not None
         )
         order = list(dict.fromkeys(trial for _, _, trial in ranked))
-        kept = {*order[: int(self._sweep.get("keep") or KEEP)], *self._state.sources}
-        for folder in (self._checkpoints / "trials").glob("*"):
-            if not folder.name.isdecimal() or int(folder.name) not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(self._checkpoints / "rungs", ignore_errors=True)
+        return sorted({*order[: int(self._sweep.get("keep") or KEEP)], *self._state.sources})

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .space import Dimension, dimensions, drawn, grid, perturbed, unit
 
 PAUSING = ("asha", "halving", "pbt")  # the algorithms whose trials pause at rungs; grid and random run each to its end
+COPYING = ("pbt",)  # the algorithms whose trials continue from copies of others
+FIXED = ("grid", "pbt")  # the algorithms whose number of trials cannot grow
 BATCH = "training.global_batch_size"  # if this key varies, rungs are counted in samples, which all trials share
 HOPELESS = 3  # failures without any result before them: the task itself is at fault
 MOST_TRIES = 3  # of a segment that a fault has ended
@@ -35,7 +37,8 @@ class Search:
     """The settings of a search. `rungs`: the step at the end of each segment; the last is the end of the training.
 
     If the training is given in epochs, rungs and the segments' steps are numbers of epochs. Else, if the space has
-    BATCH, they are numbers of samples; `steps_of` converts these.
+    BATCH, they are numbers of samples; `steps_of` converts these. The only rung of a script whose steps are unknown
+    is 1: the whole script.
     """
 
     algorithm: str
@@ -55,7 +58,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a trial's training, from one step to the next. `source`: copy this trial's checkpoint first (pbt)."""
+    """A part of a trial's training, from one step to the next. `source`: copy this trial's checkpoint first (pbt).
+
+    `is_new`: train from the beginning, without the trial's checkpoint.
+    """
 
     trial: int
     rung: int
@@ -63,6 +69,7 @@ class Segment:
     until_step: int
     values: Mapping[str, Any]
     source: int | None = None
+    is_new: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -72,20 +79,22 @@ class Segment:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The money that is neither spent nor held, and the highest cost of a segment: `start` + steps x `step`.
+    """The slot-seconds that are neither spent nor held, and a segment's highest cost: `start` + steps x `step`.
 
-    Any unit: micro-dollars, or the slot-seconds of a packed sweep. `serial` limits the segments of a single trial, one
-    after the other: the seconds to the deadline of a packed sweep.
+    `serial` limits the segments of a single trial, one after the other: the seconds to the deadline. `own`: start and
+    step of trials that have a pace of their own.
     """
 
     left: float = math.inf
     start: float = 0.0
     step: float = 0.0
     serial: float = math.inf
+    own: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
-    def cost(self, from_step: int, until_step: int) -> float:
-        """Return the highest cost of a segment."""
-        return self.start + (until_step - from_step) * self.step
+    def cost(self, trial: int, from_step: int, until_step: int) -> float:
+        """Return the highest cost of a segment of the trial."""
+        start, step = self.own.get(trial, (self.start, self.step))
+        return start + (until_step - from_step) * step
 
 
 def steps_of(rung: int, values: Mapping[str, Any]) -> int:
@@ -119,16 +128,16 @@ def decide(
     """Return the segments to start now, in order; an empty list if segments must end first, or the search is over.
 
     A segment is chosen only if its highest cost is free, and the rest still brings the furthest trial to its end, as
-    long as no trial has finished. If the algorithm's next segment costs too much, or the algorithm has no further
-    segment while no trial has finished, the furthest trial goes on alone.
+    long as no trial has finished. If the algorithm's next segment costs too much, the first cheaper one is chosen: a
+    promotion on a lower rung, or a new trial. If none is left while no trial has finished, the furthest trial goes on
+    alone.
     """
     standing = _Standing(search, results, running)
     allowance = allowance or Allowance()
     left, found = allowance.left, []
     while len(standing.running) < search.parallel:
-        key = standing.next()
-        if key is None or not standing.affords(key, left, allowance):
-            key = standing.carried(left, allowance)
+        key = next((each for each in standing.due() if standing.affords(each, left, allowance)), None)
+        key = standing.carried(left, allowance) if key is None else key
         if key is None:
             break
         (trial, rung), steps = key, (0, *search.rungs)
@@ -197,24 +206,25 @@ class _Standing:
         self.counts = [len(values) for values in by_rung]
         self.ranked = [_ranked(search, values) for values in by_rung]
         self.is_finished = bool(self.ranked[-1])
-        self.top = self._top(by_rung)  # the highest rung that a trial without a failure has reached or runs to; or -1
+        self.top = self._top(by_rung)  # the trial without a failure on the highest rung, and this rung; -1 without one
         self.new = max((trial for trial, rung in self.begun if rung == 0), default=-1) + 1
 
     def start(self, key: tuple[int, int]) -> None:
         """Count the segment as running."""
         self.running.add(key)
         self.begun.add(key)
-        self.top = max(self.top, key[1])
+        self.top = key if key[1] > self.top[1] else self.top
         if key[1] == 0:
             self.new = key[0] + 1
 
-    def next(self) -> tuple[int, int] | None:
-        """Return the algorithm's next segment, or None."""
+    def due(self) -> Iterator[tuple[int, int]]:
+        """Yield the segments that the algorithm may start, in its order."""
         for rung in reversed(range(len(self.search.rungs) - 1)):
             for trial in self._promotable(rung):
                 if (trial, rung + 1) not in self.begun:
-                    return trial, rung + 1
-        return (self.new, 0) if self.new < self.search.trials else None
+                    yield trial, rung + 1
+        if self.new < self.search.trials:
+            yield self.new, 0
 
     def _promotable(self, rung: int) -> list[int]:
         """Return the trials of the rung that go on, the best first."""
@@ -234,17 +244,18 @@ class _Standing:
 
     def cost(self, key: tuple[int, int], allowance: Allowance) -> float:
         """Return the segment's highest cost."""
-        rung = key[1]
-        return allowance.cost(self.search.rungs[rung - 1] if rung else 0, self.search.rungs[rung])
+        trial, rung = key
+        return allowance.cost(trial, self.search.rungs[rung - 1] if rung else 0, self.search.rungs[rung])
 
     def affords(self, key: tuple[int, int], left: float, allowance: Allowance) -> bool:
         """Return whether the segment's cost is free, and the rest still finishes a trial, the furthest of all."""
         cost = self.cost(key, allowance)
         if self.is_finished:
             return cost <= min(left, allowance.serial)
-        kept = self._rest(max(self.top, key[1]), allowance)
+        far = key if key[1] > self.top[1] else self.top
+        kept = self._rest(far, allowance)
         wait = cost if len(self.running) + 1 >= self.search.parallel else 0.0  # no slot is free before its end
-        own = cost + self._rest(key[1], allowance)
+        own = cost + self._rest(key, allowance)
         return cost + kept <= left and cost <= allowance.serial and min(own, wait + kept) <= allowance.serial
 
     def carried(self, left: float, allowance: Allowance) -> tuple[int, int] | None:
@@ -258,15 +269,16 @@ class _Standing:
                     return key if self.cost(key, allowance) <= min(left, allowance.serial) else None
         return None
 
-    def _top(self, by_rung: list[dict[int, float | None]]) -> int:
+    def _top(self, by_rung: list[dict[int, float | None]]) -> tuple[int, int]:
         reached: dict[int, int] = {}
         for trial, rung in self.begun:
             reached[trial] = max(rung, reached.get(trial, 0))
         ranked = [set(trials) for trials in self.ranked]
-        live = (at for trial, at in reached.items() if trial not in by_rung[at] or trial in ranked[at])
-        return max(live, default=-1)
+        live = ((-at, trial) for trial, at in reached.items() if trial not in by_rung[at] or trial in ranked[at])
+        at, trial = min(live, default=(1, -1))
+        return trial, -at
 
-    def _rest(self, rung: int, allowance: Allowance) -> float:
-        """Return the cost of all segments of a trial after its segment on this rung."""
-        steps = self.search.rungs
-        return sum(allowance.cost(steps[at], steps[at + 1]) for at in range(rung, len(steps) - 1))
+    def _rest(self, key: tuple[int, int], allowance: Allowance) -> float:
+        """Return the cost of all segments of the trial after its segment on this rung."""
+        (trial, rung), steps = key, self.search.rungs
+        return sum(allowance.cost(trial, steps[at], steps[at + 1]) for at in range(rung, len(steps) - 1))

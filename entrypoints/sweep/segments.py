@@ -1,12 +1,14 @@
-"""The segments of a packed sweep on one node: a training of its own on a slot's GPUs, cores and folders.
+"""The segments of a sweep on one node: a training of its own on a slot's GPUs, cores and folders.
 
-`JobSpec.sweep` holds `search` (the JSON form of search.Search), `slots` (ranks of a trial), `nproc_per_node` (ranks of
-a node, one a GPU), `metric` (None: that of training.monitor), `keep` (trials whose checkpoints stay at the end), and
-`kind` (script or module; absent: a task).
+`JobSpec.sweep` holds `search` (the JSON form of search.Search), `slots` (ranks of a trial on a machine), `instances`
+(machines of a trial), `nproc_per_node` (ranks of a node, one a GPU), `metric` (None: that of training.monitor), `keep`
+(trials whose checkpoints stay at the end), `kind` (script or module; absent: a task), and `until`: a segment ends at a
+`rung`, or at the `end` of a script whose steps are unknown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,17 +17,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, events, processes
+from ..checkpoints import folder as folders
 from ..contract import JobSpec, RunSpec
 from ..rank import heartbeat
 from ..scripts.keep import FileKeeper, newest
-from .search import BATCH, Segment, script_args, steps_of
+from .search import BATCH, COPYING, Segment, script_args, steps_of
 
+_LOOPBACK = "127.0.0.1"
 _VARIABLE = "env."  # the beginning of a key whose value is an environment variable
 _PROGRESS = "progress.json"
 _CLOSE_S = 60.0  # for the last copies of kept files
@@ -42,6 +47,15 @@ class Slot:
 
     gpus: str | None
     cores: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the machines of a trial meet: a key of the job's store, at which the first writes its address and port."""
+
+    key: str
+    rank: int  # of the machine in the trial
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,16 @@ def slots_of(sweep: Mapping[str, Any]) -> list[Slot]:
     return [Slot(",".join(gpus[n * width : (n + 1) * width]) if gpus else None, cpus[n]) for n in range(count)]
 
 
+def place_of(checkpoints: Path) -> str:
+    """Return the identity of the folder: machines that share the folder have the same. Raises OSError."""
+    mark = checkpoints / ".place"
+    with contextlib.suppress(FileExistsError), mark.open("x") as file:
+        file.write(uuid.uuid4().hex)
+    while not (found := mark.read_text()):  # another machine is just writing
+        time.sleep(0.01)
+    return found
+
+
 def trial_folder(checkpoints: Path, trial: int) -> Path:
     """Return the folder of a trial's checkpoints."""
     return checkpoints / "trials" / str(trial)
@@ -88,7 +112,8 @@ def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
         own = _sections(spec, spec.sweep["search"]["rungs"][-1], segment)
     else:
         run = replace(run, args=tuple(script_args(run.args, segment.values)))
-    alone = replace(spec, attempt=1, nodes=1, nproc_per_node=spec.sweep["slots"], notices=None, sweep=None)
+    machines = spec.sweep["instances"]
+    alone = replace(spec, attempt=1, nodes=machines, nproc_per_node=spec.sweep["slots"], notices=None, sweep=None)
     return replace(alone, run=run, checkpoint=checkpoint, **own)
 
 
@@ -112,6 +137,12 @@ def _sections(spec: JobSpec, last: int, segment: Segment) -> dict[str, Any]:
         training["max_steps"] = steps_of(last, segment.values)
     training["pause_at"] = None if until is None else steps_of(until, segment.values)
     return sections
+
+
+def metric_of(spec: JobSpec) -> str:
+    """Return the name of the sweep's metric."""
+    monitor = (spec.training or {}).get("monitor") or {}
+    return str((spec.sweep or {}).get("metric") or monitor.get("metric") or "loss")
 
 
 def ended_at(folder: Path) -> tuple[int, float] | None:
@@ -184,10 +215,10 @@ class ScriptTrial:
 
 
 class _Running:
-    """A segment's process, its log, and its folders."""
+    """A segment's process, its log, and its folders. `is_first`: the trial's first machine, which has its results."""
 
-    def __init__(self, segment: Segment, slot: int, work: Path, timeout_s: float) -> None:
-        self.segment, self.slot = segment, slot
+    def __init__(self, segment: Segment, slot: int, work: Path, timeout_s: float, *, is_first: bool) -> None:
+        self.segment, self.slot, self.is_first = segment, slot, is_first
         self.result = work / "result"
         self.log = work / "log" / "rank-0.log"
         self.read, self.rest = 0, b""
@@ -227,19 +258,24 @@ class _Running:
 class SlotRunner:
     """Runs segments on the slots of this node. `torchrun` and `shell` are the modules that start ranks."""
 
-    def __init__(self, spec: JobSpec, torchrun: str, shell: str, checkpoints: Path) -> None:
+    def __init__(self, spec: JobSpec, torchrun: str, shell: str, checkpoints: Path, store: Any = None) -> None:
         assert spec.sweep is not None
+        self._store, self.place = store, place_of(checkpoints)
+        self._metric = metric_of(spec)
         self._spec, self._torchrun, self._shell, self._checkpoints = spec, torchrun, shell, checkpoints
         self._sweep, self._slots = spec.sweep, slots_of(spec.sweep)
         self.slots = len(self._slots)
-        self._keeps_rungs = spec.sweep["search"]["algorithm"] == "pbt"  # only pbt copies trials
+        self._keeps_rungs = spec.sweep["search"]["algorithm"] in COPYING
         own = Path(os.environ.get("CLOUDTRAIN_RESULT_DIR") or checkpoints / ".work")
         self._work = own / "trials"
         self._running: list[_Running] = []
         self._known: list[SegmentEnd] = []  # of trials whose scripts have ended: nothing to start
 
-    def start(self, segment: Segment) -> None:
-        """Start the segment on a free slot; a script that has ended by itself is not started again."""
+    def start(self, segment: Segment, meeting: Meeting | None = None) -> None:
+        """Start the segment on a free slot; a script that has ended by itself is not started again.
+
+        `meeting`: of a trial on several machines.
+        """
         is_script = self._sweep.get("kind", "task") != "task"
         if is_script and (found := ended_at(trial_folder(self._checkpoints, segment.trial))):
             step, value = found
@@ -251,6 +287,8 @@ class SlotRunner:
         shutil.rmtree(work, ignore_errors=True)
         for name in ("log", "result"):
             (work / name).mkdir(parents=True)
+        if segment.is_new:
+            shutil.rmtree(trial_folder(self._checkpoints, segment.trial), ignore_errors=True)
         if segment.source is not None:
             copy_trial(self._checkpoints, segment)
         folder = trial_folder(self._checkpoints, segment.trial)
@@ -258,15 +296,17 @@ class SlotRunner:
         spec = trial_spec(self._spec, segment)
         atomic_json.write_json(work / "spec.json", spec.dump())
         timeout_s = self._spec.hang_timeout_s or float("inf")
-        running = _Running(segment, slot, work, timeout_s)
-        script = running.script = None if spec.run.is_own else ScriptTrial(spec.run, work, folder, self._metric())
+        is_first = meeting is None or meeting.rank == 0
+        running = _Running(segment, slot, work, timeout_s, is_first=is_first)
+        script = running.script = None if spec.run.is_own else ScriptTrial(spec.run, work, folder, self._metric)
         values = segment.values.items()
         own = {key.removeprefix(_VARIABLE): str(value) for key, value in values if key.startswith(_VARIABLE)}
         environment = {**self._environment(work, folder, self._slots[slot]), **own}
+        words = [spec.run.kind, *([] if script is None else script.words())]
         with (work / "log" / "segment.log").open("wb") as log:
             running.child = subprocess.Popen(
-                self._command(work, [spec.run.kind, *([] if script is None else script.words())]),
-                env=environment if script is None else {**environment, **self._alone(), **script.environment()},
+                self._command(work, words, meeting),
+                env=environment if script is None else {**environment, **self._alone(meeting), **script.environment()},
                 cwd=None if script is None else script.code,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -275,27 +315,34 @@ class SlotRunner:
         os.sched_setaffinity(running.child.pid, self._slots[slot].cores)
         self._running.append(running)
 
-    def _command(self, work: Path, words: list[str]) -> list[str]:
+    def _command(self, work: Path, words: list[str], meeting: Meeting | None) -> list[str]:
         """Return the command of a segment; a trial of a single rank needs no torchrun, which imports torch again.
 
         `words`: the kind of the program, and a script's name and arguments. torchrun takes `$` for macros.
         """
         python, nproc = [sys.executable, "-u", "-m"], self._sweep["slots"]
-        if nproc == 1:
+        if nproc == 1 and meeting is None:
             return [*python, self._shell, *words]
-        meet = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--max-restarts=0"]
-        apart = ["--local-addr=127.0.0.1", f"--shutdown-timeout={GRACE_S:.0f}", f"--log-dir={work}/torchrun"]
+        own, (nodes, rank) = _LOOPBACK, (1, 0) if meeting is None else (meeting.nodes, meeting.rank)
+        head, port = own, _free_port(own)
+        if meeting is not None:
+            own = os.environ.get("CLOUDTRAIN_ADDRESS") or own
+            if rank == 0:
+                self._store.set(meeting.key, f"{own} {_free_port(own)}")
+            head, port = self._store.get(meeting.key).decode().split()
+        meet = ["--rdzv-backend=static", f"--master-addr={head}", f"--master-port={port}", "--max-restarts=0"]
+        apart = [f"--local-addr={own}", f"--shutdown-timeout={GRACE_S:.0f}", f"--log-dir={work}/torchrun"]
         return [
-            *(*python, self._torchrun, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}", *meet, *apart),
-            *("-m", self._shell, "--", *(word.replace("$", "$$") for word in words)),
+            *(*python, self._torchrun, f"--nnodes={nodes}", f"--node-rank={rank}", f"--nproc-per-node={nproc}", *meet),
+            *(*apart, "-m", self._shell, "--", *(word.replace("$", "$$") for word in words)),
         ]
 
-    def _alone(self) -> dict[str, str]:
+    def _alone(self, meeting: Meeting | None) -> dict[str, str]:
         """Return torchrun's variables for a script that runs on a single rank, without torchrun."""
-        if self._sweep["slots"] > 1:
+        if self._sweep["slots"] > 1 or meeting is not None:
             return {}
         ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return {**ranks, "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(_free_port(_LOOPBACK))}
 
     def _environment(self, work: Path, folder: Path, slot: Slot) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not _OUTER.fullmatch(key)}
@@ -339,6 +386,27 @@ class SlotRunner:
                 keep_rung(self._checkpoints, end.trial, end.step)
         return ended
 
+    def finish(self, exported: int | None, kept: Sequence[int] | None) -> None:
+        """Copy the output of the trial to the job's, and delete the checkpoints of all trials but those to keep.
+
+        None: export nothing, delete nothing. Raises OSError, CheckpointError.
+        """
+        if exported is not None and (target := os.environ.get("CLOUDTRAIN_OUTPUT_DIR")):
+            folder = trial_folder(self._checkpoints, exported)
+            if (folder / "output").is_dir():
+                shutil.copytree(folder / "output", target, dirs_exist_ok=True)
+            if (folder / folders.BEST).exists():  # the weights of the best evaluation, not of the last
+                from ..checkpoints import weights
+
+                ending = {"torch": "pt", "safetensors": "safetensors"}[self._spec.checkpoint.export]
+                weights.write(Path(target) / f"model.{ending}", weights.from_checkpoint(folder))
+        if kept is None:
+            return
+        for folder in (self._checkpoints / "trials").glob("*"):
+            if not folder.name.isdecimal() or int(folder.name) not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._checkpoints / "rungs", ignore_errors=True)
+
     def end(self) -> None:
         """Do nothing: the driver ends with the process."""
 
@@ -350,6 +418,8 @@ class SlotRunner:
         return not is_last and script.has_begun and script.value is not None and script.step >= until
 
     def _end(self, each: _Running, code: int) -> SegmentEnd:
+        if not each.is_first:
+            return self._end_of_other(each, code)
         if each.script is not None:
             return self._end_of_script(each, each.script, code)
         outcome = atomic_json.read_json(each.result / "outcome.json") or {}
@@ -361,8 +431,10 @@ class SlotRunner:
         if state in ("saved", "failed"):
             message, is_fault = _cause(each, code) if state == "failed" else ("", False)
             return SegmentEnd(*key, state, step, message=message, seconds=took_s, is_fault=is_fault)
-        metric = self._metric()
+        metric, monitor = self._metric, (self._spec.training or {}).get("monitor") or {}
         value = (outcome.get("metrics") or {}).get(metric)
+        if metric == monitor.get("metric") and outcome.get("best") is not None:
+            value = outcome["best"]  # with `patience` or `keep_best` the best evaluation counts
         if not isinstance(value, int | float):
             known = ", ".join(sorted(outcome.get("metrics") or {})) or "no metric"
             why = f"the evaluation has no {metric}; it has {known}"
@@ -372,6 +444,19 @@ class SlotRunner:
             units = (step - each.first_step) * each.segment.until_step / step  # of the rungs
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / units
         return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
+
+    def _end_of_other(self, each: _Running, code: int) -> SegmentEnd:
+        """Return how the trial's part on a machine that is not its first has ended."""
+        if each.script is not None:
+            each.script.close()
+        took_s, key = time.monotonic() - each.began_s, each.segment.key
+        codes = {path.read_text() for path in each.result.glob("left-*")}
+        if not code or (codes and codes <= {"0", "75"}):
+            return SegmentEnd(*key, "done", 0, seconds=took_s)
+        if each.told_s is not None:
+            return SegmentEnd(*key, "saved", 0, seconds=took_s)
+        message, is_fault = _cause(each, code)
+        return SegmentEnd(*key, "failed", 0, message=message, seconds=took_s, is_fault=is_fault)
 
     def _end_of_script(self, each: _Running, script: ScriptTrial, code: int) -> SegmentEnd:
         is_own_end = not code and each.told_s is None
@@ -384,22 +469,20 @@ class SlotRunner:
         if each.told_s is not None and not each.is_pausing:
             return SegmentEnd(*key, "saved", script.step, seconds=took_s)
         if script.value is None:
-            message = f"the output has no {self._metric()}: print the metric, or name its pattern in `progress.metrics`"
+            message = f"the output has no {self._metric}: print the metric, or name its pattern in `progress.metrics`"
             return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s)
         state, start_s, step_s = "paused" if each.is_pausing else "done", None, None
         until, message = segment.until_step, ""
-        if is_own_end and script.step < until:
+        if is_own_end and self._sweep["until"] == "rung" and script.step < until:
             message = f"warning: the script ended by itself at step {script.step}, before step {until}: the trial is "
             message += f"done; value {script.value:.6g}"
             until = max(script.step, segment.from_step + 1)
-        if each.first_s is not None:
+        if self._sweep["until"] == "end":  # the whole script is the step
+            start_s, step_s = 0.0, took_s
+        elif each.first_s is not None:
             steps = until - segment.from_step
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / steps
         return SegmentEnd(*key, state, script.step, script.value, message, start_s, step_s, took_s)
-
-    def _metric(self) -> str:
-        monitor = (self._spec.training or {}).get("monitor") or {}
-        return str(self._sweep.get("metric") or monitor.get("metric") or "loss")
 
 
 def _ask_to_leave(each: _Running) -> None:
@@ -458,7 +541,7 @@ def _cause(each: _Running, code: int) -> tuple[str, bool]:
     return f"ended with code {code}", True
 
 
-def _free_port() -> int:
+def _free_port(address: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 KINDS = ("uniform", "log", "int", "choice")
 FORMS = "as in `{log: [1e-5, 1e-1]}`, `{uniform: [0, 0.3]}`, `{int: [16, 256], log: true}` or a list of choices"
+MOST_TRIALS = 100_000  # of a grid
 _FACTORS = (0.8, 1.2)  # of a perturbed number; source: Jaderberg et al. 2017, section 4.1
 _ANEW = 0.25  # the share of values that a perturbation draws anew; same source
 
@@ -54,14 +56,18 @@ class Dimension:
             return int(min(max(value, self.low), self.high))
         return _short(_between(self.low, self.high, share, self.is_log))
 
+    def most(self) -> int:
+        """Return the most values that `listed` may have. Raises SpaceError for a range without `points`."""
+        if self.points is None and self.kind not in ("int", "choice"):
+            raise SpaceError(self.key, "a grid needs the number of points of a range", "add `points: 5`")
+        return len(self.choices) or self.points or int(self.high - self.low) + 1
+
     def listed(self) -> list[Any]:
-        """Return all values for a grid. Raises SpaceError for a range without `points`."""
+        """Return all values for a grid."""
         if self.kind == "choice":
             return list(self.choices)
-        if self.points is None and self.kind == "int":
-            return list(range(int(self.low), int(self.high) + 1))
         if self.points is None:
-            raise SpaceError(self.key, "a grid needs the number of points of a range", "add `points: 5`")
+            return list(range(int(self.low), int(self.high) + 1))
         shares = [index / max(1, self.points - 1) for index in range(self.points)]
         found = [_between(self.low, self.high, share, self.is_log) for share in shares]
         return list(dict.fromkeys(round(each) if self.kind == "int" else _short(each) for each in found))
@@ -97,8 +103,15 @@ def drawn(space: Sequence[Dimension], seed: int, number: int) -> dict[str, Any]:
 
 
 def grid(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Return all combinations; the last key varies fastest. Raises SpaceError for a range without `points`."""
+    """Return all combinations; the last key varies fastest.
+
+    Raises SpaceError for a range without `points`, and for more than MOST_TRIALS combinations.
+    """
     keys = [each.key for each in space]
+    if (count := math.prod(each.most() for each in space)) > MOST_TRIALS:
+        largest = max(space, key=Dimension.most).key
+        message = f"the grid has {count:,} trials, more than {MOST_TRIALS:,}"
+        raise SpaceError(largest, message, "fewer `points` or choices, or `algorithm: random`")
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(each.listed() for each in space))]
 
 
@@ -127,7 +140,7 @@ def _dimension(key: str, written: Any) -> Dimension:
     if kind == "choice":
         if not items:
             raise SpaceError(key, "the list of choices is empty")
-        if any(items.count(each) > 1 for each in items):
+        if len({json.dumps(each) for each in items}) < len(items):
             raise SpaceError(key, "a choice is listed twice", "once is enough")
         return Dimension(key, "choice", choices=items)
     return _range(key, kind, items, written)

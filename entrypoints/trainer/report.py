@@ -176,6 +176,7 @@ def write_outcome(
     if folder and job.place.is_head:
         found: dict[str, Any] = {"outcome": outcome, "reason": reason, "step": progress.step}
         found |= {"checkpoint": str(progress.path), "metrics": progress.metrics}
+        found |= {} if progress.best is None else {"best": progress.best}
         atomic_json.write_json(Path(folder) / "outcome.json", found)
     if together:
         dist.barrier()

@@ -97,6 +97,8 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         yield _fault(root, key, message, f"leave `place` out, or {hint}")
     if not is_task and written.get("algorithm") == "pbt":
         yield _fault(root, key, "pbt copies checkpoints of a `task`, and a script's are unknown", "`algorithm: asha`")
+    if not is_task and written.get("instances") not in (None, 1):
+        yield _fault(root, key, f"{_PAUSE} cannot pause a script on several machines at once", hint)
     first = written.get("first_rung")
     if isinstance(first, int) and first > last:
         message = f"the first rung is beyond the end of the training, {last}"
@@ -111,14 +113,13 @@ def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         message = "`steps` are those of a script, and a task has `training.max_steps`"
         yield _fault(root, "sweep.steps", message, "use `training.max_steps`")
     place, is_pbt = written.get("place"), written.get("algorithm") == "pbt"
-    has_steps = bool(_steps(root, written))
-    if place == "packed" and not has_steps:
-        steps = "`training.max_steps` or `training.epochs`" if _is_task(root) else "`sweep.steps`"
-        yield _fault(root, "sweep.place", f"a packed sweep needs {steps}", f"set {steps}, or use `place: jobs`")
     if place == "jobs" and is_pbt:
         message = "pbt copies checkpoints between trials, which needs `place: packed`"
         yield _fault(root, "sweep.place", message, "leave `place` out")
-    is_packed = place == "packed" or (place is None and has_steps)
+    is_packed = place != "jobs"
+    if "instances" in written and not is_packed:
+        hint = "set `resources.instances`: each trial is a job of its own"
+        yield _fault(root, "sweep.instances", "`instances` are machines of a trial of a packed sweep", hint)
     if "slots" in written and not is_packed:
         hint = "set `resources` and `distributed.nproc_per_node`: each trial is a job of its own"
         yield _fault(root, "sweep.slots", "`slots` are parts of the machines of a packed sweep", hint)

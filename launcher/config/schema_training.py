@@ -338,15 +338,16 @@ class Sweep(Section):
     place: Literal["packed", "jobs"] | None = key(
         None,
         "packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
-        "own. Default: packed for a task with `max_steps` or `epochs` and a script with `steps`, else jobs.",
+        "own. Default: packed.",
         "jobs",
     )
     slots: int = key(1, "GPUs of a trial, of one instance; without GPUs: ranks (packed).", 2, ge=1, le=64)
+    instances: int = key(1, "Instances of a trial, which takes them whole (packed).", 2, ge=1, le=1000)
     keep: int = key(5, "Trials whose checkpoints stay after the end of a packed sweep.", 1, ge=1)
     steps: int | None = key(
         None,
-        "Steps of a whole training of a `script` or `module`, as the program prints steps. A task has "
-        "`training.max_steps`.",
+        "Steps of a whole training of a `script` or `module`, as the program prints steps; without it, each trial of "
+        "`random` and `grid` trains to its own end. A task has `training.max_steps`.",
         3000,
         ge=1,
         le=1_000_000_000,

@@ -150,6 +150,8 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
         return f"write `[{named(node)}{sign}]`"
     if kind in {"tuple_type", "dict_type", "model_type"}:
         return _shape_hint(node, path)
+    if tuple(path) == ("sweep", "metric"):
+        return "the metric with its direction is `training.monitor: {metric: accuracy, mode: max}`"
     return ""
 
 

@@ -73,7 +73,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         training=training,
         setup=SetupSpec(config.requirements, tuple(config.setup)) if config.requirements or config.setup else None,
         notices=_notices(plan, config) if any(entry.from_job for entry in config.notify) else None,
-        sweep=search_spec.sweep_spec(whole, plan.devices_per_node, kind) if is_packed else None,
+        sweep=search_spec.sweep_spec(whole, plan, kind) if is_packed else None,
     )
 
 

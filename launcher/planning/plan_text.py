@@ -35,8 +35,11 @@ def provenance(plan: Plan) -> str:
 
 def _machines(plan: Plan) -> Iterator[str]:
     device = "GPU" if plan.gpus_per_instance else "CPU"
-    ranks = counted(plan.slot_ranks or plan.ranks, "rank")
-    if plan.slots:
+    ranks = counted(plan.slot_ranks * plan.slot_instances or plan.ranks, "rank")
+    if plan.slot_instances > 1:
+        count, width = counted(plan.instances // plan.slot_instances, "trial"), plan.slot_instances
+        yield f"{counted(plan.instances, 'instance')}: {count} of {width} instances and {ranks} at once ({device})"
+    elif plan.slots:
         yield f"{counted(plan.instances, 'instance')} x {counted(plan.slots, 'trial')} of {ranks} at once ({device})"
     else:
         yield f"{counted(plan.instances, 'instance')} x {plan.nproc_per_node} = {ranks} ({device})"

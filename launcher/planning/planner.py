@@ -20,6 +20,7 @@ from . import search_spec
 if TYPE_CHECKING:
     from ..backend import Capacity
     from ..config.schema import Budget, JobConfig
+    from ..config.schema_training import Sweep
 
 LAST = 1 - 1e-9  # the share of a range just before its end
 
@@ -40,8 +41,11 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
     sweep = config.model_dump(mode="json", include={"task", "training", "sweep"})
     is_packed = search_spec.is_packed(sweep)
-    slots, slot_ranks = _slots(config, nproc, capacity) if is_packed and config.sweep is not None else (0, 0)
-    batch_ranks = (1, slot_ranks) if is_packed else (instances, nproc)
+    slots, slot_ranks, width = 0, 0, 1
+    if is_packed and config.sweep is not None:
+        width = config.sweep.instances
+        slots, slot_ranks = _slots(config, config.sweep, nproc, capacity)
+    batch_ranks = (width, slot_ranks) if is_packed else (instances, nproc)
     nproc = 1 if is_packed else nproc
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
     rate = None if price_micro is None else CostRate(instances, price_micro, capacity.uncertainty)
@@ -80,6 +84,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         is_spot_price=capacity.is_spot_price,
         slots=slots,
         slot_ranks=slot_ranks,
+        slot_instances=width,
     )
 
 
@@ -99,14 +104,15 @@ def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
 
     assert config.sweep is not None
     stored, found = config.model_dump(mode="json"), []
-    is_packed = search_spec.is_packed(stored)
+    is_packed, plan = search_spec.is_packed(stored), make(config, capacity)
+    stored |= {"sweep": None, "budget": None}  # a copy of the list of choices for each choice would be quadratic
     for each in dimensions(config.sweep.space):
         for value in each.choices or (each.at(0.0), each.at(LAST)):
             setting = "args=[]" if each.key.startswith("args.") else f"{each.key}={json.dumps(value)}"
             try:
-                trial = configs.stored(stored, overrides=["sweep=null", "budget=null", setting])
+                trial = configs.stored(stored, overrides=[setting])
                 if is_packed and trial.task:
-                    _split(trial, 1, config.sweep.slots)
+                    _split(trial, plan.slot_instances, plan.slot_ranks)
                 elif not is_packed:
                     make(trial, capacity)
             except ConfigError as error:
@@ -115,19 +121,33 @@ def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
     return found
 
 
-def _slots(config: JobConfig, nproc: int, capacity: Capacity) -> tuple[int, int]:
-    """Return the trials at once on a node of a packed sweep, and the ranks of a trial. Raises ConfigError.
+def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> tuple[int, int]:
+    """Return the trials at once on a node of a packed sweep, and the ranks of a trial on a node. Raises ConfigError.
 
-    A node without GPUs has as many slots as trials run at once; its cores may allow fewer.
+    A node without GPUs has as many slots as trials run at once; its cores may allow fewer. A trial of several machines
+    takes them whole.
     """
-    assert config.sweep is not None
-    ranks = config.sweep.slots
+    instances, ranks, width = config.resources.instances, sweep.slots, sweep.instances
+    if instances % width:
+        fits = ", ".join(str(number) for number in range(1, instances + 1) if instances % number == 0)
+        message = f"trials of {counted(width, 'instance')} do not divide {counted(instances, 'instance')}"
+        raise ConfigError(message, key="sweep.instances", hint=f"use one of {fits}")
+    teams = instances // width
+    if sweep.parallel is not None and sweep.parallel < teams:
+        message = f"`parallel: {sweep.parallel}` leaves some of the {counted(instances, 'instance')} without work"
+        hint = f"`parallel: {teams}`, or `--instances {sweep.parallel * width}`"
+        raise ConfigError(message, key="sweep.parallel", hint=hint)
+    if width > 1:
+        if "slots" in sweep.model_fields_set and ranks not in (1, nproc):
+            message = f"a trial of {width} instances has all {counted(nproc, 'rank')} of each"
+            raise ConfigError(message, key="sweep.slots", hint="leave `slots` out")
+        return 1, nproc
     if not capacity.gpus:
-        at_once = -(-(config.sweep.parallel or search_spec.PARALLEL) // config.resources.instances)
+        at_once = -(-(sweep.parallel or search_spec.PARALLEL) // instances)
         return max(1, at_once if config.distributed.nproc_per_node == "auto" else nproc // ranks), ranks
     if nproc % ranks:
         fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
-        larger = "; a trial of several instances needs `place: jobs`" if ranks > nproc else ""
+        larger = "; `sweep.instances` gives a trial several instances" if ranks > nproc else ""
         message = f"{counted(ranks, 'GPU')} of a trial do not divide the {counted(nproc, 'GPU')} of an instance"
         raise ConfigError(message, key="sweep.slots", hint=f"use one of {fits}{larger}")
     return nproc // ranks, ranks

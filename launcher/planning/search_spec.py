@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.sweep.search import BATCH, PAUSING, Search, rungs, steps_of
+from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, FIXED, PAUSING, Search, rungs, steps_of
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
+
+if TYPE_CHECKING:
+    from ..plan import Plan
 
 TRIALS = 27  # a default: three rungs of a factor of 3
 PARALLEL = 4
@@ -21,14 +24,16 @@ AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether the config's sweep is a single job. Default: a sweep whose trials have a known number of steps."""
+    """Return whether the config's sweep is a single job, as by default."""
     sweep = config.get("sweep")
     if not sweep:
         return False
-    if sweep.get("place") is not None:
-        return bool(sweep["place"] == "packed")
-    training = config["training"]
-    return bool(sweep.get("steps") or (config["task"] and (training["max_steps"] or training["epochs"])))
+    return bool(sweep["place"] != "jobs")
+
+
+def ends_itself(config: Mapping[str, Any]) -> bool:
+    """Return whether the steps of a trial are unknown, so that a script trains to its own end."""
+    return not (config["task"] or config["sweep"].get("steps"))
 
 
 def pauses(config: Mapping[str, Any]) -> bool:
@@ -49,10 +54,12 @@ def metric_of(config: Mapping[str, Any]) -> str:
 
 def unit_of(config: Mapping[str, Any]) -> str:
     """Return the unit of the rungs: steps; in a packed sweep epochs for a training in epochs, else samples if the batch
-    size varies between the trials.
+    size varies between the trials, `scripts` if a script trains to its own end: a rung is the whole script.
     """
     if not is_packed(config):
         return "steps"
+    if ends_itself(config):
+        return "scripts"
     if config["task"] and config["training"]["epochs"]:
         return "epochs"
     return "samples" if BATCH in config["sweep"]["space"] else "steps"
@@ -61,7 +68,7 @@ def unit_of(config: Mapping[str, Any]) -> str:
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a packed sweep's search that a further attempt cannot change."""
     found = _search(config)
-    may_grow = () if found["algorithm"] in ("grid", "pbt") else ("trials",)
+    may_grow = () if found["algorithm"] in FIXED else ("trials",)
     return {key: value for key, value in found.items() if key not in ("parallel", *may_grow)}
 
 
@@ -75,18 +82,20 @@ def training_of(config: Mapping[str, Any], values: Mapping[str, Any] | None = No
     return training
 
 
-def sweep_spec(config: Mapping[str, Any], ranks: int, kind: str) -> dict[str, Any]:
-    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py), for a node with so many ranks.
+def sweep_spec(config: Mapping[str, Any], plan: Plan, kind: str) -> dict[str, Any]:
+    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py).
 
     `kind`: the program of a trial: task, script or module.
     """
     sweep = config["sweep"]
     return {
         "search": _search(config),
-        "slots": sweep["slots"],
-        "nproc_per_node": ranks,
+        "slots": plan.slot_ranks,
+        "instances": plan.slot_instances,
+        "nproc_per_node": plan.devices_per_node,
         "metric": sweep["metric"],
         "keep": sweep["keep"],
+        "until": "end" if ends_itself(config) else "rung",
         **({} if kind == "task" else {"kind": kind}),
     }
 
@@ -104,7 +113,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
         last, least = training["epochs"], 1
     scale = (training.get("global_batch_size") or 1) if unit == "samples" else 1
     steps: tuple[int, ...] = (last,)
-    if algorithm == "pbt":
+    if algorithm in COPYING:
         first = sweep["first_rung"] or max(last // GENERATIONS, least)
         steps = (*range(first, last, first), last)
     elif pauses(config):

@@ -31,7 +31,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     step, `resumed_step` the step from which the attempt resumed, `parent` the origin of the first step's weights,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
     GPUs' figures by rank (`gpu_figures`), `staleness` the updates by staleness (`exchange_figures`), `unkept` the files
-    of a script that nothing keeps, `test` the figures of the last test, and `tests` the number of tests.
+    of a script that nothing keeps, `test` the figures of the last test, and `tests` the number of tests. Of a sweep,
+    `sweep` has the trials with a result and the best, and `not_begun` says which trial the rest of the time excludes.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -40,6 +41,9 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
+        if event is not None and event["e"] == "trial" and isinstance(event.get("sweep"), dict):
+            now["sweep"] = sanitize.tree(event["sweep"])
+            now.pop("not_begun", None)
         if event is None or "trial" in event:  # a trial's step is no step of its sweep
             continue
         kind, step = event["e"], sanitize.count(event.get("step"))
@@ -69,6 +73,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now.pop("test_error", None)
         elif kind == "test" and event.get("failed"):
             now["test_error"] = sanitize.text(event["failed"])
+        if kind == "preempt" and event.get("not_begun"):
+            now["not_begun"] = sanitize.text(event["not_begun"])
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself
@@ -113,6 +119,10 @@ def shown(progress: dict[str, Any]) -> str:
     if isinstance(test := progress.get("test"), dict) and not progress.get("step"):  # a job that only tests
         names = [name for name in ("accuracy", "mae", "loss") if isinstance(test.get(name), float)]
         return " ".join([str(test.get("split")), *(f"{name} {test[name]:.4g}" for name in names)])
+    if isinstance(sweep := progress.get("sweep"), dict):
+        best = sweep.get("best")
+        value = f", {sweep.get('metric')} {best:.4g}" if isinstance(best, float | int) else ""
+        return f"{sweep.get('done')}/{sweep.get('trials')} trials{value}"
     if "step" not in progress:
         return ""
     of = f"/{progress['max_steps']}" if progress.get("max_steps") else ""

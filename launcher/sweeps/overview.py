@@ -10,7 +10,7 @@ from cloudtrain.entrypoints.format import counted, down, up, usd
 from cloudtrain.entrypoints.sweep.search import best, values_of
 
 from ..planning import search_spec
-from ..planning.search_spec import unit_of
+from ..planning.search_spec import is_packed, unit_of
 from ..store import sweeps
 from ..store.progress import finite
 from . import searching
@@ -40,7 +40,9 @@ def plan_lines(config: dict[str, Any]) -> list[str]:
 
 
 def cause_of(registry: Registry, sweep: SweepRecord) -> str:
-    """Return why the job of a packed sweep has failed; empty for a sweep that has not failed."""
+    """Return why the job of a packed sweep has failed, or which trial its time excludes; empty text for others."""
+    if sweep.state == "stopped" and is_packed(sweep.config):
+        return str(registry.find(sweep.id).attempt.progress.get("not_begun") or "")
     if sweep.state != "failed":
         return ""
     state = registry.find(sweep.id).attempt.state
@@ -73,6 +75,8 @@ def as_lines(database: Database, sweep: SweepRecord, cause: str = "") -> list[st
 def place_of(shown: dict[str, Any], each: dict[str, Any]) -> str:
     """Return the place of a rung or a result, in the unit of the rungs: `step 90`, `epoch 9`, `2880 samples`."""
     unit = shown["unit"]
+    if unit == "scripts":  # a rung is the whole script, and a result has a step
+        return "the end" if "rung" in each else f"step {each['step']}"
     return f"{each['step']} samples" if unit == "samples" else f"{unit.removesuffix('s')} {each['step']}"
 
 
@@ -118,7 +122,7 @@ def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
         "left_usd": None if sweep.limit_micro is None else (sweep.limit_micro - spent - held) / 1e6,
         "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
         "rungs": [_rung(search, number, segments) for number in range(len(search.rungs))],
-        "best": _best(search, results, {} if sweep.config["task"] else _short_ends(search, segments)),
+        "best": _best(search, results, _own_ends(unit_of(sweep.config), search, segments)),
         "running": [_running(each) for each in sweeps.running(database, sweep.id)],
         "jobs": sorted({each.job_id for each in segments}),
     }
@@ -145,10 +149,17 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[st
     }
 
 
-def _short_ends(search: Search, segments: list[SegmentRecord]) -> dict[tuple[int, int], int]:
-    """Return the step, by (trial, rung), of each result of a script that ended by itself before the rung."""
+def _own_ends(unit: str, search: Search, segments: list[SegmentRecord]) -> dict[tuple[int, int], int]:
+    """Return the step, by (trial, rung), of each result of a trial that ended by itself, not at the rung's step."""
+    if unit in ("samples", "epochs"):
+        return {}
     ends = [(each.trial, each.rung, each.until_step) for each in segments if each.state == "done"]
-    return {(trial, rung): step for trial, rung, step in ends if step is not None and step < search.rungs[rung]}
+    is_whole = unit == "scripts"
+    return {
+        (trial, rung): step
+        for trial, rung, step in ends
+        if step is not None and (is_whole or step < search.rungs[rung])
+    }
 
 
 def _best(

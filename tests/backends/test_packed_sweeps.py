@@ -13,7 +13,7 @@ import wholejobs
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.sweep.packed import NAME
+from cloudtrain.entrypoints.sweep.journal import NAME
 from doubles.aws.handle import ROLE, Aws
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def write(folder: Path, config: str) -> Path:
 def results(cli: Any, job: str) -> dict[tuple[int, int], float]:
     """Return the results in the journal of a local sweep."""
     lines = (cli.home / "local" / job / "checkpoints" / NAME).read_text().splitlines()
-    ends = [found for found in map(json.loads, lines) if found["e"] == "end"]
+    ends = [found for line in lines if (found := json.loads(line[9:]))["e"] == "end"]
     return {(each["trial"], each["rung"]): each["value"] for each in ends}
 
 

@@ -27,7 +27,7 @@ print("eval ::ct " + json.dumps({"e": "eval", "step": 1, "metrics": {"loss": (lr
 RANDOM = """\
 args: {lr: 1}
 distributed: {allow_alone: true}
-sweep: {space: {args.lr: [1, 2, 3, 4, 5]}, algorithm: grid, parallel: 2}
+sweep: {space: {args.lr: [1, 2, 3, 4, 5]}, algorithm: grid, parallel: 2, place: jobs}
 local: {price_per_hour: 1}
 budget: {limit: 3 USD}
 """

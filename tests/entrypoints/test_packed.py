@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cloudtrain.entrypoints import events, processes
+from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.entrypoints.sweep.packed import NAME, Journal
+from cloudtrain.entrypoints.sweep.journal import NAME, Journal
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import trial_spec
 from doubles import warmpython
@@ -55,6 +58,7 @@ class Sweep:
     training: dict[str, Any] = field(default_factory=dict)
     run_spec: dict[str, Any] = field(default_factory=lambda: {"kind": "sweep", "target": "task.py"})
     own: dict[str, Any] = field(default_factory=dict)  # further settings of the sweep
+    checkpoint: dict[str, Any] = field(default_factory=dict)
 
     def spec(self) -> JobSpec:
         """Return the sweep's spec."""
@@ -68,6 +72,7 @@ class Sweep:
             **self.training,
         }
         sweep = {"search": self.search, "slots": self.slots, "nproc_per_node": 2 * self.slots // self.nodes, "keep": 2}
+        sweep |= {"instances": 1, "until": "rung"}
         sweep |= self.own
         found = {
             "job": "s",
@@ -75,6 +80,7 @@ class Sweep:
             "training": training,
             "params": {"width": 8},
             "sweep": sweep,
+            "checkpoint": self.checkpoint,
             "timeout_s": 60,
         }
         return JobSpec.load(found)
@@ -255,8 +261,8 @@ def test_two_nodes_with_a_slot_each_have_the_same_results(
     sweep.search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
     code, _ = sweep.run()
     assert code == 0
-    starts = [json.loads(line) for line in (tmp_path / "checkpoints" / NAME).read_text().splitlines()]
-    assert {each["node"] for each in starts if each["e"] == "start"} == {0, 1}
+    starts = [json.loads(line[9:]) for line in (tmp_path / "checkpoints" / NAME).read_text().splitlines()]
+    assert sum(each["e"] == "start" for each in starts) == 4
     expected = results(whole[0])
     first = {key: value for key, value in results(tmp_path).items() if key[1] == 0}
     assert first == {(trial, 0): expected[trial, 0] for trial in range(3)}
@@ -281,7 +287,7 @@ def test_journal_cut_at_every_byte_has_the_last_whole_line(tmp_path: Path) -> No
     journal = Journal(tmp_path)
     for trial in range(2):
         segment = {"trial": trial, "rung": 0, "from_step": 0, "until_step": 2, "values": {"a": 1}, "source": None}
-        journal.add("start", segment=segment, node=0)
+        journal.add("start", segment=segment, place="a")
         journal.add("end", trial=trial, rung=0, value=None if trial else 0.5, start_s=1.0, step_s=0.1)
     journal.close()
     whole = (tmp_path / NAME).read_bytes()
@@ -296,6 +302,66 @@ def test_journal_cut_at_every_byte_has_the_last_whole_line(tmp_path: Path) -> No
         again.close()
         assert again.state == cut.state
         assert (7, 0) in again.state.results
+
+
+def test_damaged_line_drops_itself_and_its_trial_trains_again(tmp_path: Path, capsys: Any) -> None:
+    """A flipped bit, zeros, a line of another version: the other lines count, and the lost segment is open again."""
+    journal = Journal(tmp_path)
+    for trial, rung in ((0, 0), (1, 0), (0, 1)):
+        segment = {"trial": trial, "rung": rung, "from_step": 0, "until_step": 2, "values": {"a": 1}, "source": None}
+        journal.add("start", segment=segment, place="a")
+        journal.add("end", trial=trial, rung=rung, value=0.25, start_s=1.0, step_s=0.1)
+    journal.close()
+    lines = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    for number in range(len(lines)):
+        for damaged in (
+            lines[number].replace(b"0", b"9", 1),
+            bytes(len(lines[number]) - 1) + b"\n",
+            b'{"e": "end", "trial": 0, "rung": 0, "value": "low"}\n',
+        ):
+            (tmp_path / NAME).write_bytes(b"".join([*lines[:number], damaged, *lines[number + 1 :]]))
+            found = Journal(tmp_path)
+            found.close()
+            assert f"line {number + 1} is damaged" in capsys.readouterr().out
+            lost = {1: (0, 0), 3: (1, 0), 5: (0, 1)}.get(number)
+            assert set(found.state.open) == ({lost} if lost else set())
+            if lost == (0, 0):  # its checkpoint is of the later rung, so it trains from the beginning
+                assert found.state.open[lost].is_new
+                assert set(found.state.results) == {(1, 0)}
+
+
+@pytest.mark.slow
+def test_patience_counts_the_best_evaluation_and_exports_it(tmp_path: Path) -> None:
+    """A trial's value is its best evaluation, its step the one that was trained, its output the best checkpoint."""
+    monitor = {"metric": "loss", "mode": "min", "patience": 2, "min_delta": 0.2}
+    space = {"training.optimizer.lr": [0.5, 0.4]}
+    search = {**SEARCH, "algorithm": "grid", "space": space, "trials": 2, "rungs": [12]}
+    sweep = Sweep(tmp_path, search, training={"monitor": monitor, "eval_every": 1}, checkpoint={"keep_best": True})
+    code, found = sweep.run()
+    assert code == 0
+    for end in (each for each in found if each["e"] == "trial" and each["state"] == "done"):
+        evals = [e for e in found if e["e"] == "eval" and e["trial"] == end["trial"]]
+        done = next(e for e in found if e["e"] == "done" and e.get("trial") == end["trial"])
+        assert end["value"] == done["best"]
+        assert end["step"] == max(e["step"] for e in evals)
+    (done,) = (each for each in found if each["e"] == "done" and "trial" not in each)
+    folder = tmp_path / "checkpoints" / "trials" / str(done["best_trial"])
+    best = torch.load(tmp_path / "output" / "model.pt", weights_only=True)
+    assert all(torch.equal(value, best[name]) for name, value in weights.from_checkpoint(folder).items())
+
+
+@pytest.mark.slow
+def test_trial_on_two_machines_has_the_losses_of_one_machine(tmp_path: Path) -> None:
+    """Two controllers train each trial together; its pauses and its weights are those of two ranks on one machine."""
+    search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
+    apart = Sweep(tmp_path / "apart", search, nodes=2, own={"instances": 2, "nproc_per_node": 1})
+    beside = Sweep(tmp_path / "beside", search, slots=2)
+    (code, found), (_, expected) = apart.run(), beside.run()
+    assert code == 0
+    assert len(results(tmp_path / "apart")) == 4
+    assert losses(found) == losses(expected)
+    assert results(tmp_path / "apart") == results(tmp_path / "beside")
+    assert (tmp_path / "apart" / "output" / "model.pt").exists()
 
 
 @pytest.mark.slow
@@ -395,6 +461,26 @@ def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
     steps = {trial: [step for step, _ in points] for trial, points in losses(found).items()}
     assert all(seen == list(range(1, len(seen) + 1)) for seen in steps.values())
     assert max(map(len, steps.values())) == 30
+
+
+@pytest.mark.slow
+def test_scripts_without_steps_train_to_their_own_ends(tmp_path: Path) -> None:
+    """Each trial of a random search is the whole script; the first one's end says whether a further one fits."""
+    sweep = script_sweep(tmp_path)
+    sweep.search |= {"algorithm": "random", "trials": 4, "rungs": [1]}
+    sweep.own["until"] = "end"
+    code, found = sweep.run()
+    ends = [each for each in found if each["e"] == "trial" and each["state"] == "done"]
+    assert (code, sorted(each["trial"] for each in ends)) == (0, [0, 1, 2, 3])
+    assert {each["step"] for each in ends} == {30}
+    late = script_sweep(tmp_path / "late")
+    late.search |= {"algorithm": "random", "trials": 50, "rungs": [1], "parallel": 1}
+    late.own["until"] = "end"
+    code, found = late.run(CLOUDTRAIN_DEADLINE=f"{time.time() + 12:.0f}")
+    assert code == 75
+    (left,) = (each for each in found if each["e"] == "preempt")
+    assert re.search(r"trial [1-9] to its end needs .*s, .*s are left", left["not_begun"])
+    assert all(each["state"] in ("running", "done") for each in found if each["e"] == "trial")
 
 
 @pytest.mark.slow

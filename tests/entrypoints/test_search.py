@@ -76,7 +76,7 @@ class History:
             assert segment.key not in self.sent
             assert not any(trial == segment.trial for trial, _ in (*self.running, *self.late))
             self.sent.append(segment.key)
-            self.running[segment.key] = allowance.cost(segment.from_step, segment.until_step)
+            self.running[segment.key] = allowance.cost(segment.trial, segment.from_step, segment.until_step)
         assert self.spent + sum(self.running.values()) <= self.limit + 1e-9
         assert len(self.running) + len(self.late) <= self.search.parallel
 
@@ -153,6 +153,16 @@ def test_deadline_leaves_a_slot_for_the_furthest_trial() -> None:
     assert decide(what, results, (), Allowance(step=1.0, serial=81.0))[0].key == (2, 0)
     assert decide(what, results, (), Allowance(step=1.0, serial=80.5))[0].key == (0, 1)
     assert decide(what, results, (), Allowance(step=1.0, serial=1.0)) == []
+
+
+def test_cheaper_segments_are_tried_before_the_search_ends() -> None:
+    """If a promotion does not fit the rest of the time, a lower promotion or a new trial is begun in its place."""
+    what = search("asha", trials=9, parallel=2)
+    results = {(n, 0): 0.1 * n for n in range(3)} | {(0, rung): 0.1 for rung in range(1, 5)}
+    results |= {(n, rung): 0.5 for n in (3, 4) for rung in (0, 1)} | {(3, 2): 0.4}
+    assert decide(what, results, (), Allowance(step=1.0, serial=1.5))[0].key == (5, 0)
+    slow = Allowance(step=1.0, serial=1.5, own={5: (0.0, 2.0)})
+    assert (5, 0) not in [each.key for each in decide(what, results, (), slow)]
 
 
 def test_values_are_a_pure_function_of_seed_and_number() -> None:

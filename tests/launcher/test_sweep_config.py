@@ -17,6 +17,7 @@ from cloudtrain.launcher.store.database import Database
 
 TASK: dict[str, Any] = {"name": "s", "task": "task.py", "training": {"max_steps": 810, "eval_every": 5}}
 LR = {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}
+CPU, GPUS = Capacity(0, 0.0, "your own machine"), Capacity(gpus=8, hourly_usd=36.0, price_source="test", machine="m")
 
 
 def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig:
@@ -43,6 +44,10 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"slots": 2, "place": "jobs"}, "parts of the machines of a packed sweep"),
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
+        ({"space": {"params.w": {"uniform": [0, 1], "points": 10**8}}, "algorithm": "grid"}, "100,000,000 trials"),
+        ({"space": {"params.w": {"int": [1, 10**15]}}, "algorithm": "grid"}, "more than 100,000"),
+        ({"instances": 2, "place": "jobs"}, "machines of a trial of a packed sweep"),
+        ({"metric": {"name": "accuracy"}}, "expected"),
         ({"space": {"params": [1, 2]}, "factor": 1}, "factor"),
         ({"steps": 300}, r"a task has `training\.max_steps`"),
         ({"steps": 10**21}, r"1000000000|10\^9"),  # would make dozens of rungs
@@ -108,8 +113,46 @@ def test_each_value_of_the_space_is_checked_at_the_plan(space: dict[str, Any], w
     """A value that makes no valid config is refused before any trial starts."""
     training = {**TASK["training"], "micro_batch_size": 4, "global_batch_size": 8}
     found = load(tmp_path, {"space": space, "algorithm": "random"}, training=training)
-    (fault,) = planner.value_faults(found, Capacity(0, 0.0, "your own machine"))
+    (fault,) = planner.value_faults(found, CPU)
     assert words in fault.message
+
+
+@pytest.mark.parametrize(
+    ("sweep", "instances", "capacity", "words"),
+    [
+        ({"parallel": 1}, 2, CPU, "leaves some of the 2 instances without work.*`parallel: 2`.*--instances 1"),
+        ({"instances": 3}, 8, GPUS, "trials of 3 instances do not divide 8 instances.*one of 1, 2, 4, 8"),
+        ({"instances": 2, "parallel": 3}, 8, GPUS, "`parallel: 4`, or `--instances 6`"),
+        ({"instances": 2, "slots": 2}, 2, GPUS, "has all 8 ranks of each"),
+        ({"slots": 3}, 1, GPUS, "3 GPUs of a trial do not divide the 8 GPUs"),
+    ],
+)
+def test_machines_without_work_are_refused(
+    sweep: dict[str, Any], instances: int, capacity: Capacity, words: str, tmp_path: Path
+) -> None:
+    """Trials that leave a machine idle, or that no machines fit, are refused with the numbers that fit."""
+    with pytest.raises(ConfigError) as caught:
+        planner.make(load(tmp_path, sweep, resources={"instances": instances}), capacity)
+    assert re.search(words, str(caught.value), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "capacity", "shape"),
+    [
+        ({"parallel": 8}, CPU, (2, 1, 1)),
+        ({}, GPUS, (8, 1, 1)),
+        ({"slots": 2}, GPUS, (4, 2, 1)),
+        ({"instances": 2}, GPUS, (1, 8, 2)),
+        ({"instances": 2}, CPU, (1, 1, 2)),
+    ],
+)
+def test_trials_fill_the_machines(
+    sweep: dict[str, Any], capacity: Capacity, shape: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """The trials at once on a machine, the ranks of a trial on a machine, and the machines of a trial."""
+    training = {**TASK["training"], "global_batch_size": 32}
+    plan = planner.make(load(tmp_path, sweep, training=training, resources={"instances": 4}), capacity)
+    assert (plan.slots, plan.slot_ranks, plan.slot_instances, plan.nproc_per_node) == (*shape, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +179,7 @@ def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
         ({"steps": 300, "place": "jobs"}, "in a packed sweep only"),
         ({"steps": 300, "algorithm": "pbt"}, "copies checkpoints of a `task`"),
         ({"steps": 300, "first_rung": 400}, "beyond the end of the training, 300"),
-        ({"algorithm": "random", "place": "packed"}, "needs `sweep.steps`"),
+        ({"steps": 300, "instances": 2}, "cannot pause a script on several machines"),
     ],
 )
 def test_faulty_sweep_of_a_script_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -145,13 +188,18 @@ def test_faulty_sweep_of_a_script_is_refused(sweep: dict[str, Any], words: str, 
         script(tmp_path, sweep)
 
 
-def test_sweep_of_a_script_is_packed_if_its_steps_are_known(tmp_path: Path) -> None:
-    """The rungs follow from `steps`; without `steps`, each trial is a job."""
+def test_sweep_of_a_script_is_packed(tmp_path: Path) -> None:
+    """The rungs follow from `steps`; without `steps`, the only rung of a trial is its own end."""
     stored = script(tmp_path, {"steps": 300}).model_dump(mode="json")
     assert search_spec.is_packed(stored)
     assert search_spec.search_of(stored).rungs == (3, 9, 27, 81, 243, 300)
-    assert search_spec.sweep_spec(stored, 4, "script")["kind"] == "script"
-    assert not search_spec.is_packed(script(tmp_path, {"algorithm": "random"}).model_dump(mode="json"))
+    spec = search_spec.sweep_spec(stored, planner.make(script(tmp_path, {"steps": 300}), CPU), "script")
+    assert (spec["kind"], spec["until"]) == ("script", "rung")
+    found = script(tmp_path, {"algorithm": "random"})
+    stored = found.model_dump(mode="json")
+    assert search_spec.is_packed(stored)
+    assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((1,), "scripts")
+    assert search_spec.sweep_spec(stored, planner.make(found, CPU), "script")["until"] == "end"
 
 
 def test_budget_below_a_ladder_is_refused_with_the_sum(tmp_path: Path) -> None:
