@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.host.calls import Here
 
 HERE = Here(Path("/nowhere"), "/nowhere/runtime", 0o022, "h1")
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
-_VERB = re.compile(r'(?:\bCall\(|\.(?:call|ask)\((?:[^,"\n]+, )?|"verb": )\s*"(\w+\.\w+)"')
+_VERB = re.compile(r'(?:\bCall\(|\.(?:call|ask|poll)\((?:[^,"\n]+, )?|"verb": )\s*"(\w+\.\w+)"')
 VERBS = sorted({verb for path in BACKENDS.rglob("*.py") for verb in _VERB.findall(path.read_text())})
 
 

@@ -221,13 +221,14 @@ def test_deadline_alert_of_a_short_run_is_due_in_its_last_tenth() -> None:
     """A quarter of an hour would be the whole run; for a minute, or a twentieth, no forecast is sent."""
     look = replace(LOOK, deadline_at_s=NOW + 95, cap_at_s=NOW + 200, finish_at_s=None)
     began = State("running", started_s=NOW - 905)
-    notice = due(job(began), look, {"started:1"}, NOW)[0]
+    short = {"cap_s": 1105}  # from its begin to its cap
+    notice = due(job(began, plan=short), look, {"started:1"}, NOW)[0]
     assert "saves and leaves in 1m 35s, because of its time limit" in notice.title
-    assert keys(job(began), replace(look, deadline_at_s=NOW + 105)) == []
+    assert keys(job(began, plan=short), replace(look, deadline_at_s=NOW + 105)) == []
     look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    assert keys(job(State("running", started_s=NOW - 50)), look) == []
-    short = replace(look, cap_at_s=NOW + 850)
-    assert keys(job(State("running", started_s=NOW - 50)), short) == ["projected:1@100000000"]
+    for limit_s, told in ((int(look.cap_at_s - NOW), []), (850, ["projected:1@100000000"])):
+        begun = job(State("running", started_s=NOW - 50), plan={"cap_s": limit_s + 50})
+        assert keys(begun, replace(look, cap_at_s=NOW + limit_s)) == told
 
 
 def test_alert_of_a_script_or_a_hard_limit_promises_no_save() -> None:
