@@ -41,10 +41,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        if event is not None and event["e"] == "trial" and isinstance(event.get("sweep"), dict):
-            now["sweep"] = sanitize.tree(event["sweep"])
-            now.pop("not_begun", None)
-        if event is None or "trial" in event:  # a trial's step is no step of its sweep
+        if event is None or _fold_sweep(now, event):
             continue
         kind, step = event["e"], sanitize.count(event.get("step"))
         if kind in ("start", "step", "done", "paused"):
@@ -73,8 +70,6 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now.pop("test_error", None)
         elif kind == "test" and event.get("failed"):
             now["test_error"] = sanitize.text(event["failed"])
-        if kind == "preempt" and event.get("not_begun"):
-            now["not_begun"] = sanitize.text(event["not_begun"])
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself
@@ -84,6 +79,16 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     if points:
         now["curve"] = loss_bins.dump(loss_bins.added(loss_bins.load(now.get("curve")), points))
     return now
+
+
+def _fold_sweep(now: dict[str, Any], event: dict[str, Any]) -> bool:
+    """Enter the figures of a sweep; return whether the event is a trial's, whose steps are no steps of its sweep."""
+    if event["e"] == "trial" and isinstance(event.get("sweep"), dict):
+        now["sweep"] = sanitize.tree(event["sweep"])
+        now.pop("not_begun", None)
+    if event["e"] == "preempt" and event.get("not_begun"):
+        now["not_begun"] = sanitize.text(event["not_begun"])
+    return "trial" in event
 
 
 def _fold_checkpoint(now: dict[str, Any], event: dict[str, Any], step: int | None, time_s: float | None) -> None:
