@@ -236,6 +236,8 @@ class _Driver:
 
     def _start_due(self) -> None:
         """Start interrupted segments, then the segments that the search chooses, on free slots."""
+        if len(self._running) >= self._search.parallel:
+            return
         allowance = self._allowance()
         wanted = [s for s in self._pending if allowance.cost(s.trial, s.from_step, s.until_step) <= allowance.serial]
         if not wanted:
@@ -275,13 +277,10 @@ class _Driver:
             free = [n for n in free if places[n] == home]
         return next((n for n in free if places[n] == home), next(iter(free), None))
 
-    def _pace(self, trial: int | None) -> tuple[float, float]:
-        """Return the highest expected seconds of a start, and of a step: of the trial before, else of its machine."""
-        own = None if trial is None else self._state.own.get(trial)
-        place = None if trial is None else self._state.places.get(trial)
-        if place is None and (free := self._free()):
-            place = self._nodes[free[0]].place
-        paces = [own] if own else list(self._state.paces.get(place or "", ()))[-PACES:]
+    def _pace(self) -> tuple[float, float]:
+        """Return the highest expected seconds of a start, and of a step, by the median of the machine that is free."""
+        place = next((self._nodes[node].place for node in self._free()), "")
+        paces = self._state.paces.get(place, [])[-PACES:]
         paces = paces or [each for some in self._state.paces.values() for each in some[-PACES:]]
         starts, steps = zip(*paces, strict=True)
         return statistics.median(starts), MARGIN * statistics.median(steps)
@@ -294,8 +293,8 @@ class _Driver:
         serial = max(0.0, self._deadline_s - now_s)
         if not self._state.paces:  # the first trials measure the pace
             return Allowance(serial * count, serial=serial)
-        own = {trial: self._pace(trial) for trial in self._state.places}
-        found = Allowance(serial * count, *self._pace(None), serial, own)
+        own = {trial: (start_s, MARGIN * step_s) for trial, (start_s, step_s) in self._state.own.items()}
+        found = Allowance(serial * count, *self._pace(), serial, own)
         held = 0.0
         for running in self._running.values():
             each = running.segment

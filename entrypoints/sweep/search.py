@@ -79,10 +79,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The slot-seconds that are neither spent nor held, and a segment's highest cost: `start` + steps x `step`.
+    """What is neither spent nor held, and a segment's highest cost: `start` + steps x `step`.
 
-    `serial` limits the segments of a single trial, one after the other: the seconds to the deadline. `own`: start and
-    step of trials that have a pace of their own.
+    Any unit: micro-dollars, or the slot-seconds of a packed sweep. `serial` limits the segments of a single trial, one
+    after the other: the seconds to the deadline of a packed sweep. `own`: start and step of trials with a known pace.
     """
 
     left: float = math.inf
