@@ -23,7 +23,7 @@ from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, read_view, view_of
 
-FORM = 10  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+FORM = 11  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 
 

@@ -95,7 +95,7 @@ FAR = {
     "data_s": 1.0,
     "checkpoint_step": 4,
 }
-PINNED = (10, "43c675ee01ded4dd")
+PINNED = (11, "43c675ee01ded4dd")
 
 
 def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
