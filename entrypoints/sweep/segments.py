@@ -88,11 +88,16 @@ def slots_of(sweep: Mapping[str, Any]) -> list[Slot]:
 def place_of(checkpoints: Path) -> str:
     """Return the identity of the folder: machines that share the folder have the same. Raises OSError."""
     mark = checkpoints / ".place"
-    with contextlib.suppress(FileExistsError), mark.open("x") as file:
-        file.write(uuid.uuid4().hex)
-    while not (found := mark.read_text()):  # another machine is just writing
-        time.sleep(0.01)
-    return found
+    if not mark.exists():  # a name for a whole file: a crash leaves no empty mark, and of two machines one is first
+        own = uuid.uuid4().hex
+        partial = mark.with_name(f"{mark.name}.{own}")
+        partial.write_text(own)
+        try:
+            with contextlib.suppress(FileExistsError):
+                _linked(str(partial), str(mark))
+        finally:
+            partial.unlink()
+    return mark.read_text()
 
 
 def trial_folder(checkpoints: Path, trial: int) -> Path:
@@ -454,9 +459,12 @@ def keep_rung(checkpoints: Path, trial: int, step: int) -> None:
 
 
 def _linked(source: str, target: str) -> None:
+    """Give the file a second name. Raises FileExistsError; copies on a file system without links."""
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except FileExistsError:
+        raise
+    except OSError:
         shutil.copy2(source, target)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.journal import NAME, Journal
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
-from cloudtrain.entrypoints.sweep.segments import trial_spec
+from cloudtrain.entrypoints.sweep.segments import place_of, trial_spec
 from doubles import warmpython
 from doubles.waiting import until
 
@@ -328,6 +329,17 @@ def test_damaged_line_drops_itself_and_its_trial_trains_again(tmp_path: Path, ca
             if lost == (0, 0):  # its checkpoint is of the later rung, so it trains from the beginning
                 assert found.state.open[lost].is_new
                 assert set(found.state.results) == {(1, 0)}
+
+
+def test_machines_that_share_a_folder_have_one_place(tmp_path: Path) -> None:
+    """Many that ask at once agree; a folder of its own has another place; no file of a race stays."""
+    with ThreadPoolExecutor(16) as threads:
+        found = set(threads.map(lambda _: place_of(tmp_path), range(64)))
+    (tmp_path / "other").mkdir()
+    assert len(found) == 1
+    assert place_of(tmp_path) in found
+    assert place_of(tmp_path / "other") not in found
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [".place"]
 
 
 @pytest.mark.slow
