@@ -213,7 +213,11 @@ class Training(Section):
     )
     global_batch_size: int = key(32, "Samples an optimizer step, over all ranks and accumulation steps.", 256, ge=1)
     micro_batch_size: int | None = key(
-        None, "Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share.", 32, ge=1
+        None,
+        "Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share; with "
+        "`resources.min_instances` the largest that each possible number of machines can share.",
+        32,
+        ge=1,
     )
     max_steps: int | None = key(None, "Optimizer steps to train; or `epochs`.", 2000, ge=1)
     epochs: int | None = key(None, "Passes over the data; or `max_steps`. With neither, 1.", 10, ge=1)
@@ -334,7 +338,9 @@ class Sweep(Section):
         None, "Whether less of the metric is better, or more. Default: training.monitor's.", "max"
     )
     trials: int | None = key(None, "Trials in all. Default: a grid's size, else 27.", 81, ge=1, le=10_000)
-    parallel: int | None = key(None, "Trials at once. Default: all slots of a packed sweep, else 4.", 8, ge=1, le=1000)
+    parallel: int | None = key(
+        None, "Trials at once. Default: all slots of a packed sweep (without GPUs 4), else 4.", 8, ge=1, le=1000
+    )
     place: Literal["packed", "jobs"] | None = key(
         None,
         "packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
