@@ -55,7 +55,7 @@ def main(torchrun: str, shell: str) -> int:
     machines: list[SlotRunner | _RemoteNode] = [own, *(_RemoteNode(store, number) for number in range(1, nodes))]
     teams: Sequence[_Node] = machines
     if (width := spec.sweep["instances"] if spec.sweep else 1) > 1:
-        teams = [_Gang(machines[at : at + width]) for at in range(0, nodes - width + 1, width)]
+        teams = [_Gang(machines[at : at + width], at) for at in range(0, nodes - width + 1, width)]
     with contextlib.closing(Journal(checkpoints)) as journal:
         return _Driver(spec, journal, teams, deadline_s).drive()
 
@@ -114,15 +114,15 @@ class _Gang:
 
     slots = 1
 
-    def __init__(self, nodes: Sequence[SlotRunner | _RemoteNode]) -> None:
-        self._nodes, self._count = nodes, 0
+    def __init__(self, nodes: Sequence[SlotRunner | _RemoteNode], number: int) -> None:
+        self._nodes, self._number, self._count = nodes, number, 0
         self._left: list[SegmentEnd] = []
         self.place = nodes[0].place
 
     def start(self, segment: Segment) -> None:
         self._count += 1
         for rank, node in enumerate(self._nodes):
-            node.start(segment, Meeting(f"{self.place}/{self._count}", rank, len(self._nodes)))
+            node.start(segment, Meeting(f"meet/{self._number}/{self._count}", rank, len(self._nodes)))
 
     def stop(self) -> None:
         for node in self._nodes:
@@ -133,11 +133,10 @@ class _Gang:
         if len(self._left) < len(self._nodes):
             return []
         ends, self._left = self._left, []
-        failed = [end for end in ends if end.state == "failed"]
-        own = [end for end in failed if not end.is_fault]  # the cause; the others have lost a peer
-        valued = [end for end in ends if end.value is not None]  # of the first machine
-        saved = [end for end in ends if end.state == "saved"]
-        return [*own, *failed, *valued, *saved, *ends][:1]
+        own = [end for end in ends if end.state == "failed" and not end.is_fault]  # an error of the training
+        valued = [end for end in ends if end.value is not None]  # of the first machine; others may lose it as it leaves
+        failed, saved = ([end for end in ends if end.state == state] for state in ("failed", "saved"))
+        return [*own, *valued, *failed, *saved, *ends][:1]
 
     def finish(self, exported: int | None, kept: Sequence[int] | None) -> None:
         for number, node in enumerate(self._nodes):

@@ -19,8 +19,9 @@ from cloudtrain.entrypoints import events, processes
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.journal import NAME, Journal
+from cloudtrain.entrypoints.sweep.packed import _Gang
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
-from cloudtrain.entrypoints.sweep.segments import place_of, trial_spec
+from cloudtrain.entrypoints.sweep.segments import SegmentEnd, place_of, trial_spec
 from doubles import warmpython
 from doubles.waiting import until
 
@@ -331,6 +332,40 @@ def test_damaged_line_drops_itself_and_its_trial_trains_again(tmp_path: Path, ca
                 assert set(found.state.results) == {(1, 0)}
 
 
+def end_of(state: str, value: float | None = None, *, is_fault: bool = False) -> SegmentEnd:
+    """Return the end of a segment on a machine."""
+    return SegmentEnd(0, 0, state, 4, value, is_fault=is_fault)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        (end_of("paused", 0.5), end_of("done"), 0),
+        (end_of("paused", 0.5), end_of("failed", is_fault=True), 0),  # lost its peer as that one left
+        (end_of("done", 0.5), end_of("failed"), 1),
+        (end_of("failed", is_fault=True), end_of("failed"), 1),
+        (end_of("failed", is_fault=True), end_of("done"), 0),
+        (end_of("done"), end_of("saved"), 1),
+    ],
+)
+def test_end_of_a_trial_on_two_machines(first: SegmentEnd, second: SegmentEnd, chosen: int) -> None:
+    """An error of the training counts, then the first machine's result, then a fault, then a stop."""
+
+    class Machine:
+        slots, place = 1, "a"
+
+        def __init__(self, ends: list[SegmentEnd]) -> None:
+            self.ends = ends
+
+        def look(self) -> list[SegmentEnd]:
+            found, self.ends = self.ends, []
+            return found
+
+    for order in (1, -1):
+        machines = [Machine([each]) for each in (first, second)][::order]
+        assert _Gang(machines, 0).look() == [(first, second)[chosen]]  # type: ignore[arg-type]
+
+
 def test_machines_that_share_a_folder_have_one_place(tmp_path: Path) -> None:
     """Many that ask at once agree; a folder of its own has another place; no file of a race stays."""
     with ThreadPoolExecutor(16) as threads:
@@ -364,9 +399,9 @@ def test_patience_counts_the_best_evaluation_and_exports_it(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_trial_on_two_machines_has_the_losses_of_one_machine(tmp_path: Path) -> None:
-    """Two controllers train each trial together; its pauses and its weights are those of two ranks on one machine."""
+    """Four controllers train two trials at once, each by a pair; all results are those of two ranks on one machine."""
     search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
-    apart = Sweep(tmp_path / "apart", search, nodes=2, own={"instances": 2, "nproc_per_node": 1})
+    apart = Sweep(tmp_path / "apart", search, nodes=4, own={"instances": 2, "nproc_per_node": 1})
     beside = Sweep(tmp_path / "beside", search, slots=2)
     (code, found), (_, expected) = apart.run(), beside.run()
     assert code == 0
