@@ -28,8 +28,10 @@ MOST_BEST = 5
 def plan_lines(config: dict[str, Any]) -> list[str]:
     """Return the lines about the search for the plan: trials, rungs, and steps as a share of training all trials."""
     search = search_spec.search_of(config)
-    at_once = min(search.parallel, search.trials)
-    lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, at most {at_once} at once"]
+    # Without `parallel`, the machines of a packed sweep limit the trials: another line of the plan.
+    is_told = config["sweep"]["parallel"] or not is_packed(config)
+    at_once = f", at most {min(search.parallel, search.trials)} at once" if is_told else ""
+    lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}{at_once}"]
     if len(search.rungs) > 1:
         steps, unit = _steps(search), unit_of(config)
         share = steps / (search.trials * search.rungs[-1])
