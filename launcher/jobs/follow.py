@@ -143,9 +143,18 @@ def wait(
     codes: dict[str, int] = {}
     waiting, unseen, seen_active = {job.id: job for job in jobs}, {job.id for job in jobs}, set[str]()
     found = queue.SimpleQueue[Seen]()
+
+    def end(job: Job) -> None:
+        if waiting.pop(job.id, None):
+            codes[job.id] = exit_code(job.attempt.state)
+            tell(job)
+
+    for job in jobs:  # those that have ended already, in their order; polls tell of the others as they end
+        if not job.active:
+            end(job)
     with Poller(registry.folder, watch.notifying(_refreshed), found.put, Pacing(least_s=0.0, rest=0.0)) as poller:
         poller.take(*jobs)
-        while waiting:
+        while waiting or unseen:
             left_s = None if end_s is None or unseen else end_s - time.monotonic()
             try:
                 seen = found.get(timeout=None if left_s is None else max(0.0, left_s))
@@ -161,9 +170,8 @@ def wait(
                 seen_active.add(job.id)
             elif retrying and job.id in seen_active and (again := retry.send_if_due(registry, job)) is not None:
                 poller.take(again)
-            elif waiting.pop(job.id, None):
-                codes[job.id] = exit_code(job.attempt.state)
-                tell(job)
+            else:
+                end(job)
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
