@@ -87,12 +87,13 @@ def key_of(ask: dict[str, Any], **changes: Any) -> str:
     return venvs.key(asked["requirements"], Path(asked["code"]), own(), asked["system_site_packages"])
 
 
-def test_none_finds_the_interpreter() -> None:
+def test_none_finds_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's name is looked up on the path, and the result is absolute.
 
     The interpreter's link is not followed: the real interpreter would lack the venv's packages.
     """
     assert prepare(spec={"kind": "none", "python": sys.executable})["python"] == sys.executable
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     made = prepare(spec={"kind": "none", "python": Path(sys.executable).name})
     assert Path(made["python"]).is_absolute()
     assert made["detail"].startswith(f"Python {sys.version.split()[0]}")
