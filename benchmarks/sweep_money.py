@@ -1,16 +1,20 @@
-"""The money that asha needs for the result of random search: `python benchmarks/sweep_money.py [SEEDS]`.
+"""The machine time that asha needs for the result of random search: `python benchmarks/sweep_money.py [SEEDS]`.
 
 The trials are real trainings of a small network on the UCI digits with 15 % wrong labels, each trained only as far as
-the search asks. The clock is simulated: an epoch costs 1, the start of a segment START, four trials run at once. Random
-search has the money of twenty whole trainings, asha has a third of this money, and both draw the same values.
+the search asks. The driver of sweeps runs on a simulated clock: an epoch takes 1, the start of a segment START, on a
+machine with four slots. Random search may use the machine for twenty whole trainings, asha for a third of this time,
+and both draw the same values. A sweep is billed until its end. `inf`: no trial has finished.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from report import Report
@@ -18,24 +22,25 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from cloudtrain.entrypoints.sweep.search import Allowance, Search, decide, rungs
-from cloudtrain.entrypoints.sweep.space import dimensions
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.sweep import packed
+from cloudtrain.entrypoints.sweep.journal import Journal
+from cloudtrain.entrypoints.sweep.search import Segment, rungs
+from cloudtrain.entrypoints.sweep.segments import SegmentEnd
 
-EPOCHS, PARALLEL, BATCH = 81, 4, 64
+EPOCHS, SLOTS, BATCH = 81, 4, 64
 START = 0.025 * EPOCHS  # of a segment, in epochs
-BUDGET = 20 * (EPOCHS + START)  # twenty whole trainings
-SHARE = 1 / 3  # of the money of random search, for asha
+ALLOWED = 20 * (EPOCHS + START) / SLOTS  # of machine time: twenty whole trainings
+SHARE = 1 / 3  # of the machine time of random search, for asha
 WRONG = 0.15  # share of wrong training labels
-SPACE = dimensions(
-    {
-        "lr": {"log": [1e-3, 1.0]},
-        "momentum": {"uniform": [0.0, 0.98]},
-        "decay": {"log": [1e-6, 1e-1]},
-        "dropout": {"uniform": [0.0, 0.7]},
-        "scale": {"log": [0.1, 10.0]},
-        "smoothing": {"uniform": [0.0, 0.3]},
-    }
-)
+SPACE = {
+    "lr": {"log": [1e-3, 1.0]},
+    "momentum": {"uniform": [0.0, 0.98]},
+    "decay": {"log": [1e-6, 1e-1]},
+    "dropout": {"uniform": [0.0, 0.7]},
+    "scale": {"log": [0.1, 10.0]},
+    "smoothing": {"uniform": [0.0, 0.3]},
+}
 
 
 def _data() -> tuple[torch.Tensor, ...]:
@@ -86,52 +91,77 @@ class _Trial:
 
 
 @dataclass
-class _Sweep:
-    """A search on the simulated clock, with a budget in epochs; `finished` has the loss of each trial at its end."""
+class _Machine:
+    """The driver's only node, and its clock in the place of the module `time`."""
 
-    search: Search
     data: tuple[torch.Tensor, ...]
-    budget: float
+    slots: int = SLOTS
+    place: str = ""
+    now: float = 0.0
+    used: float = 0.0  # slot time of all segments
     trials: dict[int, _Trial] = field(default_factory=dict)
-    finished: list[float] = field(default_factory=list)
+    running: list[tuple[float, Segment]] = field(default_factory=list)
+    best: float = math.inf  # the loss of the best finished trial
 
-    def run(self) -> float:
-        """Run to the end of the search or of the budget; return the spent money."""
-        results: dict[tuple[int, int], float | None] = {}
-        running: list[tuple[float, tuple[int, int], float, int]] = []
-        spent = held = now = 0.0
-        while True:
-            left = Allowance(self.budget - spent - held, START, 1.0)
-            for segment in decide(self.search, results, [key for _, key, _, _ in running], left):
-                cost = START + segment.until_step - segment.from_step
-                heapq.heappush(running, (now + cost, segment.key, cost, segment.until_step))
-                held += cost
-                if segment.trial not in self.trials:
-                    self.trials[segment.trial] = _Trial(dict(segment.values), self.data, segment.trial)
-            if not running:
-                assert spent <= self.budget
-                return spent
-            now, key, cost, until = heapq.heappop(running)
-            spent, held = spent + cost, held - cost
-            results[key] = self.trials[key[0]].train(until)
-            if until == EPOCHS:
-                self.finished.append(results[key] or 0.0)
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now = min((end for end, _ in self.running), default=self.now)
+
+    def start(self, segment: Segment) -> None:
+        took = START + segment.until_step - segment.from_step
+        self.running.append((self.now + took, segment))
+        self.used += took
+
+    def look(self) -> list[SegmentEnd]:
+        due = [segment for end, segment in self.running if end <= self.now]
+        self.running = [each for each in self.running if each[0] > self.now]
+        return [self._end(segment) for segment in due]
+
+    def finish(self, *_: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+    def _end(self, segment: Segment) -> SegmentEnd:
+        until = segment.until_step
+        trial = self.trials.setdefault(segment.trial, _Trial(dict(segment.values), self.data, segment.trial))
+        loss = trial.train(until)
+        self.best = min(self.best, loss) if until == EPOCHS else self.best
+        return SegmentEnd(*segment.key, "paused", until, loss, start_s=START, step_s=1.0)
+
+
+def _swept(
+    algorithm: str, steps: tuple[int, ...], allowed: float, data: tuple[torch.Tensor, ...], seed: int
+) -> _Machine:
+    search = {"algorithm": algorithm, "space": SPACE, "trials": 1000, "parallel": SLOTS, "rungs": steps, "seed": seed}
+    sweep = {"search": search, "slots": 1, "instances": 1, "nproc_per_node": SLOTS, "until": "rung"}
+    spec = {"run": {"kind": "sweep", "target": "task.py"}, "training": {"epochs": EPOCHS}, "sweep": sweep}
+    machine = _Machine(data)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(packed, "time", machine),
+        mock.patch.object(packed.events, "emit"),
+    ):
+        packed._Driver(JobSpec.load(spec), Journal(Path(folder)), [machine], allowed).drive()  # type: ignore[list-item]
+    assert machine.now <= allowed
+    return machine
 
 
 def run(seeds: int = 10) -> Report:
     """Compare asha with random search for each seed."""
     torch.set_num_threads(1)
     report, data = Report(f"sweeps: asha for the result of random search, {seeds} seeds"), _data()
-    count = 0
-    for seed in range(seeds):
-        whole = _Sweep(Search("random", SPACE, 1000, PARALLEL, (EPOCHS,), seed=seed), data, BUDGET)
-        asha = _Sweep(Search("asha", SPACE, 1000, PARALLEL, rungs(1, 3, EPOCHS), seed=seed), data, BUDGET * SHARE)
-        spent, asha_spent = whole.run(), asha.run()
-        is_reached = min(asha.finished) <= min(whole.finished)
-        count += is_reached
-        words = f"random {min(whole.finished):.4f} for {spent:.0f}, asha {min(asha.finished):.4f} for {asha_spent:.0f}"
-        report.timing(f"seed {seed}", words, "asha <= random", ok=is_reached)
-    report.count("seeds in which asha is as good as random for a third of the money", count, seeds)
+    plans = (("random", (EPOCHS,), ALLOWED), ("asha", rungs(1, 3, EPOCHS), ALLOWED * SHARE))
+    machines = [[_swept(*plan, data, seed) for plan in plans] for seed in range(seeds)]
+    for seed, (random, asha) in enumerate(machines):
+        words = f"random {random.best:.4f} for {random.now:.0f}, asha {asha.best:.4f} for {asha.now:.0f}"
+        report.timing(f"seed {seed}", words, "asha <= random", ok=asha.best <= random.best)
+    count = sum(asha.best <= random.best for random, asha in machines)
+    report.count("seeds in which asha is as good as random for a third of the machine time", count, seeds)
+    for (name, _, allowed), some in zip(plans, zip(*machines, strict=True), strict=True):
+        billed, used = (sum(each) / seeds / allowed for each in ((m.now for m in some), (m.used / SLOTS for m in some)))
+        report.timing(f"{name}: billed, and slots in use, of the allowed {allowed:.0f}", f"{billed:.0%}, {used:.0%}")
     return report
 
 

@@ -80,7 +80,7 @@ class Plan(Record, checks=True):
     keeps: bool = False
     """The files of the config's `keep` stay."""
     slots: int = 0
-    """The trials at once on a node of a packed sweep, which has one rank; 1 for a trial of several nodes."""
+    """The trials at once on a node of a sweep, which has one rank; 1 for a trial of several nodes."""
     slot_ranks: int = 0
     """The ranks of a trial on a node."""
     slot_instances: int = 1

@@ -7,20 +7,15 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.entrypoints.format import counted
-
 from ..errors import UsageError
 from ..report import comparing
 from ..report.comparing import Comparison
-from ..store import sweeps
 from ..store.registry import Registry
-from ..store.sweeps import SweepRecord
 from ..text.charts import chart, signs_of
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import completes, examples, json_option
 from .report import seen
-from .status import sweep_of
 
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
@@ -28,7 +23,6 @@ _TYPED = (
     "cloudtrain compare digits digits-lr",
     "cloudtrain compare digits digits-lr -o compared.html",
     "cloudtrain compare digits digits-lr --loss 0.5",
-    "cloudtrain compare digits-x7k2p      the best five trials of a sweep",
 )
 
 
@@ -47,11 +41,9 @@ def command(
     """Lay jobs side by side: where their configs differ, and what came of each.
 
     Two to eight jobs: final and lowest loss, metrics, time, cost, throughput, and what it cost to come down to a loss
-    that all of them reached. Of a single SWEEP, the best five trials.
+    that all of them reached.
     """
     registry = Registry()
-    if (sweep := sweep_of(registry, jobs)) is not None:
-        jobs = _trials(registry, sweep)
     if not 2 <= len(jobs) <= MOST:
         raise UsageError(f"compare takes two to {MOST} jobs, not {len(jobs)}", hint="cloudtrain list shows their names")
     if opens and output is None:
@@ -74,21 +66,6 @@ def command(
         print_json(comparing.as_json(comparison))
     elif output is None:
         _print(comparison)
-
-
-def _trials(registry: Registry, sweep: SweepRecord) -> tuple[str, ...]:
-    """Return the jobs of the sweep's best trials. Raises UsageError for less than two results, and without jobs."""
-    from ..sweeps import overview
-
-    jobs = {each.trial: each.job_id for each in sweeps.segments(registry.database, sweep.id)}
-    if sweep.id in jobs.values():
-        hint = f"cloudtrain report {sweep.id} has all trials on a page"
-        raise UsageError(f"the trials of {sweep.id} are one job together", hint=hint)
-    best = [jobs[each["trial"]] for each in overview.as_json(registry.database, sweep)["best"]]
-    if len(best) < 2:
-        hint = f"cloudtrain status {sweep.id} shows the running trials"
-        raise UsageError(f"{sweep.id} has results of {counted(len(best), 'trial')}", hint=hint)
-    return tuple(best)
 
 
 def _print(found: Comparison) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,13 +15,14 @@ from ..jobs.view import outcome
 from ..money import bill, period
 from ..store.budgets import month_of
 from ..store.registry import Registry
-from ..store.sweeps import SweepRecord
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
 from ..text.times import seconds
 from ..text.units import parse_duration
 from .options import completes, examples, json_option
-from .status import sweep_of
+
+if TYPE_CHECKING:
+    from ..sweeps.costs import SweepCost
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -36,7 +38,7 @@ _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 def command(job: str | None, month: str | None, since: str | None, by: str | None, as_csv: bool, as_json: bool) -> None:
     """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month.
 
-    For a sweep: the cost by trial and rung, the share of the starts, and an estimate of what the pauses have saved.
+    For a sweep also the cost by trial and rung, and an estimate of what the pauses have saved.
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
@@ -48,9 +50,7 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
         close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
         hint = f"did you mean `{close[0]}`?"
         raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
-    if job is not None and (sweep := sweep_of(registry := Registry(), (job,))) is not None:
-        _sweep(registry, sweep, as_csv=as_csv, as_json=as_json)
-    elif job is not None:
+    if job is not None:
         _one(Registry(), job, as_csv=as_csv, as_json=as_json)
     else:
         from_s, to_s = _span(month, since)
@@ -60,12 +60,17 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
     job = refresh(registry, registry.find(key))
-    found = bill.bill(job, registry.attempts(job), time.time())
+    found, trials = bill.bill(job, registry.attempts(job), time.time()), None
+    if job.config.get("sweep"):
+        from ..sweeps import costs
+
+        trials = costs.costs_of(registry, job, time.time())
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        print_json(who | bill.as_json(found))
+        print_json(who | bill.as_json(found) | ({} if trials is None else {"sweep": costs.as_json(trials)}))
     elif as_csv:
-        print_lines([csv_text(*bill.leg_cells(found.lines))])
+        cells = bill.leg_cells(found.lines) if trials is None else costs.cells(trials, is_whole=True)
+        print_lines([csv_text(*cells)])
     else:
         # On a narrow terminal the less important columns are left out.
         columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
@@ -73,22 +78,16 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
         rows = bill.leg_rows(found.lines)
         legs = table(bill.LEG_HEAD, rows, drop=drop, columns=room) if rows else ["nothing was ever sent"]
         print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill.bill_lines(found)])
+        if trials is not None:
+            _print_trials(trials)
 
 
-def _sweep(registry: Registry, sweep: SweepRecord, *, as_csv: bool, as_json: bool) -> None:
+def _print_trials(found: SweepCost) -> None:
     """Print the cost of a sweep by trial and rung."""
     from ..sweeps import costs
 
-    found = costs.costs_of(registry.database, sweep, time.time())
-    if as_json:
-        print_json(costs.as_json(found))
-        return
-    head, rows = costs.cells(found, is_whole=as_csv)
-    if as_csv:
-        print_lines([csv_text(head, rows)])
-        return
     shown, notes = costs.lines(found)
-    print_lines([f"{sweep.id}  {sweep.state}", *table(head, rows, columns=width())])
+    print_lines(table(*costs.cells(found, is_whole=False), columns=width()))
     print_text(shown)
     for note in notes:
         say(note)

@@ -1,4 +1,4 @@
-"""`cloudtrain list`: the jobs and the sweeps, the newest first."""
+"""`cloudtrain list`: the jobs, the newest first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..job import ACTIVE, Job
 from ..jobs import listing
 from ..jobs.view import JobView
 from ..store.registry import Registry
-from ..sweeps import summary
 from ..text.tables import hidden, table, width
 from ..text.terminal import json_line, print_lines, say, when, write
 from ..text.units import as_usd
@@ -34,9 +33,7 @@ DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow te
     ),
 )
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
-@click.option(
-    "--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones and trials."
-)
+@click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
 @click.option("-n", "--limit", type=WholeNumber(min=1), help="How many.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
@@ -59,8 +56,7 @@ def command(
 ) -> None:
     """List jobs, the newest first. Those that may be running are asked for their state, all at once.
 
-    What has not answered after ten seconds is listed as it was last seen. A sweep is one line; --all, --state and
-    --json also list the sweep's trials.
+    What has not answered after ten seconds is listed as it was last seen.
     """
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
@@ -72,7 +68,6 @@ def command(
         since_s=None if since is None else time.time() - duration_s("--since", since),
         limit=limit or (None if everything or as_json else SHOWN),
         hides_unsent=not (everything or as_json),
-        hides_trials=not (everything or as_json or states),
     )
     registry, faults = Registry(), dict[str, CloudtrainError]()
 
@@ -84,42 +79,35 @@ def command(
         return answers.jobs
 
     shown = listing.chosen(registry, choice, ask, described=as_json)
-    searches = summary.chosen(registry.database, choice, active=active)
-    if choice.backends and not (shown.lines or searches):
+    if choice.backends and not shown.lines:
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(shown, searches, faults)
-    elif shown.lines or searches:
-        _print(registry, shown, searches, choice.limit)
+        _print_json(shown, faults)
+    elif shown.lines:
+        _print(registry, shown, choice.limit)
     else:
         say(_none(registry, choice, active=active))
     for job_id, fault in faults.items():
         say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(listed: listing.Listing, searches: list[summary.Summary], faults: dict[str, CloudtrainError]) -> None:
+def _print_json(listed: listing.Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one JSON object; each job's JSON is text already, of ended jobs as stored."""
     rates = [view.money.burn_micro_h for view in listed.active]
     running = sum(view.state.state != "pending" for view in listed.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
-    sweeps = [summary.as_json(search) for search in searches]
-    more = json_line({"sweeps": sweeps, "running": running, "burn_usd_per_hour": burn, "not_answered": silent})
+    more = json_line({"running": running, "burn_usd_per_hour": burn, "not_answered": silent})
     write(f'{{"jobs": [{", ".join([line.described for line in listed.lines])}], {more[1:]}\n')
 
 
-def _print(registry: Registry, listed: listing.Listing, searches: list[summary.Summary], limit: int | None) -> None:
+def _print(registry: Registry, listed: listing.Listing, limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
     dated: list[Dated] = [
         (line.created_s, (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money))
         for line in listed.lines
     ]
-    for search in searches:
-        sweep = search.sweep
-        cells = (sweep.id, sweep.config["backend"], "-", f"sweep {sweep.state}", search.progress, search.money)
-        place = next((i for i, (created_s, _) in enumerate(dated) if created_s < sweep.created_s), len(dated))
-        dated.insert(place, (sweep.created_s, cells))
     dated = _below_parents(registry, listed, dated)
     rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())

@@ -63,7 +63,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
 
-        lines += plan_lines(config.model_dump(mode="json"))
+        lines += plan_lines(config.model_dump(mode="json"), prepared.plan)
     lines += [advice] if (advice := methods.advice(config, prepared.plan.ranks)) else []
     print_text([*lines, *books.lines(worst_micro)])
     if difference is not None:

@@ -31,29 +31,26 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     from ..report import page
     from ..report.data import chart_data
     from ..store import series
-    from .status import sweep_of
 
     registry = Registry()
-    if (sweep := sweep_of(registry, (job,))) is not None:
+    found, now_s = seen(registry, job), time.time()
+    if found.config.get("sweep"):
         from ..report import sweep_page
 
-        name, runs, now_s = sweep.id, sweep.state == "running", time.time()
-        html = partial(sweep_page.sweep_html, registry, sweep, now_s)
-        data = sweep_page.sweep_json(registry, sweep, now_s) if as_json else {}
+        html = partial(sweep_page.sweep_html, registry, found, now_s)
+        data = sweep_page.sweep_json(registry, found, now_s) if as_json else {}
     else:
-        found = seen(registry, job)
-        name, runs, now_s = found.id, found.active, time.time()
         html = partial(page.report_html, registry, found, now_s)
         view = view_of(found, registry.attempts(found), now_s)
         data = chart_data(view, series.read(registry.database, found.id)) if as_json else {}
     if as_json:
         print_json(data)
         return
-    path = output or Path(f"{name}.html")
+    path = output or Path(f"{found.id}.html")
     page.require_free(path, force=force)
     page.write(path, html())
-    if runs:
-        say(f"{name} runs: the report tells how it is now")
+    if found.active:
+        say(f"{found.id} runs: the report tells how it is now")
     print_lines([str(path)])
     if opens:
         page.show(path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -13,11 +10,10 @@ import click
 
 from cloudtrain.entrypoints.format import up
 
-from ..errors import BudgetError, UsageError
+from ..errors import BudgetError
 from ..job import Job
 from ..jobs.approval import approved
 from ..store.registry import Registry
-from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
 from ..text.units import format_money
 from .options import (
@@ -75,30 +71,19 @@ def command(
 ) -> int:
     """Resume from a job's newest checkpoint, with the code and the config as they were submitted.
 
-    For a sweep, JOB is the sweep's name: the sweep continues with its stopped trials, and with more trials or money.
+    A sweep continues with its interrupted trials, and with more trials or money.
     """
     from ..jobs import retry
     from ..jobs.refresh import refresh
-    from ..planning.search_spec import is_packed
-    from ..sweeps.growing import trials_after
-    from .status import sweep_of
 
     if budget is not None:
         require_one_budget(settings)
     registry = Registry()
-    sweep = sweep_of(registry, (job,))
-    if sweep is not None and not is_packed(sweep.config):
-        given = {"--instances": instances, "--set": settings, "--price-per-hour": price_micro, "--backend": asked}
-        given |= {"--update-code": update_code, "--update-config": update_config, "--dry-run": dry_run}
-        _require_none(given, sweep.id)
-        return _sweep(registry, sweep, trials, budget, yes=yes, detach=detach, as_json=as_json)
-    if trials is not None:
-        if sweep is None:
-            raise UsageError("--trials is for a sweep", hint="cloudtrain list shows the sweeps")
-        settings = (*settings, f"sweep.trials={trials_after(registry.database, sweep, trials)}")
     found = refresh(registry, registry.find(job))
+    if trials is not None:
+        settings = (*settings, f"sweep.trials={retry.trials_after(registry, found, trials)}")
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    is_changed = bool(settings or (sweep and budget) or update_code or update_config)
+    is_changed = bool(settings or (found.config.get("sweep") and budget) or update_code or update_config)
     retry.require_ended(registry, found, is_changed=is_changed)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:
@@ -114,13 +99,6 @@ def command(
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
     return _send(registry, found, prepared, yes=yes, detach=detach, as_json=as_json)
-
-
-def _require_none(given: Mapping[str, object], sweep: str) -> None:
-    """Raise UsageError if an option for jobs is set, for a sweep whose trials are jobs."""
-    if others := [option for option, value in given.items() if value not in (None, (), False)]:
-        hint = "a sweep keeps its code and its config; submit a new sweep for others"
-        raise UsageError(f"{others[0]} is for a job, and {sweep} is a sweep", hint=hint)
 
 
 def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach: bool, as_json: bool) -> int:
@@ -145,37 +123,6 @@ def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach
         say("\n".join(unattended(job)))
         return 0
     return follow(registry, job, log_view(job, View(as_json=as_json)))
-
-
-def _sweep(
-    registry: Registry,
-    sweep: SweepRecord,
-    trials: str | None,
-    budget: str | None,
-    *,
-    yes: bool,
-    detach: bool,
-    as_json: bool,
-) -> int:
-    """Store the new values of the sweep, and drive the sweep as `submit` does."""
-    from ..advice.preparing import prepare
-    from ..backend import Bundle
-    from ..sweeps import driving, growing, overview
-    from .status import drive
-
-    grown = growing.grown(registry.database, sweep, trials, budget)
-    bundle = Bundle.load(sweep.bundle)
-    if not bundle.path.exists():
-        raise UsageError("the code of the sweep is no longer here", hint="submit the sweep again")
-    config, cache = driving.config_of(grown, {}), registry.folder / "bundles"
-    prepared = prepare(config, Path(sweep.config_file), cache, dry=False, shipped=bundle)
-    if not approved(replace(prepared, notes=tuple(overview.plan_lines(grown.config))), yes=yes):
-        return 1
-    growing.go_on(registry, grown)
-    say(f"goes on: {sweep.id}, {growing.words(registry.database, grown)}")
-    if as_json:
-        print_json({"sweep": sweep.id, "backend": config.backend})
-    return drive(registry, grown, once=detach)
 
 
 def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:

@@ -6,11 +6,8 @@ import click
 
 from cloudtrain.entrypoints.format import counted
 
-from ..errors import UsageError
 from ..job import Job
-from ..store import sweeps
 from ..store.registry import Registry
-from ..store.sweeps import SweepRecord
 from ..text.terminal import confirm, print_json, say
 from ..text.units import size
 from .options import completes, examples, json_option, yes_option
@@ -28,25 +25,11 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     run. JOB is an id if several jobs have the name.
     """
     from ..jobs.refresh import refresh
-    from .status import sweep_of
 
     registry = Registry()
-    if sweep := sweep_of(registry, jobs, of_jobs=True):
-        return _sweep(registry, sweep, yes=yes, as_json=as_json)
     looked = (refresh(registry, registry.find(name, sole=lambda _: True)) for name in jobs)
     found = list({job.id: job for job in looked}.values())
     return removed(registry, found, yes=yes, as_json=as_json)
-
-
-def _sweep(registry: Registry, sweep: SweepRecord, *, yes: bool, as_json: bool) -> int:
-    """Remove the trials of a sweep, and the sweep. Raises UsageError for a sweep that runs."""
-    if sweep.state == "running":
-        raise UsageError(f"{sweep.id} is running", hint=f"cloudtrain stop {sweep.id}")
-    own = {each.job_id for each in sweeps.segments(registry.database, sweep.id)}
-    code = removed(registry, [job for job in registry.jobs() if job.id in own], yes=yes, as_json=as_json)
-    if code == 0:
-        sweeps.forget(registry.database, sweep.id)
-    return code
 
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:

@@ -32,21 +32,9 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     before it stops the newest job. An unknown JOB stops no job; after another error the other jobs are still stopped.
     """
     from ..jobs.refresh import refresh
-    from .status import show, sweep_of
+    from .status import show
 
     registry, names = Registry(), jobs or ("last",)
-    if sweep := sweep_of(registry, () if {"last", "-"} & set(jobs) else jobs, of_jobs=True):
-        from cloudtrain.entrypoints.format import counted
-
-        from ..sweeps import driving
-
-        if sweep.state == "ended":
-            say(f"{sweep.id} has ended")
-            return 0
-        jobs_left = {job.id: job for job in driving.stop(registry, sweep) if job.active}
-        running = counted(len(jobs_left), "running trial")
-        say(f"stopping {sweep.id}: {running} to save and stop; no further trial is sent")
-        return 0 if detach or not jobs_left or _see_them_stop(registry, jobs_left) else 130
     found = dict.fromkeys(registry.find(name, sole=lambda job: job.active).id for name in names)
     is_sure = yes or (not now and {"last", "-"}.isdisjoint(names))  # the user has named the jobs
     asked: list[StopResult] = []

@@ -16,7 +16,6 @@ from ..backend_table import ALL, CHEAPEST
 from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
 from ..jobs.approval import approved, require_allowed
-from ..planning.search_spec import is_packed
 from ..text.tables import labelled, width
 from ..text.terminal import print_json, say
 from .options import Overrides, config_options, examples, json_option, yes_option
@@ -106,11 +105,6 @@ def command(
             raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
         if overrides.compares():
             overrides = _chosen(overrides)
-        searched = overrides.load()
-        if searched.sweep is not None and not is_packed(searched.model_dump(mode="json")):
-            if name is not None or idempotency_key is not None:
-                raise UsageError("--name and --idempotency-key are for a job, and the config describes a sweep")
-            return _sweep(overrides, searched, yes=yes, detach=detach, as_json=as_json)
         sent = _send(overrides, name, idempotency_key, force=force, yes=yes)
     except (click.Abort, KeyboardInterrupt) as error:
         raise KeyboardInterrupt(*(error.args or (NOTHING,))) from None
@@ -158,30 +152,12 @@ def _send(
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
 
-        prepared = replace(prepared, notes=(*prepared.notes, *plan_lines(config.model_dump(mode="json"))))
+        prepared = replace(
+            prepared, notes=(*prepared.notes, *plan_lines(config.model_dump(mode="json"), prepared.plan))
+        )
     if not approved(prepared, yes=yes, check=check):
         return None
     return registry, *submit.send(registry, prepared, name=name, key=key)
-
-
-def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, as_json: bool) -> int:
-    """Begin the sweep of the config, and drive the sweep to its end; Ctrl-C leaves the running trials."""
-    from ..store.home import home
-    from ..store.registry import Registry
-    from ..sweeps import driving, overview
-    from .status import drive
-
-    registry = Registry(home())
-    with overrides.placing():
-        prepared = prepare(config, overrides.file, registry.folder / "bundles", dry=False)
-    prepared = replace(prepared, notes=(*prepared.notes, *overview.plan_lines(config.model_dump(mode="json"))))
-    if not approved(prepared, yes=yes):
-        return 1
-    sweep = driving.begin(registry, prepared)
-    say(f"began: {sweep.id}")
-    if as_json:
-        print_json({"sweep": sweep.id, "backend": config.backend})
-    return drive(registry, sweep, once=detach)
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:

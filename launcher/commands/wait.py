@@ -1,16 +1,12 @@
-"""`cloudtrain wait`: wait for the end of jobs, or of a sweep."""
+"""`cloudtrain wait`: wait for the end of jobs."""
 
 from __future__ import annotations
-
-import time
 
 import click
 
 from ..text.tables import labelled
 from ..text.terminal import print_json, say
 from .options import completes, duration_s, json_option
-
-TIMED_OUT = 124
 
 
 @click.command("wait")
@@ -22,22 +18,15 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
     The exit code is the job's; of several, the first that is not 0.
     With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
-    For a sweep, the command drives the sweep meanwhile; the exit code is 0 if a trial has finished.
     """
     from ..job import Job
     from ..jobs.follow import wait
     from ..jobs.view import failure_lines, outcome, read_view
     from ..store.progress import shown
     from ..store.registry import Registry
-    from .status import drive, show_sweep, sweep_of
 
     timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
-    if sweep := sweep_of(registry, jobs, of_jobs=True):
-        code = drive(registry, sweep, until_s=None if timeout_s is None else time.time() + timeout_s)
-        if as_json and code != TIMED_OUT:
-            show_sweep(registry, sweep, as_json=True)
-        return code
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 
     def report(job: Job) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import shutil
@@ -16,9 +15,7 @@ import click
 from ..errors import UsageError
 from ..job import Job, exit_code
 from ..jobs import watch_service
-from ..store import sweeps
 from ..store.registry import Registry
-from ..store.sweeps import SweepRecord
 from ..text.terminal import print_json, print_lines, print_text, say
 from ..text.units import format_duration
 from .options import completes, duration_s, examples, json_option
@@ -65,7 +62,7 @@ def command(
     A terminal shows the jobs live: a single job with its curves and its log, many jobs in a table; the keys are on the
     screen. Without a terminal each poll prints a line per job. The command ends when the named JOBS have ended, with
     their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
-    job. A single SWEEP is shown as a whole, and driven to its end; without JOBS all running sweeps are driven.
+    job.
     """
     every_s = duration_s("--every", every or EVERY)
     if every_s < LEAST_S:
@@ -77,12 +74,6 @@ def command(
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
     shows_live = not (once or plain or as_json) and _is_live()
-    if len(jobs) == 1:
-        from .status import sweep_of
-
-        registry = Registry()
-        if sweep := sweep_of(registry, jobs, of_jobs=not shows_live):
-            return _watch_sweep(registry, sweep, every_s if every else 0.0, once=once, plain=plain, as_json=as_json)
     if shows_live:
         from ..live.main_loop import show
 
@@ -92,30 +83,6 @@ def command(
     except KeyboardInterrupt:
         say("no longer watching; the jobs continue")
         return 130
-
-
-def _watch_sweep(
-    registry: Registry, sweep: SweepRecord, every_s: float, *, once: bool, plain: bool, as_json: bool
-) -> int:
-    """Drive the sweep, and show it: on a terminal as a screen, else a line for each change, or an object a look."""
-    from ..sweeps import driving
-    from .status import drive, show_sweep
-
-    if once:
-        show_sweep(registry, sweep, as_json=as_json)
-        return 0
-    if not (plain or as_json) and _is_live():
-        from ..live.sweep import show
-
-        return show(registry, sweep, every_s)
-    if not as_json:
-        return drive(registry, sweep)
-    while True:
-        show_sweep(registry, sweep, as_json=True)
-        sweep = sweeps.find(registry.database, sweep.id)
-        if not driving.is_going_on(registry.database, sweep):
-            return driving.exit_code(registry.database, sweep)
-        time.sleep(every_s or driving.LOOK_S)
 
 
 def _is_live() -> bool:
@@ -135,16 +102,11 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
     jobs: list[Job] = []
-    sweeps_due_s = 0.0
     codes: dict[str, int] = {}  # of the ended jobs, in the order of their ends
     faults = polls = 0
     begin, pacing = watching.notifying(watching.look), Pacing(every_s=lambda: every_s)
     with Poller(registry.folder, begin, found.put, pacing, once=once) as poller:
         while True:
-            if not names and time.monotonic() >= sweeps_due_s:
-                sweeps_due_s = math.inf if once else time.monotonic() + every_s
-                for line in _driven(registry):
-                    say(line)
             if not (once and polls) and (changed := selection.news(time.time())) is not None:
                 jobs = changed
                 poller.watch(jobs)
@@ -157,14 +119,6 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 logs.take(seen)
     logs.close()
     return int(faults > 0) if once else next((code for code in codes.values() if code), 0)
-
-
-def _driven(registry: Registry) -> list[str]:
-    if not sweeps.sweeps(registry.database, active=True):
-        return []  # without the import of the driver
-    from ..sweeps import driving
-
-    return driving.advance_all(registry)
 
 
 def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:

@@ -100,6 +100,7 @@ cloud provider platform target scheduler_name infra: write `backend: sagemaker` 
 region zone location: it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`
 cpus memory mem vcpus cpu: they come with the machine: name a `resources.instance_type`
 fsdp ddp deepspeed fsdp_config distributed_type: write `training.strategy: fsdp` (or ddp)
+sweep.place: a sweep is one job, whose machines train the trials side by side: leave `place` out
 profiles extends defaults include: one file says it all; `--set key=value` changes a value for one call
 """
 

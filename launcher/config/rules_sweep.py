@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from cloudtrain.entrypoints.sweep.search import PAUSING
+from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, PAUSING
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
 from ..errors import Fault
@@ -23,9 +23,8 @@ _NAME_FORMS = {  # section: the pattern of a name, the noun, and the hint
     "env": ("[A-Za-z_][A-Za-z0-9_]*", "variable", "a variable's name has letters, digits and `_`"),
     "args": (r"[^\s=]+", "option", "an option's name has no blank and no `=`"),
 }
-_BATCH = "training.global_batch_size"
 # A copy of a trial needs the same state.
-_FIXED = ("training.optimizer.name", "training.strategy", "training.parallel", _BATCH)
+_FIXED = ("training.optimizer.name", "training.strategy", "training.parallel", BATCH)
 
 
 def faults_of(root: YamlNode) -> Iterator[Fault]:
@@ -46,7 +45,10 @@ def faults_of(root: YamlNode) -> Iterator[Fault]:
     except SpaceError as error:
         yield _fault(root, "sweep.space", f"`{error.key}`: {error.message}", error.hint)
     yield from _rungs(root, written)
-    yield from _place(root, written)
+    yield from _steps_of_script(root, written)
+    if written.get("algorithm") in COPYING:
+        yield from _copies(root, written)
+    yield from _pauses(root, written)
 
 
 def _fault(root: YamlNode, key: str, message: str, hint: str) -> Fault:
@@ -89,13 +91,7 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         steps = "`training.max_steps` or `training.epochs`" if is_task else "`sweep.steps`"
         yield _fault(root, key, f"{_PAUSE} need {steps}, which rungs divide", hint)
         return
-    if is_task and written.get("place") == "jobs" and not whole_at(root, "training", "max_steps"):
-        message = "rungs are counted in epochs, which needs `place: packed`"
-        yield _fault(root, key, message, f"set `training.max_steps`, or {hint}")
-    if not is_task and written.get("place") == "jobs":
-        message = f"{_PAUSE} pause the trials of a script in a packed sweep only"
-        yield _fault(root, key, message, f"leave `place` out, or {hint}")
-    if not is_task and written.get("algorithm") == "pbt":
+    if not is_task and written.get("algorithm") in COPYING:
         yield _fault(root, key, "pbt copies checkpoints of a `task`, and a script's are unknown", "`algorithm: asha`")
     if not is_task and written.get("instances") not in (None, 1):
         yield _fault(root, key, f"{_PAUSE} cannot pause a script on several machines at once", hint)
@@ -103,31 +99,15 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if isinstance(first, int) and first > last:
         message = f"the first rung is beyond the end of the training, {last}"
         yield _fault(root, "sweep.first_rung", message, "use a smaller number")
-    if _BATCH in written["space"] and written.get("place") == "jobs":
-        message = f"if `{_BATCH}` varies, rungs are counted in samples, which needs `place: packed`"
-        yield _fault(root, "sweep.space", message, hint)
 
 
-def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
+def _steps_of_script(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if "steps" in written and _is_task(root):
         message = "`steps` are those of a script, and a task has `training.max_steps`"
         yield _fault(root, "sweep.steps", message, "use `training.max_steps`")
-    place, is_pbt = written.get("place"), written.get("algorithm") == "pbt"
-    if place == "jobs" and is_pbt:
-        message = "pbt copies checkpoints between trials, which needs `place: packed`"
-        yield _fault(root, "sweep.place", message, "leave `place` out")
-    is_packed = place != "jobs"
-    if "instances" in written and not is_packed:
-        hint = "set `resources.instances`: each trial is a job of its own"
-        yield _fault(root, "sweep.instances", "`instances` are machines of a trial of a packed sweep", hint)
-    if "slots" in written and not is_packed:
-        hint = "set `resources` and `distributed.nproc_per_node`: each trial is a job of its own"
-        yield _fault(root, "sweep.slots", "`slots` are parts of the machines of a packed sweep", hint)
-    if is_packed and find(root, ("resources", "min_instances")) is not None:
-        hint = "leave `min_instances` out, or use `place: jobs`"
-        yield _fault(root, "resources.min_instances", "a packed sweep keeps its number of machines", hint)
-    if is_pbt:
-        yield from _copies(root, written)
+
+
+def _pauses(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     patience = find(root, ("training", "monitor", "patience"))
     if patience is not None and patience.data() is not None and written.get("algorithm", "asha") in PAUSING:
         message = "a search with pauses ends bad trials by itself, and `patience` would end them between two rungs"

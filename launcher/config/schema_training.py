@@ -339,17 +339,11 @@ class Sweep(Section):
     )
     trials: int | None = key(None, "Trials in all. Default: a grid's size, else 27.", 81, ge=1, le=10_000)
     parallel: int | None = key(
-        None, "Trials at once. Default: all slots of a packed sweep (without GPUs 4), else 4.", 8, ge=1, le=1000
+        None, "Trials at once in the whole sweep. Default: all that fit, without GPUs 4 a machine.", 8, ge=1, le=1000
     )
-    place: Literal["packed", "jobs"] | None = key(
-        None,
-        "packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
-        "own. Default: packed.",
-        "jobs",
-    )
-    slots: int = key(1, "GPUs of a trial, of one instance; without GPUs: ranks (packed).", 2, ge=1, le=64)
-    instances: int = key(1, "Instances of a trial, which takes them whole (packed).", 2, ge=1, le=1000)
-    keep: int = key(5, "Trials whose checkpoints stay after the end of a packed sweep.", 1, ge=1)
+    slots: int = key(1, "GPUs of a trial on a machine; without GPUs: ranks.", 2, ge=1, le=64)
+    instances: int = key(1, "Machines of a trial, which takes them whole.", 2, ge=1, le=1000)
+    keep: int = key(5, "Trials whose checkpoints stay after the end.", 1, ge=1)
     steps: int | None = key(
         None,
         "Steps of a whole training of a `script` or `module`, as the program prints steps; without it, each trial of "

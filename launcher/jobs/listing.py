@@ -17,13 +17,12 @@ from cloudtrain.entrypoints.format import amount
 
 from ..errors import ConfigError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig
-from ..store import sweeps
 from ..store.progress import shown
 from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, read_view, view_of
 
-FORM = 11  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+FORM = 12  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 
 
@@ -42,8 +41,6 @@ class JobFilter:
     """How many of the newest jobs to list."""
     hides_unsent: bool = False
     """Without jobs that were never sent, from a day after the submit on."""
-    hides_trials: bool = False
-    """Without the jobs of sweeps."""
 
     @property
     def is_narrow(self) -> bool:
@@ -51,7 +48,7 @@ class JobFilter:
         return bool(self.states or self.backends or self.project or self.tags or self.since_s)
 
     def includes(self, backend: str, created_s: float, asked: StoredConfig) -> bool:
-        """Return whether the filter includes a job or a sweep, in any state."""
+        """Return whether the filter includes a job, in any state."""
         return (
             (not self.backends or backend in self.backends)
             and (self.project is None or self.project == asked.project)
@@ -81,7 +78,7 @@ class Listing:
 
     lines: list[ListRow]
     active: list[JobView]
-    """The jobs that may be running: the listed jobs and the hidden trials."""
+    """The listed jobs that may be running."""
 
 
 def chosen(
@@ -98,9 +95,7 @@ def chosen(
     with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
         unlisted = registry.unlisted(FORM)
         stored = _stored(registry, choice, described)
-        of_sweeps = registry.database.execute(sweeps.TRIAL_JOBS) if choice.hides_trials and unlisted else ()
-        trials = {row["job_id"] for row in of_sweeps}
-        jobs = [job for job in unlisted if _is_wanted(registry, job, choice, trials)]
+        jobs = [job for job in unlisted if _is_wanted(registry, job, choice)]
     if ended := [job.id for job in unlisted if not job.active]:
         # Skipped instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.
         with suppress(ConfigError), registry.database.at_once(), registry.database.transaction():
@@ -113,12 +108,12 @@ def chosen(
         answers = {job.id: job for job in ask(active)}
         jobs = [answers.get(job.id, job) for job in jobs]
     now_s = time.time()
-    rows = (row_of(job, registry.attempts(job), now_s) for job in jobs if job.id not in trials)
+    rows = (row_of(job, registry.attempts(job), now_s) for job in jobs)
     made = [ListRow._make(row[: len(ListRow._fields)]) for row in rows]
     made = [line for line in made if not choice.states or line.state in choice.states]
     lines = sorted([*made, *stored], key=lambda line: -line.seq)[: choice.limit] if made else stored
     listed = {line.seq for line in lines} if made else set()
-    may_run = [job for job in jobs if job.active and (job.seq in listed or job.id in trials)]
+    may_run = [job for job in jobs if job.active and job.seq in listed]
     return Listing(lines, [read_view(registry, job) for job in may_run])
 
 
@@ -151,14 +146,13 @@ def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[List
     return list(map(ListRow._make, rows))
 
 
-def _is_wanted(registry: Registry, job: Job, choice: JobFilter, trials: set[str]) -> bool:
-    """Return whether to describe the job: a job that fits and, if it may run, also a hidden trial."""
+def _is_wanted(registry: Registry, job: Job, choice: JobFilter) -> bool:
+    """Return whether to describe the job."""
     if not choice.includes(job.backend, job.created_s, job.asked):
         return False
     if job.active:
         return True
-    is_old_unsent = choice.hides_unsent and job.created_s < time.time() - UNSENT_S and registry.never_ran(job)
-    return job.id not in trials and not is_old_unsent
+    return not (choice.hides_unsent and job.created_s < time.time() - UNSENT_S and registry.never_ran(job))
 
 
 def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
@@ -176,8 +170,6 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
     if choice.hides_unsent:
         parts.append("NOT (outcome = 'not sent' AND created_s < ? AND job_id NOT IN (" + RAN + "))")
         values.append(time.time() - UNSENT_S)
-    if choice.hides_trials:
-        parts.append(f"job_id NOT IN ({sweeps.TRIAL_JOBS})")
     for key, value in choice.tags:
         parts.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = COALESCE(?, value))")
         values += [key, value]

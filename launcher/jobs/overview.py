@@ -51,16 +51,24 @@ def as_lines(
     size: tuple[int | None, int | None] = (None, None),
     lacking: Sequence[str] = (),
     tests: Sequence[str] = (),
+    trials: Sequence[str] = (),
 ) -> list[str]:
     """Return a screen about the job.
 
     `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
     and a long failure is cut to fit. `lacking`: the budgets that would refuse the resume.
-    `tests`: the tests of the job's weights.
+    `tests`: the tests of the job's weights; `trials`: those of a sweep.
     """
     columns, rows = size
     saved, lost = _newest_checkpoint(view), unkept(view.progress)
-    figures = [*_head(view), *_pending(view), *_progress(view), *_below("test", tests), *saved]
+    figures = [
+        *_head(view),
+        *_pending(view),
+        *_progress(view),
+        *_below("trials", trials),
+        *_below("test", tests),
+        *saved,
+    ]
     figures += [("" if saved else "checkpoint", lost)] if lost else []
     head = [f"{view.job.id}  {outcome(view.job)}", *labelled([*figures, *_money(view)])]
     tail = [*_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]

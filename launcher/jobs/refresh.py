@@ -17,7 +17,6 @@ from ..errors import ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job, State
 from ..logs.late_lines import EndDetector
 from ..metering import meter
-from ..planning.search_spec import is_packed
 from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
@@ -34,7 +33,7 @@ class _LogFacts:
 
     progress: dict[str, Any]
     points: list[series.Point]
-    reports: list[sweeps.TrialReport] = field(default_factory=list)
+    reports: list[sweeps.SegmentRecord] = field(default_factory=list)
 
 
 def refresh(registry: Registry, job: Job) -> Job:
@@ -122,9 +121,8 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
         series.append(registry.database, job.id, facts.points)
+        sweeps.take(registry.database, job.id, facts.reports)
         listing.keep(registry, job.id)
-        if is_packed(job.config):
-            sweeps.follow_packed(registry.database, replace(job, attempt=known), facts.reports, state.state)
     return replace(known, state=state, progress=facts.progress, unreachable_since_s=None)
 
 
@@ -134,7 +132,7 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
     end_detector = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
-    progress, points, reports = dict(attempt.progress), list[series.Point](), list[sweeps.TrialReport]()
+    progress, points, reports = dict(attempt.progress), list[series.Point](), list[sweeps.SegmentRecord]()
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
         lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]

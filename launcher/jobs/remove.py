@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ..errors import ConfigError, UsageError
 from ..job import Job
-from ..planning.search_spec import is_packed
 from ..store import ledger, sweeps
 from ..store.registry import Registry
 
@@ -64,9 +63,8 @@ def remove(registry: Registry, job: Job) -> None:
             held = ledger.reservation(registry.database, job.id, attempt.number)
             if held is not None and held["state"] == "held":
                 ledger.settle(registry.database, job.id, attempt.number, None, time.time())
+        sweeps.forget(registry.database, job.id)
         registry.remove(job.id)
-        if is_packed(job.config):
-            sweeps.forget(registry.database, job.id)
 
 
 def _folders(registry: Registry, job: Job) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from ..job import Attempt
 from ..money import shared_ledger_sync
 from ..money.conditional import located
 from ..plan import Plan
-from ..store import ledger, sweeps
+from ..store import ledger
 from ..store.budgets import MOST_MICRO, OVERALL, Held, Standing
 from ..store.registry import Registry
 from .refresh import refresh
@@ -22,10 +22,9 @@ from .refresh import refresh
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
     """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.
 
-    Raises BudgetError if a budget of this installation or the job's sweep has no room, or the price is unknown.
+    Raises BudgetError if a budget of this installation has no room, or the price is unknown.
     """
     held = Held(attempt.job_id, attempt.number, project_of(config), amount_of(attempt.plan), time.time())
-    sweeps.require_room(registry.database, held.job_id, held.amount_micro)
     ledger.reserve(registry.database, held, ledgers=ledgers_of(registry, config))
 
 

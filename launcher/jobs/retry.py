@@ -9,12 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.sweep.search import FIXED
+
 from .. import backend as backends
 from ..backend import Bundle
 from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..metering.meter import spent_at_worst_micro
 from ..money.forecast import budget_micro
-from ..planning.search_spec import fixed, is_packed
+from ..planning.search_spec import fixed, search_of
+from ..store import sweeps
 from ..text.terminal import say
 from ..text.units import format_money, parse_money
 from .shown_config import differences
@@ -49,7 +53,7 @@ def prepare_next(
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
-    if is_packed(job.config):
+    if job.config.get("sweep"):
         _require_same_search(job, config)
     shipped = None if update_code else _shipped(job)
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
@@ -86,15 +90,31 @@ def _shipped(job: Job) -> Bundle:
 
 
 def _require_same_search(job: Job, config: JobConfig) -> None:
-    """Raise UsageError for changes by which the results of a packed sweep would belong to other values or steps."""
+    """Raise UsageError for changes by which the results of a sweep would belong to other values or steps."""
     before, after = job.config, config.model_dump(mode="json")
-    changed = ["place"]
-    if is_packed(after):
-        old, new = fixed(before), fixed(after)
-        changed = [key for key in old if old[key] != new[key]]
-    if changed:
+    old, new = fixed(before), fixed(after) if after["sweep"] else {}
+    if changed := [key for key in old if old[key] != new.get(key)]:
         message = f"the search of {job.id} cannot change ({', '.join(changed)}): its results would have no meaning"
         raise UsageError(message, hint="submit a new sweep; `sweep.trials` and `sweep.parallel` may change")
+
+
+def trials_after(registry: Registry, job: Job, text: str) -> int:
+    """Return the number of a sweep's trials after `+40` or `67`. Raises UsageError."""
+    if not job.config.get("sweep"):
+        raise UsageError("--trials is for a sweep", hint=f"{job.id} has no section `sweep`")
+    search, written = search_of(job.config), text.strip()
+    number = written.removeprefix("+")
+    if not (number.isascii() and number.isdecimal()):
+        raise UsageError(f"--trials {text}: expected a whole number", hint="+40 adds trials, 67 sets their number")
+    if search.algorithm in FIXED:
+        message = f"--trials {text}: {search.algorithm} keeps its {search.trials} trials"
+        raise UsageError(message, hint="submit a new sweep")
+    count = search.trials + int(number) if written.startswith("+") else int(number)
+    begun = max((each.trial for each in sweeps.segments(registry.database, job.id)), default=-1) + 1
+    if count < max(1, begun):
+        hint = f"at least --trials {max(1, begun)}"
+        raise UsageError(f"--trials {text}: {counted(begun, 'trial')} of {job.id} began already", hint=hint)
+    return count
 
 
 def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
@@ -154,7 +174,9 @@ def has_saved(registry: Registry, job: Job) -> bool:
     """Return whether a resume finds a checkpoint or kept files; a done job may have saved in any attempt."""
     if job.attempt.state.resumable or job.attempt.state.state != "succeeded":
         return job.attempt.state.resumable
-    return is_packed(job.config) or any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
+    return bool(job.config.get("sweep")) or any(
+        attempt.progress.get("checkpoint") for attempt in registry.attempts(job)
+    )
 
 
 def budget_setting(job: Job, text: str) -> str:

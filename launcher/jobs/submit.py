@@ -25,14 +25,12 @@ from ..errors import (
     ConfigError,
     Fault,
     UnreachableError,
-    UsageError,
 )
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject
 from ..planning.prepare import Prepared
-from ..planning.search_spec import is_packed
-from ..store import budgets, ledger, sweeps
+from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text.terminal import say
 from . import adopt, listing, reserve
@@ -56,8 +54,6 @@ def send(
     """
     config = prepared.config
     whole = config.model_dump(mode="json")
-    if config.sweep is not None and not is_packed(whole):
-        raise UsageError("the config describes a sweep, not a job", hint="begin the sweep: cloudtrain submit")
     secrets = _secrets(config, environ)
     known = None if key is None else registry.with_key(key)
     if known is not None:
@@ -79,8 +75,6 @@ def send(
             idempotency_key=key,
         )
         reserve.reserve(registry, job.attempt, job.config)
-        if is_packed(whole):
-            sweeps.add_packed(registry.database, job)
         return job
 
     add = partial(registry.add, name or config.name, make, exclusive=name is not None, key=key)
@@ -131,8 +125,6 @@ def resend(
     def add() -> None:
         with registry.database.transaction():
             registry.add_attempt(attempt, config, bundle)
-            if is_packed(config):  # before the reservation, which the sweep's new limit allows
-                sweeps.add_packed(registry.database, replace(job, config=config))
             reserve.reserve(registry, attempt, config)
 
     _with_room(registry, add)

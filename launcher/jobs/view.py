@@ -37,7 +37,7 @@ _CHAINED = (  # how Python joins tracebacks
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _KEPT = ("step", "max_steps", "loss", "metrics", "parent")  # stay until the next attempt reports its own
-_REPORTED = ("step", "max_steps", "loss", "metrics", "parent", "samples_per_s", "tokens_per_s", "mfu")
+_REPORTED = (*_KEPT, "samples_per_s", "tokens_per_s", "mfu", "sweep", "not_begun")
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,11 @@ class JobFeed:
         row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
         newest = (job_id, *row, watched.job.attempt.progress.get("step"))
         self.put(job_id, alerts=tuple(outbox.sent(database, job_id)))
+        if watched.job.config.get("sweep"):
+            from ..sweeps import overview
+
+            not_begun = watched.job.attempt.progress.get("not_begun", "")
+            self.put(job_id, trials=tuple(overview.as_lines(overview.as_json(database, watched.job), not_begun)))
         if newest != self._drawn or watched.curves is None:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         self._drawn = newest

@@ -17,6 +17,7 @@ from ..errors import in_words
 from ..jobs.view import JobView, failure_lines, outcome, with_reason
 from ..metering import meter
 from ..store import exchange_figures
+from ..store.progress import shown
 from ..text import charts
 from ..text.charts import Signs
 from ..text.terminal import RANK_COLOURS
@@ -105,6 +106,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (1, lambda: _trouble(watched, width, signs, now_s)),
         (11, lambda: texts("backend", view.place)),
         (2, lambda: _progress(view, width, signs)),
+        (3, lambda: texts("trials", *watched.trials)),
         (1, lambda: _error(view, width, signs)),
         (5, lambda: [] if view.job.active else texts("next", *view.next_steps)),
         (4, lambda: _track(curves.loss, width, tall, signs)),
@@ -149,6 +151,8 @@ def _trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
 
 def _progress(view: JobView, width: int, signs: Signs) -> list[Text]:
     job, progress = view.job, view.progress
+    if "sweep" in progress:
+        return [labelled(width, signs, "progress", cleaned(shown(progress)))]
     if "step" not in progress:
         detail = cleaned(view.state.detail or "")
         if not job.active:

@@ -52,6 +52,8 @@ class WatchedJob:
 
     view: JobView
     curves: Curves | None = None
+    trials: tuple[str, ...] = ()
+    """Lines about a sweep's trials."""
     alerts: tuple[Sent, ...] = ()
     fault: str = ""
     """The error of the last poll."""

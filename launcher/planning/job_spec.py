@@ -35,13 +35,13 @@ SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
 def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpec:
     """Return the job spec; no secrets, no data about the local machine."""
     whole = config.model_dump(mode="json", include={"task", "training", "sweep"})
-    is_packed = search_spec.is_packed(whole)
+    is_sweep = config.sweep is not None
     kind = "task" if config.task else "script" if config.script else "module"
     checkpoint, distributed = config.checkpoint, config.distributed
     fewest = config.resources.min_instances or plan.instances
     training: dict[str, Any] | None = None
     if config.task:
-        training = search_spec.training_of(whole) if is_packed else whole["training"]
+        training = search_spec.training_of(whole) if is_sweep else whole["training"]
         if plan.batch is not None and fewest < plan.instances:
             # The default is a rank's whole share: fewer ranks would change the number, and the split of the samples.
             training["micro_batch_size"] = plan.batch.micro_size
@@ -57,7 +57,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         hang_timeout_s=distributed.hang_timeout
         or default_hang_timeout_s(distributed.timeout_s, is_task=config.task is not None),
         run=RunSpec(
-            kind="sweep" if is_packed else kind,
+            kind="sweep" if is_sweep else kind,
             target=config.task or config.script or config.module or "",
             args=tuple(config.args),
             resume_args=tuple(config.resume_args),
@@ -73,7 +73,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         training=training,
         setup=SetupSpec(config.requirements, tuple(config.setup)) if config.requirements or config.setup else None,
         notices=_notices(plan, config) if any(entry.from_job for entry in config.notify) else None,
-        sweep=search_spec.sweep_spec(whole, plan, kind) if is_packed else None,
+        sweep=search_spec.sweep_spec(whole, plan, kind) if is_sweep else None,
     )
 
 
@@ -119,7 +119,12 @@ def resume_terms(plan: Plan) -> Terms:
 
 
 def node_counts(plan: Plan, config: JobConfig) -> tuple[int, ...]:
-    """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all."""
+    """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all.
+
+    Of a sweep, those that the machines of a trial divide.
+    """
+    if config.sweep is not None:
+        return tuple(nodes for nodes in range(1, plan.instances + 1) if nodes % plan.slot_instances == 0)
     if plan.batch is None:
         return tuple(range(1, plan.instances + 1))
     found = {nodes: planner.copies(config, nodes * plan.nproc_per_node) for nodes in range(1, plan.instances + 1)}

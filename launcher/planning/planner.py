@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import ceil, lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, down, span, up
 from cloudtrain.entrypoints.sweep.space import dimensions
@@ -39,14 +39,11 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
     if capacity.gpus and nproc > capacity.gpus:
         message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
-    sweep = config.model_dump(mode="json", include={"task", "training", "sweep"})
-    is_packed = search_spec.is_packed(sweep)
-    slots, slot_ranks, width = 0, 0, 1
-    if is_packed and config.sweep is not None:
-        width = config.sweep.instances
-        slots, slot_ranks = _slots(config, config.sweep, nproc, capacity)
-    batch_ranks = (width, slot_ranks) if is_packed else (instances, nproc)
-    nproc = 1 if is_packed else nproc
+    sweep, slots, slot_ranks = config.sweep, 0, 0
+    if sweep is not None:
+        slots, slot_ranks = _slots(config, sweep, nproc, capacity)
+    batch_ranks = (instances, nproc) if sweep is None else (sweep.instances, slot_ranks)
+    nproc = nproc if sweep is None else 1
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
     rate = None if price_micro is None else CostRate(instances, price_micro, capacity.uncertainty)
     is_unpriced = capacity.is_own and not capacity.hourly_usd
@@ -84,7 +81,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         is_spot_price=capacity.is_spot_price,
         slots=slots,
         slot_ranks=slot_ranks,
-        slot_instances=width,
+        slot_instances=1 if sweep is None else sweep.instances,
     )
 
 
@@ -95,7 +92,7 @@ def copies(config: JobConfig, ranks: int) -> int:
     return 0 if ranks % (spread * (config.training.shard_size or 1)) else ranks // spread
 
 
-def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
+def value_faults(config: JobConfig, plan: Plan) -> list[Fault]:
     """Return a fault for each value of the space that makes no valid config, or no plan, with the file's other values.
 
     For a range, the lowest and the highest value count.
@@ -104,17 +101,14 @@ def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
 
     assert config.sweep is not None
     stored, found = config.model_dump(mode="json"), []
-    is_packed, plan = search_spec.is_packed(stored), make(config, capacity)
     stored |= {"sweep": None, "budget": None}  # a copy of the list of choices for each choice would be quadratic
     for each in dimensions(config.sweep.space):
         for value in each.choices or (each.at(0.0), each.at(LAST)):
             setting = "args=[]" if each.key.startswith("args.") else f"{each.key}={json.dumps(value)}"
             try:
                 trial = configs.stored(stored, overrides=[setting])
-                if is_packed and trial.task:
+                if trial.task:
                     _split(trial, plan.slot_instances, plan.slot_ranks)
-                elif not is_packed:
-                    make(trial, capacity)
             except ConfigError as error:
                 message = f"`{each.key}` with the value {json.dumps(value)}: {error.faults[0].message}"
                 found.append(Fault(message, "sweep.space", hint=error.faults[0].hint))
@@ -122,7 +116,7 @@ def value_faults(config: JobConfig, capacity: Capacity) -> list[Fault]:
 
 
 def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> tuple[int, int]:
-    """Return the trials at once on a node of a packed sweep, and the ranks of a trial on a node. Raises ConfigError.
+    """Return the trials at once on a node of a sweep, and the ranks of a trial on a node. Raises ConfigError.
 
     A node without GPUs has as many slots as trials run at once; its cores may allow fewer. A trial of several machines
     takes them whole.
@@ -133,7 +127,7 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
         message = f"trials of {counted(width, 'instance')} do not divide {counted(instances, 'instance')}"
         raise ConfigError(message, key="sweep.instances", hint=f"use one of {fits}")
     teams = instances // width
-    if sweep.parallel is not None and sweep.parallel < teams:
+    if sweep.parallel is not None and sweep.parallel < min(teams, search_spec.search_of(_parts(config)).trials):
         message = f"`parallel: {sweep.parallel}` leaves some of the {counted(instances, 'instance')} without work"
         hint = f"`parallel: {teams}`, or `--instances {sweep.parallel * width}`"
         raise ConfigError(message, key="sweep.parallel", hint=hint)
@@ -143,7 +137,7 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
             raise ConfigError(message, key="sweep.slots", hint="leave `slots` out")
         return 1, nproc
     if not capacity.gpus:
-        at_once = -(-(sweep.parallel or search_spec.PARALLEL) // instances)
+        at_once = -(-(sweep.parallel or search_spec.PARALLEL * instances) // instances)
         return max(1, at_once if config.distributed.nproc_per_node == "auto" else nproc // ranks), ranks
     if nproc % ranks:
         fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
@@ -151,6 +145,10 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
         message = f"{counted(ranks, 'GPU')} of a trial do not divide the {counted(nproc, 'GPU')} of an instance"
         raise ConfigError(message, key="sweep.slots", hint=f"use one of {fits}{larger}")
     return nproc // ranks, ranks
+
+
+def _parts(config: JobConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", include={"task", "training", "sweep"})
 
 
 def _cap(
@@ -165,27 +163,8 @@ def _cap(
         return caps.Cap(longest_s, "time_limit", worst_micro)
     found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
     if isinstance(found, caps.Cap):
-        _require_ladder(config, budget, rate, capacity)
         return found
     raise _refused(found, budget.limit, rate, capacity)
-
-
-def _require_ladder(config: JobConfig, budget: Budget, rate: CostRate, capacity: Capacity) -> None:
-    """Raise BudgetError if the budget of a sweep of jobs does not bring one trial through all rungs.
-
-    Each rung is a start of its own, which holds at least the worst case of the shortest useful run.
-    """
-    stored = config.model_dump(mode="json", include={"task", "training", "sweep"})
-    if config.sweep is None or search_spec.is_packed(stored) or not search_spec.pauses(stored):
-        return
-    count = len(search_spec.search_of(stored).rungs)
-    least_micro = worst_case_micro(caps.least_useful_s(capacity.terms), rate, capacity.terms)
-    if budget.limit < count * least_micro:
-        message = f"a trial starts {count} times, once a rung, and each start holds {format_money(up(least_micro))}"
-        hint = f"a budget of {format_money(up(count * least_micro))}, fewer rungs, or `place: packed`"
-        error = BudgetError(f"{message} at least", where="budget.limit", hint=hint)
-        error.enough_micro = count * least_micro
-        raise error
 
 
 def _require_price(config: JobConfig, capacity: Capacity) -> None:

@@ -77,7 +77,7 @@ def prepare(
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
-    if config.sweep is not None and shipped is None and (faults := plans.value_faults(config, capacity)):
+    if config.sweep is not None and shipped is None and (faults := plans.value_faults(config, plan)):
         raise ConfigError(faults)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
@@ -110,7 +110,7 @@ def _require_request(config: JobConfig) -> None:
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)
-    if config.sweep is not None and (wrong := plans.value_faults(config, capacity)):
+    if config.sweep is not None and (wrong := plans.value_faults(config, plan)):
         raise ConfigError(wrong)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     if faults := [fault for fault in _checked(backend, config, plan, request) if not fault.is_warning]:

@@ -1,39 +1,33 @@
 """The search of a config with the section `sweep`: its settings with their defaults, and its form in the job spec.
 
-A sweep has one of two places. `packed`: one job, whose node 0 drives the search, and whose slots train the trials.
-`jobs`: each trial is a job of its own, which the launcher sends.
+A sweep is one job, whose node 0 drives the search, and whose slots train the trials.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, FIXED, PAUSING, Search, rungs, steps_of
+from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, FIXED, PAUSING, Search, rungs, script_args, steps_of
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
 if TYPE_CHECKING:
+    from ..config.schema import JobConfig
     from ..plan import Plan
 
 TRIALS = 27  # a default: three rungs of a factor of 3
-PARALLEL = 4
+PARALLEL = 4  # trials at once on a machine without GPUs
+ALL = 10_000  # trials at once: all that fit
 FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md
 GENERATIONS = 20  # of pbt
 AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a training in epochs has one
 
 
-def is_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether the config's sweep is a single job, as by default."""
-    sweep = config.get("sweep")
-    if not sweep:
-        return False
-    return bool(sweep["place"] != "jobs")
-
-
 def ends_itself(config: Mapping[str, Any]) -> bool:
     """Return whether the steps of a trial are unknown, so that a script trains to its own end."""
-    return not (config["task"] or config["sweep"].get("steps"))
+    return not (config["task"] or config["sweep"]["steps"])
 
 
 def pauses(config: Mapping[str, Any]) -> bool:
@@ -53,11 +47,10 @@ def metric_of(config: Mapping[str, Any]) -> str:
 
 
 def unit_of(config: Mapping[str, Any]) -> str:
-    """Return the unit of the rungs: steps; in a packed sweep epochs for a training in epochs, else samples if the batch
-    size varies between the trials, `scripts` if a script trains to its own end: a rung is the whole script.
+    """Return the unit of the rungs: epochs for a training in epochs, samples if the batch size varies, else steps.
+
+    `scripts` if a script trains to its own end: a rung is the whole script.
     """
-    if not is_packed(config):
-        return "steps"
     if ends_itself(config):
         return "scripts"
     if config["task"] and config["training"]["epochs"]:
@@ -66,7 +59,7 @@ def unit_of(config: Mapping[str, Any]) -> str:
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a packed sweep's search that a further attempt cannot change."""
+    """Return the parts of the search that a further attempt cannot change."""
     found = _search(config)
     may_grow = () if found["algorithm"] in FIXED else ("trials",)
     return {key: value for key, value in found.items() if key not in ("parallel", *may_grow)}
@@ -80,6 +73,18 @@ def training_of(config: Mapping[str, Any], values: Mapping[str, Any] | None = No
     if training["eval_every"] is None:
         training["eval_every"] = training["max_steps"] or AT_THE_END
     return training
+
+
+def trial_config(config: Mapping[str, Any], values: Mapping[str, Any]) -> JobConfig:
+    """Return the config of a trial alone, with the values: without the section `sweep` and the budget."""
+    from .. import config as configs  # a look at running trials needs no config, and the import 60 ms
+
+    found, words = ["sweep=null", "budget=null"], script_args(config["args"], values)
+    if config["task"]:
+        training = training_of(config, values)
+        found += [f"training.{key}={json.dumps(training[key])}" for key in ("max_steps", "eval_every")]
+    found += [f"{key}={json.dumps(value)}" for key, value in values.items() if not key.startswith("args.")]
+    return configs.stored(dict(config), overrides=[*found, f"args={json.dumps(words)}"] if words else found)
 
 
 def sweep_spec(config: Mapping[str, Any], plan: Plan, kind: str) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(SpaceError):  # of a faulty file: the config's rules report the fault
             trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
     unit = unit_of(config)
-    last, least = training.get("max_steps") or sweep.get("steps") or 1, training.get("eval_every") or 1
+    last, least = training.get("max_steps") or sweep["steps"] or 1, training.get("eval_every") or 1
     if unit == "epochs":
         last, least = training["epochs"], 1
     scale = (training.get("global_batch_size") or 1) if unit == "samples" else 1
@@ -122,7 +127,7 @@ def _search(config: Mapping[str, Any]) -> dict[str, Any]:
         "algorithm": algorithm,
         "space": sweep["space"],
         "trials": trials,
-        "parallel": sweep["parallel"] or (10_000 if is_packed(config) else PARALLEL),
+        "parallel": sweep["parallel"] or ALL,
         "rungs": tuple(scale * step for step in steps),
         "factor": sweep["factor"],
         "mode": sweep["mode"] or (training.get("monitor") or {}).get("mode") or "min",

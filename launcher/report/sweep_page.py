@@ -1,4 +1,4 @@
-"""The report of a sweep as a single HTML file: rungs, the best result over money, all trials, curves of the best.
+"""The report of a sweep's job as a single HTML file: rungs, the best result over money, all trials.
 
 The charts are places in a drawing: parallel coordinates of all trials, and the best result over money. The template
 writes the SVG and escapes all texts.
@@ -16,15 +16,18 @@ from cloudtrain.entrypoints.format import amount, dollars
 from cloudtrain.entrypoints.sweep.search import Search, best, values_of
 from cloudtrain.entrypoints.sweep.space import Dimension
 
+from ..job import Job
+from ..jobs.view import outcome
+from ..money.forecast import budget_micro
 from ..planning import search_spec
 from ..store import sweeps
 from ..store.progress import finite
 from ..store.registry import Registry
-from ..store.sweeps import SegmentRecord, SweepRecord
-from ..sweeps import costs, overview, searching
+from ..store.sweeps import SegmentRecord
+from ..sweeps import costs, overview
 from ..sweeps.costs import SweepCost
 from ..text.units import moment, percent
-from . import comparing, page
+from . import page
 from .facts import figure
 
 WIDTH, HEIGHT = 1120, 300
@@ -39,10 +42,9 @@ class TrialEnd:
     """A trial at its last result."""
 
     trial: int
-    job: str
     values: dict[str, Any]
     value: float | None
-    """The metric; None without a result, like `step`."""
+    """The metric; None without a result, like `step`, which was trained."""
     step: int | None
     state: str
     micro: int | None
@@ -68,51 +70,51 @@ class BestCurve:
     y: Axis
 
 
-def sweep_html(registry: Registry, sweep: SweepRecord, now_s: float) -> str:
-    """Return the report of a sweep, as known at `now_s`."""
-    database, search = registry.database, search_spec.search_of(sweep.config)
-    found, cost = overview.as_json(database, sweep), costs.costs_of(database, sweep, now_s)
-    ends = ends_of(search, sweeps.segments(database, sweep.id), cost)
-    best = [] if cost.is_shared else [each.job for each in ends[: overview.MOST_BEST] if each.step]
-    jobs = [job for job in registry.jobs() if job.id in best] if best else []  # the user may have removed some
-    jobs.sort(key=lambda job: best.index(job.id))
+def sweep_html(registry: Registry, job: Job, now_s: float) -> str:
+    """Return the report of a sweep's job, as known at `now_s`."""
+    search, found = search_spec.search_of(job.config), overview.as_json(registry.database, job)
+    cost = costs.costs_of(registry, job, now_s)
+    ends = ends_of(search, sweeps.segments(registry.database, job.id), cost)
     axes, lines = parallel(search.space, ends, found["metric"])
     return page.rendered(
         "sweep.html",
-        comparing.compared(registry, jobs, now_s).drawn if jobs else (),
-        title=f"{sweep.id}: {sweep.state}",
+        (),
+        title=f"{job.id}: {outcome(job)}",
         as_of=f"{moment(now_s)} UTC",
+        job=job,
+        outcome=outcome(job),
         sweep=found,
-        plan=overview.plan_lines(sweep.config),
+        plan=overview.plan_lines(job.config, job.attempt.plan),
+        not_begun=job.attempt.progress.get("not_begun"),
         cards=_cards(found, cost),
         width=WIDTH,
         height=HEIGHT,
         curve=best_curve(_results(cost, found["metric"]), search.mode),
         axes=axes,
         lines=lines,
-        names=[job.id for job in jobs],
         keys=[each.key for each in search.space],
         trials=[_row(each) for each in ends],
         figure=overview.figure,
+        place_of=overview.place_of,
     )
 
 
-def sweep_json(registry: Registry, sweep: SweepRecord, now_s: float) -> dict[str, Any]:
-    """Return the data of the report with stable names: the status, the cost, and all trials in the order of rank."""
-    database, search = registry.database, search_spec.search_of(sweep.config)
-    cost = costs.costs_of(database, sweep, now_s)
-    ends = ends_of(search, sweeps.segments(database, sweep.id), cost)
+def sweep_json(registry: Registry, job: Job, now_s: float) -> dict[str, Any]:
+    """Return the data of the report with stable names: the trials, the cost, and all trials in the order of rank."""
+    search, cost = search_spec.search_of(job.config), costs.costs_of(registry, job, now_s)
+    ends = ends_of(search, sweeps.segments(registry.database, job.id), cost)
     trials = [
         {name: value for name, value in vars(each).items() if name != "micro"}
         | {"value": finite(each.value), "usd": None if each.micro is None else each.micro / 1e6}
         for each in ends
     ]
-    return {**overview.as_json(database, sweep), "cost": costs.as_json(cost), "ends": trials}
+    about = {"job": job.id, "state": job.attempt.state.state}
+    return {**about, **overview.as_json(registry.database, job), "cost": costs.as_json(cost), "ends": trials}
 
 
 def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> list[TrialEnd]:
     """Return the trials at their last results: the best first, trials without a result last."""
-    left = searching.results_of(segments)
+    left = overview.results_of(segments)
     results, rank = dict(left), dict[int, int]()
     sign = -1.0 if search.mode == "max" else 1.0
     while (key := best(search, left)) is not None:
@@ -132,14 +134,13 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
 def _end(
     search: Search, results: dict[tuple[int, int], float | None], last: SegmentRecord, is_ranked: bool, cost: SweepCost
 ) -> TrialEnd:
-    done = [rung for (trial, rung), value in results.items() if trial == last.trial and value is not None]
-    rung = max(done) if is_ranked and done else None
+    own = [each.segment for each in cost.trials[last.trial] if each.segment.value is not None]
+    found = own[-1] if is_ranked and own else None
     return TrialEnd(
         last.trial,
-        last.job_id,
         values_of(search, results, last.trial, last.rung),
-        None if rung is None else results[last.trial, rung],
-        None if rung is None else search.rungs[rung],
+        None if found is None else found.value,
+        None if found is None else (found.step if found.step is not None else search.rungs[found.rung]),
         costs.state_of(cost, last.trial),
         costs.total(cost.trials[last.trial]),
     )
@@ -148,7 +149,7 @@ def _end(
 def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
     """Return each result with the money spent until its end; an unknown price counts as 0."""
     spent, found = 0, list[tuple[int, float, str]]()
-    for each in sorted(cost.segments, key=lambda each: each.ended_s or float("inf")):
+    for each in sorted(cost.segments, key=lambda each: each.segment.ended_s or float("inf")):
         spent += each.micro or 0
         row = each.segment
         if row.state == "done" and row.value is not None:
@@ -160,15 +161,16 @@ def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
 
 def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]:
     first = found["best"][0] if found["best"] else None
-    limit = "no budget" if found["limit_usd"] is None else f"of {dollars(found['limit_usd'] * 1e6)}"
+    limit_micro = budget_micro(cost.job)
+    limit = "no budget" if limit_micro is None else f"of {dollars(limit_micro)}"
     cards = []
     if first is not None:
-        at = f"trial {first['trial']} at {overview.place_of(found, first)}"
+        at = f"trial {first['trial']} at {overview.ended_at(found, first)}"
         cards.append((f"Best {found['metric']}", overview.figure(first["value"]), at))
     cards.append(("Trials", str(found["trials"]), f"of {found['planned']} planned"))
     cards.append(("Spent", dollars(cost.spent_micro), limit))
-    if cost.starts_share is not None:
-        cards.append(("Starts", percent(cost.starts_share), "of the paid time"))
+    if cost.spent_micro:
+        cards.append(("Idle", percent(cost.idle_micro / cost.spent_micro), "the job's start, and free slots"))
     if cost.paused and cost.saved_micro is not None:
         steps = f"an estimate: {cost.saved_steps:,} untrained {cost.unit}"
         cards.append(("Saved by pauses", dollars(cost.saved_micro), steps))

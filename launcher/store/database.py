@@ -152,34 +152,19 @@ CREATE TABLE listed (
     tags TEXT NOT NULL
 );
 CREATE INDEX listed_form ON listed(form, seq);
--- A row of `segments` is written before its segment is sent (`sweeps`).
-CREATE TABLE sweeps (
-    id TEXT PRIMARY KEY,
-    created_s REAL NOT NULL,
-    config TEXT NOT NULL,
-    config_file TEXT NOT NULL,
-    bundle TEXT NOT NULL,
-    limit_micro INTEGER,
-    state TEXT NOT NULL,
-    lease_s REAL NOT NULL
-);
 CREATE TABLE segments (
-    sweep TEXT NOT NULL REFERENCES sweeps(id),
+    job_id TEXT NOT NULL REFERENCES jobs(id),
     trial INTEGER NOT NULL,
     rung INTEGER NOT NULL,
-    job_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    until_step INTEGER,
     state TEXT NOT NULL,
     value REAL,
-    tries INTEGER NOT NULL,
-    seconds REAL,
+    step INTEGER,
+    seconds REAL NOT NULL,
     ended_s REAL,
-    PRIMARY KEY (sweep, trial, rung)
+    PRIMARY KEY (job_id, trial, rung)
 );
-CREATE INDEX segments_by_job ON segments(job_id);
 """
-_VERSION = 7  # of the schema, in the file's user_version; a change to the tables raises the version
+_VERSION = 8  # of the schema, in the file's user_version; a change to the tables raises the version
 
 
 class QuiesceLock:

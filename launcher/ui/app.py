@@ -32,7 +32,6 @@ from ..logs.stream import LogStream
 from ..logs.view import parse_ranks
 from ..report.page import report_html
 from ..report.sweep_page import sweep_html
-from ..store import sweeps
 from ..store.registry import Registry
 from ..text import visible
 from ..text.terminal import say
@@ -68,9 +67,6 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
         Route("/jobs/{job}/curves", handlers.curves),
         Route("/jobs/{job}/log", handlers.download),
         Route("/jobs/{job}/report", handlers.page(handlers.report, _REPORT_HEADERS)),
-        Route("/sweeps/{sweep}", handlers.page(handlers.sweep)),
-        Route("/sweeps/{sweep}/stream", handlers.sweep_stream),
-        Route("/sweeps/{sweep}/report", handlers.page(handlers.sweep_report, _REPORT_HEADERS)),
     ]
     if not site.is_read_only:
         routes += [
@@ -122,10 +118,9 @@ class _Handlers:
         return stream(self.site, request, lambda registry: self._table(registry, choice), None)
 
     def _table(self, registry: Registry, choice: pages.JobListQuery) -> Shown:
-        listed, searches = pages.listed(registry, choice), pages.newest_sweeps(registry, choice)
+        listed = pages.listed(registry, choice)
         is_live = any(job["exit_code"] is None for job in listed["jobs"])
-        is_live = is_live or any(sweep["state"] == "running" for sweep in searches)
-        values = {"choice": choice, "listed": listed, "sweeps": searches, "faults": self.site.faults}
+        values = {"choice": choice, "listed": listed, "faults": self.site.faults}
         return Shown({"jobs": self.site.pages.render("_jobs.html", **values)}, is_live=is_live)
 
     def compare(self, registry: Registry, request: Request) -> str:
@@ -161,20 +156,8 @@ class _Handlers:
 
     def report(self, registry: Registry, request: Request) -> str:
         """The page that `cloudtrain report` writes."""
-        return report_html(registry, registry.find(_name(request)), time.time())
-
-    def sweep(self, registry: Registry, request: Request) -> str:
-        name = sweeps.find(registry.database, _name(request, "sweep")).id
-        part = pages.sweep_parts(self.site.pages, registry, name).parts["sweep"]
-        return self.site.pages.render("sweep.html", sweep_id=name, part=part)
-
-    async def sweep_stream(self, request: Request) -> Response:
-        name = _name(request, "sweep")
-        return stream(self.site, request, lambda registry: pages.sweep_parts(self.site.pages, registry, name), None)
-
-    def sweep_report(self, registry: Registry, request: Request) -> str:
-        """The page that `cloudtrain report SWEEP` writes."""
-        return sweep_html(registry, sweeps.find(registry.database, _name(request, "sweep")), time.time())
+        job = registry.find(_name(request))
+        return (sweep_html if job.config.get("sweep") else report_html)(registry, job, time.time())
 
     async def stop(self, request: Request) -> Response:
         """Ask the job to save and stop."""
@@ -280,8 +263,8 @@ def _wanted(registry: Registry, request: Request) -> LogQuery:
     )
 
 
-def _name(request: Request, kind: str = "job") -> str:
-    return str(request.path_params[kind])
+def _name(request: Request) -> str:
+    return str(request.path_params["job"])
 
 
 def _wants_json(request: Request) -> bool:

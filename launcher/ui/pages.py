@@ -1,7 +1,7 @@
-"""The values of the pages (the list, a job, a resume, a sweep, the costs), and the effects of the buttons.
+"""The values of the pages (the list, a job, a resume, the costs), and the effects of the buttons.
 
-The list is filtered as by `cloudtrain list`; only a page of jobs is read, and sweeps stand above.
-A job and a sweep have the facts of `status`, the costs the figures of `cost`. A button calls the same functions as
+The list is filtered as by `cloudtrain list`; only a page of jobs is read.
+A job has the facts of `status`, the costs the figures of `cost`. A button calls the same functions as
 `cloudtrain stop` and `cloudtrain resume`, with the same rules.
 """
 
@@ -25,19 +25,18 @@ from ..metering import meter
 from ..money import period, unit_cost
 from ..planning.prepare import Prepared
 from ..report.data import chart_data
-from ..store import ledger, series, sweeps
+from ..store import ledger, series
 from ..store.budgets import month_of
 from ..store.database import Database
 from ..store.registry import Registry
-from ..sweeps import driving, overview, summary
+from ..sweeps import overview
 from .site import Pages
 from .sse import Shown
 
-JOB_PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
+JOB_PARTS = ("head", "actions", "facts", "error", "trials", "attempts", "stop")
 MONTHS = 12
 MOST_ROWS = 20
 PAGE = 50
-SWEEPS = 10  # above the list; `cloudtrain list` has all
 STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
 MOST_WORD = 200
 _WITH_TEXT = (
@@ -79,13 +78,12 @@ class JobListQuery:
 
     @property
     def job_filter(self) -> JobFilter:
-        """All filters except the text; without a filter, the jobs of sweeps are left out."""
+        """All filters except the text."""
         name, sign, value = self.tag.partition("=")
         return JobFilter(
             states=frozenset(ACTIVE if self.state == "active" else {self.state} - {""}),
             backends=frozenset({self.backend} - {""}),
             tags=((name.strip(), value.strip() if sign else None),) if self.tag else (),
-            hides_trials=not self.is_narrow,
         )
 
     def query(self, **changes: Any) -> str:
@@ -105,13 +103,6 @@ def listed(registry: Registry, choice: JobListQuery) -> dict[str, Any]:
     shown = registry.numbered([line.seq for line in lines[PAGE * (choice.page - 1) : PAGE * choice.page]])
     jobs = [read_view(registry, job).as_json() for job in shown]
     return {"jobs": jobs, "count": len(lines), "pages": max(1, -(-len(lines) // PAGE))}
-
-
-def newest_sweeps(registry: Registry, choice: JobListQuery) -> list[dict[str, Any]]:
-    """Return the newest sweeps for the first page of all jobs, each as in `list --json`; no sweep below a filter."""
-    if choice.is_narrow or choice.page > 1:
-        return []
-    return [summary.as_json(sweep) for sweep in summary.chosen(registry.database, JobFilter(limit=SWEEPS))]
 
 
 def choices(registry: Registry) -> dict[str, list[str]]:
@@ -154,6 +145,8 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         ][::-1],
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
+        "sweep": overview.as_json(registry.database, job) if job.config.get("sweep") else None,
+        "words": overview,
     }
 
 
@@ -210,22 +203,6 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     submit.require_room(registry, prepared, is_first=False)
     job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
     return f"sent: {job.id}, attempt {job.attempt.number}"
-
-
-def sweep_parts(pages: Pages, registry: Registry, sweep_id: str) -> Shown:
-    """Return the parts of a sweep's page that update themselves. Raises NoSuchJobError."""
-    sweep = sweeps.find(registry.database, sweep_id)
-    html = pages.render(
-        "_sweep.html",
-        sweep=overview.as_json(registry.database, sweep),
-        created_s=sweep.created_s,
-        plan=overview.plan_lines(sweep.config),
-        cause=overview.cause_of(registry, sweep),
-        place_of=overview.place_of,
-        values_text=overview.values_text,
-        figure=overview.figure,
-    )
-    return Shown({"sweep": html}, is_live=driving.is_going_on(registry.database, sweep))
 
 
 def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:

@@ -24,11 +24,10 @@ from markupsafe import Markup
 from cloudtrain.entrypoints.format import amount, span
 
 from ..errors import CloudtrainError
-from ..jobs.poller import Seen, as_fault
+from ..jobs.poller import Seen
 from ..jobs.watch import Watcher
 from ..store.registry import Registry
-from ..sweeps import driving
-from ..text.terminal import say, when
+from ..text.terminal import when
 from .feeds import Feeds
 from .guard import Keys
 
@@ -95,8 +94,6 @@ class Site:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(self._detect_changes())]
-        if not self.is_read_only:
-            tasks.append(asyncio.create_task(self._drive_sweeps()))
         self.watcher.start()
         try:
             yield
@@ -130,16 +127,6 @@ class Site:
     def _wake(self) -> None:
         for news in self._news:
             news.set()
-
-    async def _drive_sweeps(self) -> None:
-        """Send the due trials of running sweeps, as `watch` does; the driver's lease keeps other drivers out."""
-        while not self.is_closing:
-            try:
-                for line in await self.read(driving.advance_all):
-                    say(line)
-            except Exception as error:  # a busy registry or a full disk: the page goes on
-                say(as_fault(error).message)
-            await asyncio.sleep(driving.LOOK_S)
 
     async def _detect_changes(self) -> None:
         """Wake the pages at each change of the registry, while a page is open.

@@ -95,7 +95,7 @@ FAR = {
     "data_s": 1.0,
     "checkpoint_step": 4,
 }
-PINNED = (11, "43c675ee01ded4dd")
+PINNED = (12, "6c466d5a83c30e72")
 
 
 def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
@@ -386,7 +386,7 @@ def test_list_reports_an_empty_list(seed: Callable[..., Job], home: Path, capsys
         told = capsys.readouterr()
         assert (told.out, words in told.err) == ("", True)
     run("--json")
-    empty = {"jobs": [], "sweeps": [], "running": 0, "burn_usd_per_hour": 0.0, "not_answered": {}}
+    empty = {"jobs": [], "running": 0, "burn_usd_per_hour": 0.0, "not_answered": {}}
     assert json.loads(capsys.readouterr().out) == empty
     seed("done", State("succeeded"))
     run("--tag", "team=vision")

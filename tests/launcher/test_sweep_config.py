@@ -1,7 +1,7 @@
-"""The section `sweep`: faults with the way out, the search from a config, and the pace's money."""
+"""The section `sweep`: faults with the way out, and the search from a config."""
 
 import re
-from dataclasses import replace
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,9 @@ import pytest
 
 from cloudtrain.launcher import config
 from cloudtrain.launcher.backend import Capacity
-from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import planner, prepare, search_spec
-from cloudtrain.launcher.store import ledger, sweeps
-from cloudtrain.launcher.store.budgets import Held
-from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.sweeps import overview
 
 TASK: dict[str, Any] = {"name": "s", "task": "task.py", "training": {"max_steps": 810, "eval_every": 5}}
 LR = {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}
@@ -33,20 +31,18 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"resources.instances": [1, 2]}}, "cannot vary between trials"),
         ({"space": {"training.optimizer.lr": {"log": [0, 1]}}}, "cannot begin at 0"),
         ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond the end of the training, 810"),
-        ({"space": {"training.global_batch_size": [8, 16]}, "place": "jobs"}, "rungs are counted in samples"),
-        ({"algorithm": "pbt", "place": "jobs"}, "needs `place: packed`"),
+        ({"place": "jobs"}, "unknown key `place`"),
+        ({"metric": {"name": "accuracy", "mode": "max"}}, "expected"),
         ({"algorithm": "pbt", "space": {"training.optimizer.name": ["sgd", "adamw"]}}, "cannot vary with pbt"),
         ({"algorithm": "pbt", "trials": 3}, "at least 4 trials|no quarter"),
         ({"space": {"training.max_steps": [10, 20]}}, "unlike trials"),
         ({"space": {"training": [10, 20]}}, "is a section"),
         ({"space": {"args.lr": [10, 20]}}, "a task gets `params`"),
         ({"space": {"checkpoint.keep": [1, 2]}}, "cannot vary between trials"),
-        ({"slots": 2, "place": "jobs"}, "parts of the machines of a packed sweep"),
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
         ({"space": {"params.w": {"uniform": [0, 1], "points": 10**8}}, "algorithm": "grid"}, "100,000,000 trials"),
         ({"space": {"params.w": {"int": [1, 10**15]}}, "algorithm": "grid"}, "more than 100,000"),
-        ({"instances": 2, "place": "jobs"}, "machines of a trial of a packed sweep"),
         ({"metric": {"name": "accuracy"}}, "expected"),
         ({"space": {"params": [1, 2]}, "factor": 1}, "factor"),
         ({"steps": 300}, r"a task has `training\.max_steps`"),
@@ -113,8 +109,11 @@ def test_each_value_of_the_space_is_checked_at_the_plan(space: dict[str, Any], w
     """A value that makes no valid config is refused before any trial starts."""
     training = {**TASK["training"], "micro_batch_size": 4, "global_batch_size": 8}
     found = load(tmp_path, {"space": space, "algorithm": "random"}, training=training)
-    (fault,) = planner.value_faults(found, CPU)
+    (fault,) = planner.value_faults(found, planner.make(found, Capacity(0, 0.0, "your own machine")))
     assert words in fault.message
+
+
+CPU, GPUS = Capacity(0, 0.0, "your own machine"), Capacity(gpus=8, hourly_usd=36.0, price_source="test", machine="m")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +130,17 @@ def test_machines_without_work_are_refused(
     sweep: dict[str, Any], instances: int, capacity: Capacity, words: str, tmp_path: Path
 ) -> None:
     """Trials that leave a machine idle, or that no machines fit, are refused with the numbers that fit."""
+    found = load(tmp_path, sweep, resources={"instances": instances})
     with pytest.raises(ConfigError) as caught:
-        planner.make(load(tmp_path, sweep, resources={"instances": instances}), capacity)
+        planner.make(found, capacity)
     assert re.search(words, str(caught.value), re.DOTALL)
 
 
 @pytest.mark.parametrize(
     ("sweep", "capacity", "shape"),
     [
-        ({"parallel": 8}, CPU, (2, 1, 1)),
+        ({}, CPU, (4, 1, 1)),
+        ({"parallel": 5}, CPU, (2, 1, 1)),
         ({}, GPUS, (8, 1, 1)),
         ({"slots": 2}, GPUS, (4, 2, 1)),
         ({"instances": 2}, GPUS, (1, 8, 2)),
@@ -155,14 +156,29 @@ def test_trials_fill_the_machines(
     assert (plan.slots, plan.slot_ranks, plan.slot_instances, plan.nproc_per_node) == (*shape, 1)
 
 
-@pytest.mark.parametrize(
-    ("training", "sweep", "packed"),
-    [({"max_steps": 9}, {}, True), ({"max_steps": 9}, {"place": "jobs"}, False), ({"epochs": 3}, {}, True)],
-)
-def test_place_of_the_trials(training: dict[str, Any], sweep: dict[str, Any], packed: bool, tmp_path: Path) -> None:
-    """By default a task is packed."""
-    stored = load(tmp_path, {"algorithm": "random", **sweep}, training=training).model_dump(mode="json")
-    assert search_spec.is_packed(stored) is packed
+def test_plan_says_what_time_and_money_must_buy(tmp_path: Path) -> None:
+    """The plan of a sweep has the trials at once, the whole money and time, and the training that fits."""
+    found = load(tmp_path, {"trials": 9, "first_rung": 90}, resources={"instances": 2})
+    plan = planner.make(found, GPUS)
+    lines = overview.plan_lines(found.model_dump(mode="json"), plan)
+    assert lines[0] == "sweep: asha over 9 trials, at most 9 at once"
+    assert lines[1].startswith("rungs at steps 90, 270, 810: about 26% of the steps")
+    assert re.search(
+        r"all trials together have .*, at worst .* USD: enough if a whole training takes at most", lines[2]
+    )
+
+
+def test_values_of_a_large_grid_are_checked_in_linear_time(tmp_path: Path) -> None:
+    """Each value is checked without the list of all values."""
+    times = []
+    for count in (100, 800):
+        space = {"training.optimizer.lr": [each / 1000 for each in range(1, count + 1)]}
+        found = load(tmp_path, {"space": space, "algorithm": "grid"})
+        plan = planner.make(found, CPU)
+        began_s = time.process_time()
+        assert planner.value_faults(found, plan) == []
+        times.append(time.process_time() - began_s)
+    assert times[1] < 20 * times[0]
 
 
 def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
@@ -176,10 +192,9 @@ def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
     ("sweep", "words"),
     [
         ({}, "need `sweep.steps`"),
-        ({"steps": 300, "place": "jobs"}, "in a packed sweep only"),
+        ({"steps": 300, "instances": 2}, "cannot pause a script on several machines"),
         ({"steps": 300, "algorithm": "pbt"}, "copies checkpoints of a `task`"),
         ({"steps": 300, "first_rung": 400}, "beyond the end of the training, 300"),
-        ({"steps": 300, "instances": 2}, "cannot pause a script on several machines"),
     ],
 )
 def test_faulty_sweep_of_a_script_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -188,35 +203,21 @@ def test_faulty_sweep_of_a_script_is_refused(sweep: dict[str, Any], words: str, 
         script(tmp_path, sweep)
 
 
-def test_sweep_of_a_script_is_packed(tmp_path: Path) -> None:
+def test_script_trains_to_a_rung_or_to_its_own_end(tmp_path: Path) -> None:
     """The rungs follow from `steps`; without `steps`, the only rung of a trial is its own end."""
-    stored = script(tmp_path, {"steps": 300}).model_dump(mode="json")
-    assert search_spec.is_packed(stored)
+    found = script(tmp_path, {"steps": 300})
+    stored = found.model_dump(mode="json")
     assert search_spec.search_of(stored).rungs == (3, 9, 27, 81, 243, 300)
-    spec = search_spec.sweep_spec(stored, planner.make(script(tmp_path, {"steps": 300}), CPU), "script")
+    spec = search_spec.sweep_spec(stored, planner.make(found, CPU), "script")
     assert (spec["kind"], spec["until"]) == ("script", "rung")
     found = script(tmp_path, {"algorithm": "random"})
     stored = found.model_dump(mode="json")
-    assert search_spec.is_packed(stored)
     assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((1,), "scripts")
     assert search_spec.sweep_spec(stored, planner.make(found, CPU), "script")["until"] == "end"
 
 
-def test_budget_below_a_ladder_is_refused_with_the_sum(tmp_path: Path) -> None:
-    """The budget of a sweep of jobs must hold a start for each rung; a cent more than the sum is accepted."""
-    capacity = Capacity(gpus=1, hourly_usd=36.0, price_source="test", machine="m")
-
-    def plan(limit: str) -> None:
-        planner.make(load(tmp_path, {"place": "jobs"}, budget={"limit": limit}), capacity)
-
-    with pytest.raises(BudgetError, match="starts 5 times") as caught:
-        plan("1 USD")
-    assert caught.value.enough_micro is not None
-    plan(f"{caught.value.enough_micro / 1e6 + 0.01:.2f} USD")
-
-
 def test_rungs_count_steps_samples_or_epochs(tmp_path: Path) -> None:
-    """The first is 1/81 of the steps and at least an evaluation's; samples if the batch varies; epochs if packed."""
+    """The first is 1/81 of the steps and at least an evaluation's; samples if the batch varies; or epochs."""
     found = load(tmp_path, {}, training={**TASK["training"], "monitor": {"metric": "accuracy", "mode": "max"}})
     stored = found.model_dump(mode="json")
     search = search_spec.search_of(stored)
@@ -230,49 +231,4 @@ def test_rungs_count_steps_samples_or_epochs(tmp_path: Path) -> None:
     assert search_spec.training_of(stored, {"training.global_batch_size": 64})["max_steps"] == 405
     space = {"training.global_batch_size": [8, 16]}
     stored = load(tmp_path, {"space": space, "first_rung": 2}, training={"epochs": 20}).model_dump(mode="json")
-    assert search_spec.is_packed(stored)
     assert (search_spec.search_of(stored).rungs, search_spec.unit_of(stored)) == ((2, 6, 18, 20), "epochs")
-    with pytest.raises(ConfigError, match="counted in epochs, which needs `place: packed`"):
-        load(tmp_path, {"place": "jobs"}, training={"epochs": 20})
-
-
-def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
-    """Spent and held money of all trials count, in the transaction that reserves; other jobs are not concerned."""
-    database = Database(tmp_path)
-    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, 1_000_000))
-    for trial in range(3):
-        sweeps.write(database, sweeps.SegmentRecord("s-abcde", trial, 0, f"s-abcde-{trial}", 1, 10))
-    ledger.reserve(database, Held("s-abcde-0", 1, "", 700_000, 1.0))
-    with pytest.raises(BudgetError, match=r"has 0\.3"):
-        sweeps.require_room(database, "s-abcde-1", 400_000)
-    ledger.settle(database, "s-abcde-0", 1, 100_000, 2.0)
-    sweeps.require_room(database, "s-abcde-1", 400_000)
-    with pytest.raises(BudgetError, match="unknown"):
-        sweeps.require_room(database, "s-abcde-1", None)
-    sweeps.require_room(database, "other", 5_000_000)
-
-
-def test_driver_with_a_lease_changes_the_rows_that_it_has_read(tmp_path: Path) -> None:
-    """A second process gets no lease until the first has freed its own; a stale row changes nothing."""
-    database = Database(tmp_path)
-    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
-    first_s = sweeps.lease(database, "s-abcde")
-    assert first_s
-    assert not sweeps.lease(database, "s-abcde")
-    renewed_s = sweeps.lease(database, "s-abcde", first_s)
-    assert renewed_s > first_s
-    sweeps.free(database, "s-abcde", first_s)
-    assert not sweeps.lease(database, "s-abcde")
-    sweeps.free(database, "s-abcde", renewed_s)
-    assert sweeps.lease(database, "s-abcde")
-    due = sweeps.SegmentRecord("s-abcde", 0, 0, "s-abcde-0", 1, 10)
-    sent, done = replace(due, state="sent"), replace(due, state="done", value=0.5)
-    sweeps.write(database, due)
-    sweeps.update(database, due, sent)
-    sweeps.update(database, sent, done)
-    sweeps.update(database, due, sent)
-    sweeps.update(database, sent, replace(due, attempt=2, tries=1))
-    sweeps.remove(database, due)
-    assert sweeps.segments(database, "s-abcde") == [done]
-    sweeps.update(database, replace(due, trial=1), replace(sent, trial=1))
-    assert len(sweeps.segments(database, "s-abcde")) == 2

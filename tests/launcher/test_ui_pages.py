@@ -13,7 +13,6 @@ from uiserver import Served, serving
 
 from browser import PATIENT_MS, Seen, contrast
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
@@ -179,30 +178,24 @@ def test_log_is_filtered_paused_and_bounded(
     expect(page.locator("#log-state")).to_contain_text("not a valid regular expression")
 
 
-def test_sweep_is_a_line_above_the_jobs_and_a_page(
+def test_sweep_is_a_job_whose_page_has_its_trials(
     served: Served, registry: Registry, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    """The list hides the trials; the sweep's page has rungs, the best trials as `status`, and the report."""
+    """The list has one line for a sweep; the page has rungs and the best trials as `status`, and the report."""
     seed("plain", State("succeeded", started_s=1.0, ended_s=2.0))
-    sweep = swept.put(registry, 9, state="running")
-    registry.database.execute("UPDATE sweeps SET lease_s = ?", (time.time() + 3600,))  # another process drives
+    sweep = swept.put(registry, 9)
     page = visit(width=400)
     expect(page.locator("tbody .name")).to_have_text([sweep.id, "plain"])
-    expect(page.locator(".sweeps")).to_contain_text("9 / 9")
-    page.goto(f"{served.origin}/?state=failed")
-    expect(page.locator("tbody .name")).to_have_text([f"{sweep.id}-1"])
-    page.goto(served.origin)
+    expect(page.locator(f"#row-{sweep.id}")).to_contain_text("9 / 9 trials")
     page.get_by_role("link", name=sweep.id).click()
-    expect(page.locator("#part-sweep .badge")).to_have_text("running")
+    expect(page.locator("#part-head .badge").first).to_have_text("succeeded")
     best = overview.as_json(registry.database, sweep)["best"][0]
     expect(page.locator("section", has_text="Best trials").locator("tbody tr").first).to_contain_text(
         overview.figure(best["value"])
     )
-    expect(page.locator("section", has_text="Rungs").locator("tbody tr")).to_have_count(3)
-    swept.begin(registry, sweep, 9)
-    expect(page.locator("section", has_text="Running trials").locator("tbody tr")).to_have_count(1)
-    sweeps.set_state(registry.database, sweep.id, "ended")
-    expect(page.locator("#part-sweep .badge")).to_have_text("ended")
+    rungs = page.locator("section", has_text="Rungs").locator("tbody tr")
+    expect(rungs).to_have_count(3)
+    expect(rungs.first.locator("[data-name=Done]")).to_have_text("8")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert [each for each in contrast(page) if each[0] < 4.5] == [], scheme
@@ -210,15 +203,6 @@ def test_sweep_is_a_line_above_the_jobs_and_a_page(
     with page.expect_popup() as opened:
         page.get_by_role("link", name="Report").click()
     expect(opened.value.locator("h1")).to_contain_text(sweep.id)
-
-
-def test_unknown_sweep_has_an_error_page(served: Served) -> None:
-    """A sweep that does not exist is an error with the status 404, on the page and as a report."""
-    served.enter()
-    for path in ("/sweeps/nosuch", "/sweeps/nosuch/report", "/sweeps/%3Cscript%3E"):
-        answer = served.get(path)
-        assert answer.status == 404, path
-        assert "<script>" not in answer.text.partition("<main")[2]
 
 
 def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(

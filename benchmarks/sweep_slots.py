@@ -1,4 +1,4 @@
-"""The share of a packed sweep's slot time that trains: `python benchmarks/packed_sweep.py [SECONDS]`.
+"""The share of a sweep's slot time that trains: `python benchmarks/sweep_slots.py [SECONDS]`.
 
 Runs 8 trials of about SECONDS each on two slots of this machine's CPUs. A slot trains from a segment's first step to
 its end. The other time is the start of torch, the driver's, and the slots' idle time.
@@ -37,7 +37,7 @@ def main() -> None:
     search = {"algorithm": "random", "space": space, "trials": 8, "parallel": 2, "rungs": [steps]}
     training = {"global_batch_size": 4, "max_steps": steps}
     run = {"kind": "sweep", "target": "task.py"}
-    sweep = {"search": search, "slots": 1, "nproc_per_node": 2}
+    sweep = {"search": search, "slots": 1, "instances": 1, "nproc_per_node": 2, "until": "rung"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "task.py").write_text(TASK)
