@@ -161,18 +161,18 @@ class Steps:
         if parsed.weight > self._weight:  # a finer count
             self._weight = parsed.weight
             self._times.clear()
-        step, total = self._place(parsed)
-        epoch = {} if parsed.epoch is None else {"epoch": parsed.epoch}
+        step, total, epochs = self._place(parsed)
+        epoch = {} if epochs is None else {"epoch": epochs}
         return "step", self._fields(step, self._total or total, epoch | parsed.fields | parsed.scores, now_s)
 
-    def _place(self, parsed: LineFigures) -> tuple[int, int | None]:
-        """Return the step as counted over all epochs, and the number of all steps."""
+    def _place(self, parsed: LineFigures) -> tuple[int, int | None, float | None]:
+        """Return the step over all epochs, the number of all steps, and the epochs trained, with the fraction."""
         if parsed.epoch is None:
             assert parsed.step is not None
-            return parsed.step, parsed.total or self._search(_ALL_STEPS, parsed.step)
+            return parsed.step, parsed.total or self._search(_ALL_STEPS, parsed.step), None
         epochs = parsed.epochs or self._search(_ALL_EPOCHS, parsed.epoch)
         if parsed.step is None:
-            return parsed.epoch, epochs
+            return parsed.epoch, epochs, parsed.epoch
         epoch = parsed.epoch - 1 if parsed.epochs and parsed.epoch else parsed.epoch  # `Epoch 1/10` counts from 1
         length = parsed.total or self._search(_LOADERS, 0)
         if length:
@@ -180,7 +180,8 @@ class Steps:
         elif parsed.epoch > self._epoch and parsed.step < self._last:
             self._base += self._last + 1
         self._last, self._epoch = parsed.step, parsed.epoch
-        return self._base + parsed.step, epochs * length if epochs and length else None
+        step = self._base + parsed.step
+        return (step, epochs and epochs * length, round(step / length, 4)) if length else (step, None, None)
 
     def _search(self, names: tuple[str, ...], least: int) -> int | None:
         """Return the first number above `least` in a variable of the script with a name from the list."""

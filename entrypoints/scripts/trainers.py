@@ -155,7 +155,7 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
             self.step = trainer.global_step
             is_due = time.monotonic() > self.due_s or self.step <= self.first + _FIRST_STEPS
             if trainer.is_global_zero and (is_due or self.step == trainer.estimated_stepping_batches):
-                self.print_step(trainer, outputs)
+                self.print_step(trainer, outputs, rest[-1])
             if reason := stopping.step():
                 checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
                 path = Path(checkpoints or Path(trainer.default_root_dir) / "checkpoints") / "cloudtrain-stop.ckpt"
@@ -172,11 +172,13 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
                 fields = {"step": trainer.global_step, "metrics": scores}
                 streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", fields) + "\n")
 
-        def print_step(self, trainer: Any, outputs: Any) -> None:
+        def print_step(self, trainer: Any, outputs: Any, batch: int) -> None:
             self.due_s = time.monotonic() + _LINE_S
             total = trainer.estimated_stepping_batches
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            figures = {"epoch": trainer.current_epoch} | ({} if loss is None else {"loss": float(loss)})
+            part = (batch + 1) / trainer.num_training_batches  # 0 of a loader without a length
+            figures = {"epoch": round(trainer.current_epoch + part, 4)} if part else {}
+            figures |= {} if loss is None else {"loss": float(loss)}
             streams.say(steps.line(self.step, None if total == float("inf") else int(total), figures))
 
     def joined(trainer: Any) -> None:

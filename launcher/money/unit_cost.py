@@ -50,7 +50,8 @@ def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
     found = points(attempts, now_s)
     window = round(_WINDOW * (found[-1].spent_micro - found[0].spent_micro)) if found else 0
     late, early = _mean(found, 0, max(1, window)), _mean(found, window, 2 * window)
-    epoch, samples, tokens = (_each(spent, _latest(attempts, key), unit) for key, unit in _UNITS.items())
+    paid = _paid_share(attempts, found)
+    epoch, samples, tokens = (_each(spent * unit, _latest(attempts, key), paid) for key, unit in _UNITS.items())
     loss = _each(spent, None if late is None else found[0].loss - late)
     drop = None if late is None or early is None else early - late
     return Achieved(epoch, samples, tokens, loss, None if drop is None else window, drop)
@@ -110,8 +111,16 @@ def _latest(attempts: Sequence[Attempt], key: str) -> float | None:
     return None
 
 
-def _each(spent_micro: int, count: float | None, unit: float = 1.0) -> float | None:
-    return spent_micro * unit / count if count is not None and count > 0 else None
+def _paid_share(attempts: Sequence[Attempt], found: Sequence[CostPoint]) -> float:
+    """Return the share of the steps that this job has paid for: `checkpoint.resume: PATH` begins with another's."""
+    before, step = attempts[0].progress.get("resumed_step"), attempts[-1].progress.get("step")
+    if not (found and isinstance(before, int) and isinstance(step, int) and before < min(found[0].step, step)):
+        return 1.0
+    return 1 - before / step
+
+
+def _each(spent_micro: float, count: float | None, paid: float = 1.0) -> float | None:
+    return spent_micro / (count * paid) if count is not None and count > 0 else None
 
 
 def _mean(found: Sequence[CostPoint], after: int, before: int) -> float | None:

@@ -174,6 +174,7 @@ def test_lightning_saves_at_a_stop(job: Callable[[str], Job]) -> None:
     assert ran.end() == boot.EXIT_SAVED
     saved = ran.events[-1]["step"]
     assert [each["e"] for each in ran.events[-2:]] == ["checkpoint", "preempt"]
+    assert {each["epoch"] for each in ran.events if each.get("step") == 1} == {1 / 2500}  # two ranks share 5000 batches
     assert (ran.start(on_stop="save").end(), min(ran.steps())) == (0, saved + 1)
 
 

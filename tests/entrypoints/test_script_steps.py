@@ -91,6 +91,14 @@ def test_totals_are_looked_up_in_the_script(clock: Clock) -> None:
     assert found["max_steps"] == max_iters
 
 
+def test_epochs_count_the_trained_fraction(clock: Clock) -> None:
+    """With an unknown length of an epoch, a begun epoch says nothing; a line for a whole epoch counts the epoch."""
+    lines = [f"Epoch: [{epoch}][{step}/10] Loss 1.0" for epoch in (0, 1) for step in (1, 6)]
+    assert [each["epoch"] for each in told(Steps(0, {}), clock, *lines)] == [0.1, 0.6, 1.1, 1.6]
+    assert [each.get("epoch") for each in told(Steps(0, {}), clock, "Epoch 1 | Iter 100 | Train Loss 2.0")] == [None]
+    assert [each["epoch"] for each in told(Steps(0, {}), clock, "Epoch 1 loss 0.4", "Epoch 2 loss 0.3")] == [1, 2]
+
+
 def test_finer_count_replaces_a_coarser_one(clock: Clock) -> None:
     """Lines with steps count; bars and lines of epochs next to them do not."""
     lines = [bar(1, 5), "step 10 loss 0.5", bar(2, 5), "Epoch 1 loss 0.4", "step 20 loss 0.4"]

@@ -120,6 +120,15 @@ def test_bill_shows_the_price_of_progress(put: Put, cost: Callable[..., str]) ->
     assert "for the last 0.40 USD it fell by 0.6" in cost("one")
 
 
+def test_price_of_an_epoch_leaves_out_the_steps_of_another_job(put: Put, cost: Callable[..., str]) -> None:
+    """`checkpoint.resume: PATH` at step 60 of 100: 1.6 of 4 epochs are this job's; after an own restart, all are."""
+    for name, first, price in (("other", 61, 2.0 / 1.6), ("own", 1, 0.5)):
+        curve = loss_bins.added(loss_bins.EMPTY, ((float(step), step, 1.0) for step in range(first, 101)))
+        told = {"epoch": 4.0, "step": 100, "resumed_step": 60, "curve": loss_bins.dump(curve)}
+        put(name, ran(0, 100), progress=told)
+        assert json.loads(cost(name, "--json"))["epoch_usd"] == pytest.approx(price)
+
+
 def test_month_counts_its_part_of_a_leg_across_the_border(put: Put, cost: Callable[..., str]) -> None:
     """A job over New Year is in both months, and the parts add up."""
     put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
