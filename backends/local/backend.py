@@ -67,6 +67,9 @@ class LocalBackend(Adapter):
             atomic_json.write_json(folder / RECORD, dict(shipment.record))
             atomic_json.write_json(folder / "ref.json", ref)
         except OSError as error:
+            from cloudtrain.entrypoints.host import slurm
+
+            slurm.discard(folder=str(folder))
             raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
         shipment.sending.creates()
         try:

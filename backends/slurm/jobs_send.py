@@ -86,6 +86,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         number = submission.submit(login.run, ref.folder, request.name, body["sbatch"])
     except ConfigError:  # Slurm has no job
         login.call("slurm.discard", {"folder": ref.folder})
+        shipment.sending.prepares()
         raise
     return replace(ref, number=number, sent_s=time.time()).dump()
 

@@ -119,7 +119,7 @@ def why_not(locks: Path, names: list[str], job: str, cap_s: float) -> str:
     held = tuple(each for each in held_by(locks) if each.name in names)
     if decide(ticket, [HostLine("", tuple(names), held, tuple(line))], time.time()).starts:
         return ""
-    return f"{line[0].user}'s job {line[0].job} waits in line for it; submit --queue joins the line"
+    return f"{line[0].user}'s job {line[0].job} waits in line for it"
 
 
 def _plain(text: object) -> str:

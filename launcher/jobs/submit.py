@@ -208,16 +208,24 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         say(line)
 
 
-def _close(registry: Registry, attempt: Attempt, error: BaseException, *, syncs: bool = True) -> None:
-    """Store that no job was sent, and free the money here and in the shared ledger; Ctrl-C leaves no new job behind."""
+def _close(
+    registry: Registry, attempt: Attempt, error: BaseException, *, syncs: bool = True, is_known: bool = False
+) -> None:
+    """Store that no job was sent, and free the money here and in the shared ledger; a submit leaves no job behind.
+
+    A job that ran before, or was in line, stays. `is_known`: the platform may know the attempt's name, so the attempt's
+    number is not used again.
+    """
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     state = State("failed", "error", detail=f"not sent: {why}", ended_s=time.time())
     listing.end_unsent(registry, attempt, state)
     if syncs:
         shared_ledger_sync.push(registry.database)
+    if not attempt.submitter.get("queued") and registry.never_ran(registry.find(attempt.job_id)):
+        registry.remove(attempt.job_id)
+        if not is_known:
+            ledger.forget(registry.database, attempt.job_id, attempt.number)
     if isinstance(error, KeyboardInterrupt):
-        if registry.never_ran(registry.find(attempt.job_id)):
-            registry.remove(attempt.job_id)
         raise KeyboardInterrupt(NOTHING) from None
 
 
@@ -243,7 +251,10 @@ def _send(
             registry.mark_queued(attempt, {"reason": error.message, "tried_s": time.time()})
             return replace(job, attempt=registry.attempt(job, attempt.number))
         if shipment.sending.is_nothing_sent(error):
-            _close(registry, attempt, error)
+            _close(registry, attempt, error, is_known=shipment.sending.may_exist)
+            if isinstance(error, CapacityError):
+                line = "--queue" if attempt.number == 1 else "--set queue.wait=true"
+                error.hint = "; ".join(filter(None, [f"wait in line: {line}", error.hint]))
             if isinstance(error, UnreachableError):
                 error.message += f"; {NOTHING}"
             raise

@@ -134,6 +134,14 @@ def release(database: Database, job_id: str, attempt: int, now_s: float) -> None
             _close(database, row, "released", 0, now_s)
 
 
+def forget(database: Database, job_id: str, attempt: int) -> None:
+    """Remove the row of a released attempt, unless a shared ledger must still learn of the release."""
+    with database.transaction():
+        if not database.execute(f"SELECT 1 FROM tellings {_ONE} AND told != 'closed'", (job_id, attempt)):
+            database.execute(f"DELETE FROM tellings {_ONE}", (job_id, attempt))
+            database.execute(f"DELETE FROM reservations {_ONE} AND state = 'released'", (job_id, attempt))
+
+
 def adopt(database: Database, held: Held, *, ledgers: Iterable[str] = (), told: str = "joining") -> None:
     """Reserve for an attempt that runs already, without a budget check; an existing row stays.
 

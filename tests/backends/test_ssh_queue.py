@@ -212,7 +212,10 @@ def test_job_without_queue_does_not_pass_the_line(pair: Cluster, send: Any, unti
     done = cli("submit", "-d", "-y", cwd=where)
     assert done.code == 5
     assert "job head waits in line for it" in done.stderr
-    assert "--queue" in done.stderr
+    assert "hint: wait in line: --queue; " in done.stderr
+    done = cli("submit", "-d", "-y", cwd=project(config(hosts="h0", instances=1), script="train.py", text=TRAIN))
+    assert (done.code, "hint: wait in line: --queue; cloudtrain stop first" in done.stderr) == (5, True), done.stderr
+    assert {job["job"] for job in cli("list", "--json").json["jobs"]} == {"first", "head"}
 
 
 def test_wait_ends_at_max_wait(pair: Cluster, send: Any, until: Any, state_of: Any) -> None:

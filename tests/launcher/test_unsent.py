@@ -66,6 +66,41 @@ def test_backend_without_hooks_may_have_sent_the_job() -> None:
     assert not known.is_nothing_sent(KeyboardInterrupt())
 
 
+def test_refused_submit_is_no_attempt_of_its_name(
+    cli: Any, project: Callable[..., Path], home: Path, registry: Registry
+) -> None:
+    """A submit that fails before the platform knows the name leaves no row, reservation, folder or number."""
+    (where := project()).joinpath("in-the-way").touch()
+    refused = ("submit", "-d", "-y", "--name", "one", "--set", "checkpoint.uri=in-the-way")
+    done = cli(*refused, cwd=where)
+    assert (done.code, "folder cannot be made" in done.stderr) == (3, True), done.stderr
+    assert (registry.jobs(), (home / "local/one").exists()) == ([], False)
+    assert registry.database.execute("SELECT * FROM reservations") == []
+    cli.ok("submit", "-d", "-y", "--name", "one", cwd=where)
+    assert cli("status", "one", "--json").json["attempt"] == 1
+
+
+def test_refused_submit_keeps_a_folder_that_the_registry_does_not_know(
+    cli: Any, project: Callable[..., Path], home: Path
+) -> None:
+    """The checkpoints of a job whose registry was lost survive a submit of the same name."""
+    (home / "local/one/attempt-1").mkdir(parents=True)
+    (saved := home / "local/one/checkpoints").mkdir()
+    done = cli("submit", "-d", "-y", "--name", "one", cwd=project())
+    assert (done.code, "choose another --name" in done.stderr, saved.exists()) == (2, True, True), done.stderr
+
+
+def test_number_stays_taken_until_the_teams_ledger_knows_the_release(registry: Registry) -> None:
+    """A released row goes with its entry for the ledger; an entry that is still to be written keeps the row."""
+    for number, told in ((1, "closing"), (2, "closed")):
+        ledger.reserve(registry.database, Held("one", number, "", 1, 1000.0), ledgers=["/mnt/team"])
+        ledger.release(registry.database, "one", number, 1001.0)
+        registry.database.execute("UPDATE tellings SET told = ? WHERE attempt = ?", (told, number))
+        ledger.forget(registry.database, "one", number)
+    rows = registry.database.execute("SELECT attempt FROM reservations JOIN tellings USING (job_id, attempt)")
+    assert [row["attempt"] for row in rows] == [1]
+
+
 def test_unsent_job_is_never_last_and_hidden_after_a_day(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
