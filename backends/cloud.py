@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,11 +14,12 @@ from cloudtrain.launcher.backend import (
     JobRef,
     LogPage,
     Request,
+    SavedFiles,
     ServedModel,
     ServingFiles,
     StoredRecord,
 )
-from cloudtrain.launcher.errors import ConfigError, Fault, require_all
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.rate import Machine, Quote
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
@@ -87,6 +88,19 @@ class CloudAdapter(Adapter):
         uri = f"{handle.checkpoint_uri}/{inner}".rstrip("/")
         doing, empty = "download the checkpoints", self.MAY_BE_EMPTY
         return self._with_files(handle, uri, doing, lambda files: files.download(uri, folder, may_be_empty=empty))
+
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files in the bucket, where all attempts have one folder."""
+        from cloudtrain.entrypoints.replication import entries
+
+        handle = self.REF.load(refs[-1])
+        uri = handle.checkpoint_uri or ""
+        try:
+            names = self._with_files(handle, uri, f"list {uri}", lambda files: list(files.open_at(uri).names("")))
+        except CloudtrainError as error:
+            return SavedFiles(away=f"in {uri} ({error.message})")
+        whole = {entry for name in names if entries.is_name(entry := name.partition("/")[0])}
+        return SavedFiles(bool(whole), max(filter(None, map(entries.step_of, whole)), default=None))
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the job's saved weights, by the headers alone."""

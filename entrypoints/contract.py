@@ -79,7 +79,7 @@ class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone")
 
 
 @dataclass(frozen=True)
-class CheckpointSettings(Message, optional="all_damaged"):
+class CheckpointSettings(Message, optional="all_damaged saved_step"):
     """Section `checkpoint`: when to save, how many to keep, and where to resume (auto, never, or a path)."""
 
     every_steps: int | None = None
@@ -91,6 +91,7 @@ class CheckpointSettings(Message, optional="all_damaged"):
     mirror: str | None = None  # the uri of a second place, for copies of finished checkpoints
     resume: str = "auto"
     all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
+    saved_step: int | None = None  # saved by earlier attempts: no start from an older step if the mirror cannot be read
 
 
 @dataclass(frozen=True)

@@ -266,14 +266,16 @@ def resume(
     update_code: bool = False,
     update_config: bool = False,
     start_over: bool = False,
+    from_older: bool = False,
     **keys: Any,
 ) -> JobStatus:
     """Send the next attempt of an ended job, from the newest checkpoint; return the status at once.
 
     Code and config are the submitted ones, but for `overrides`, keywords (`resources={"instances": 4}`) and `budget`
     ("+50USD" or "200USD"); `update_code` packs the code folder again, `update_config` reads the config file. If all
-    checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. A done job goes
-    on only with such a change, for example more steps. Raises what `submit` raises.
+    checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. If the newest
+    checkpoint cannot be reached, the job goes on from an older step with `from_older`, else UsageError is raised. A
+    done job goes on only with a change, for example more steps. Raises what `submit` raises.
     """
     from .jobs import retry
     from .jobs import submit as sending
@@ -284,7 +286,10 @@ def resume(
         if (all_damaged := found.attempt.state.all_damaged) and not start_over:
             raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]
-        prepared = retry.prepare_next(registry, found, settings, update_code=update_code, update_config=update_config)
+        updates = {"update_code": update_code, "update_config": update_config, "from_older": from_older}
+        prepared = retry.prepare_next(registry, found, settings, **updates)
+        older = retry.older_start(registry, found, prepared.config)
+        retry.require_newest(older, "add from_older=True", from_older=from_older)
         sending.require_room(registry, prepared, is_first=False)
         return _status_of(registry, sending.resend(registry, found, prepared, start_over=all_damaged))
 

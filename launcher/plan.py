@@ -34,7 +34,7 @@ class Batch(Record, checks=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record, checks=True):
+class Plan(Record, checks=True, optional="saved_step"):
     """The numbers of an attempt: money in micro-dollars (`micro`) or US dollars, times in seconds after the start."""
 
     instances: int
@@ -85,6 +85,9 @@ class Plan(Record, checks=True):
     """The ranks of a trial on a node."""
     slot_instances: int = 1
     """The nodes of a trial."""
+
+    saved_step: int | None = None
+    """The newest step that earlier attempts have saved, from which this attempt must not start earlier in silence."""
 
     @property
     def rate(self) -> CostRate | None:

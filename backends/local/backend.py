@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STATE
-from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
+from cloudtrain.launcher.backend import (
+    Capacity,
+    Check,
+    FoundAttempt,
+    JobRef,
+    LogPage,
+    Pace,
+    Request,
+    SavedFiles,
+    Shipment,
+    Terms,
+)
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.extras import install
 
@@ -21,6 +32,8 @@ from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_age
 from .records import LocalRef
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
@@ -168,6 +181,17 @@ class LocalBackend(Adapter):
     def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
         """Copy the checkpoint folder below `folder`; return the files there."""
         return _copied(Path(LocalRef.load(ref).checkpoint_dir) / inner, folder)
+
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files in the job's checkpoint folder."""
+        from cloudtrain.entrypoints.replication import entries
+
+        folder = LocalRef.load(refs[-1]).checkpoint_dir
+        try:
+            found = entries.list_entries(Path(folder))
+        except OSError as error:
+            return SavedFiles(away=f"in {folder} ({error.strerror})")
+        return SavedFiles(bool(found), found[0].step if found else None)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return LocalRef.load(ref).checkpoint_dir

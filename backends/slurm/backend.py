@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, Pace, SavedFiles, Terms
 
 from ..adapter import HostsAdapter
 from .records import SlurmRef
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cloudtrain.launcher.backend import JobRef, Request
@@ -62,6 +63,15 @@ class SlurmBackend(HostsAdapter):
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return SlurmRef.load(ref).checkpoints
+
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files in the job's checkpoint folder. Raises UnreachableError."""
+        from .channel import Login
+
+        ref = SlurmRef.load(refs[-1])
+        asked = {"folder": ref.checkpoints, "or_damaged": True}
+        newest = Login.at(self.connections, ref.login).call("copying.newest", asked)
+        return SavedFiles(bool(newest), newest.get("step"))
 
     def _brought(self, ref: JobRef, place: str, folder: Path) -> list[Path]:
         from ..channel.copies import brought

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import JobRef, PushedModel, PushOutcome
+    from cloudtrain.launcher.backend import JobRef, PushedModel, PushOutcome, SavedFiles
     from cloudtrain.launcher.config.schema import JobConfig
 
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
@@ -57,6 +57,10 @@ class SshBackend(HostsAdapter):
 
         places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
         return copies.brought(self.connections, places, folder)
+
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files on the hosts of `config`."""
+        return self.duty("jobs", "saved")(self.connections, refs, config)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return SshRef.load(ref).nodes[0].checkpoints

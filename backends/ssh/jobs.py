@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_state
+from cloudtrain.launcher.backend import JobRef, LogPage, SavedFiles, agent_pages, agent_state
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.text.terminal import say
@@ -15,6 +15,10 @@ from cloudtrain.launcher.text.terminal import say
 from ..channel import copies, master
 from ..channel.calls import Call, Fleet, HostAnswer
 from .records import SshRef
+from .request import of_config
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
 
 STOP_S = 40.0
 
@@ -105,6 +109,22 @@ def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
         raise error
     for name, error in unreached:
         say(f"{name} did not get the stop request; the other agents pass it on: {error.message if error else ''}")
+
+
+def saved(fleet: Fleet, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+    """Return the files on the hosts of `config`: the send looks on no other host."""
+    nodes = [node for ref in refs for node in SshRef.load(ref).nodes]
+    hosts = of_config(config)
+    names, former = {host.name for host in hosts}, {node.host.name for node in nodes}
+    places = dict.fromkeys(hosts, nodes[-1].checkpoints)
+    places |= {node.host: node.checkpoints for node in nodes if node.host.name in names}
+    asked = {host: {"folder": folder, "or_damaged": True} for host, folder in places.items()}
+    answers = fleet.ask({host: Call("copying.newest", each) for host, each in asked.items()}, is_urgent=True)
+    newest = [answer.reply for answer in answers.values() if answer.error is None and answer.reply]
+    silent = {host.name for host, answer in answers.items() if answer.error is not None} & former
+    away = {" (no answer)": silent, " (not in ssh.hosts)": former - names}
+    words = [f"on {' or '.join(sorted(hosts))}{why}" for why, hosts in away.items() if hosts]
+    return SavedFiles(bool(newest), max((reply["step"] or 0 for reply in newest), default=0) or None, ", ".join(words))
 
 
 def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:

@@ -58,12 +58,13 @@ def fetch(*, address: str, port: int, token: str, name: str | None, into: str, n
         raise Refused(str(error)) from error
 
 
-def newest(*, folder: str) -> dict[str, Any]:
+def newest(*, folder: str, or_damaged: bool = False) -> dict[str, Any]:
     """Return {"name", "step", "mtime", "fingerprint"} of the `folder`'s newest whole entry, or {}.
 
-    `mtime` is unix time; `step` is None except for the trainer's checkpoints. Raises OSError.
+    `mtime` is unix time; `step` is None except for the trainer's checkpoints. `or_damaged`: an entry whose files do not
+    fit its manifest counts, too. Raises OSError.
     """
-    found = listing.newest(Path(folder))
+    found = next(iter(listing.list_entries(Path(folder))), None) if or_damaged else listing.newest(Path(folder))
     if found is None:
         return {}
     return {

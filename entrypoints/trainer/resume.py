@@ -260,7 +260,10 @@ def opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
 
 
 def _fetch_newer(job: TrainingJob) -> None:
-    """Fetch the mirror's checkpoint if newer. Raises OSError if the mirror fails and this machine has no checkpoint."""
+    """Fetch the mirror's checkpoint if newer.
+
+    Raises OSError if the mirror fails, and this machine has no checkpoint, or an older one than a known save.
+    """
     if job.mirror is None:
         return
     own = folders.list_steps(job.folder)
@@ -269,6 +272,10 @@ def _fetch_newer(job: TrainingJob) -> None:
         if newest is not None and (not own or newest > own[0][0]):
             mirror.fetch(job.mirror, job.folder)
     except OSError as error:
+        known = job.spec.checkpoint.saved_step or 0
+        if own and own[0][0] < known:
+            how = f"`cloudtrain resume {job.spec.job} --from-older` goes on from step {own[0][0]}"
+            raise OSError(f"step {known} is not here, and the mirror cannot be read: {error}; {how}") from error
         if not own:
             raise
         text = f"the mirror cannot be read: {error}; continuing with this machine's checkpoint"

@@ -395,6 +395,25 @@ class HasCheckpoints(Protocol):
         """Return the checkpoint folder's uri or path, for `inputs` of a later job; None outside the storage."""
 
 
+@dataclass(frozen=True)
+class SavedFiles:
+    """A job's saved files that the next attempt finds."""
+
+    is_any: bool = False
+    step: int | None = None
+    """The newest step of the trainer's checkpoints."""
+    away: str = ""
+    """The places that cannot be read, in words: `on h1 (no answer)`."""
+
+
+@runtime_checkable
+class KnowsSaved(Protocol):
+    """A backend that looks for a job's saved files between two attempts."""
+
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files of the attempts `refs` that an attempt with `config` finds; the start judges damage."""
+
+
 @runtime_checkable
 class KnowsShapes(Protocol):
     """A backend that reads the headers of a job's saved weights, and no weights."""

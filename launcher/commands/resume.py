@@ -14,7 +14,7 @@ from ..errors import BudgetError
 from ..job import Job
 from ..jobs.approval import approved
 from ..store.registry import Registry
-from ..text.terminal import confirm, print_json, say
+from ..text.terminal import confirm, is_terminal, print_json, say
 from ..text.units import format_money
 from .options import (
     WholeNumber,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @price_option
 @click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
 @click.option("--update-config", is_flag=True, help="Use the present config file, not the submitted config.")
+@click.option("--from-older", is_flag=True, help="Start from an older step if the newest save cannot be reached.")
 @click.option("--dry-run", is_flag=True, help="Print the request of the next attempt and the plan; send nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
@@ -64,6 +65,7 @@ def command(
     price_micro: int | None,
     update_code: bool,
     update_config: bool,
+    from_older: bool,
     dry_run: bool,
     detach: bool,
     yes: bool,
@@ -92,12 +94,20 @@ def command(
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
         typed = [*settings, *typed]
-        prepared = retry.prepare_next(registry, found, typed, update_code=update_code, update_config=update_config)
+        updates = {"update_code": update_code, "update_config": update_config, "from_older": from_older}
+        prepared = retry.prepare_next(registry, found, typed, **updates)
     except BudgetError as error:
         flags = [*(["--update-code"] if update_code else []), *(["--update-config"] if update_config else [])]
         raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
+    older = retry.older_start(registry, found, prepared.config)
+    if older is not None and older.is_open and not from_older and not yes and is_terminal():  # -y agrees to the cost
+        if not confirm(f"{older.message}. Go on?", yes=False):
+            say("not sent")
+            return 1
+    else:
+        retry.require_newest(older, f"cloudtrain resume {found.id} --from-older", from_older=from_older)
     return _send(registry, found, prepared, yes=yes, detach=detach, as_json=as_json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from .. import backend as backends
 from ..backend import Bundle
 from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..metering.meter import spent_at_worst_micro
-from ..money.forecast import budget_micro
+from ..money.forecast import budget_micro, newest_save
 from ..planning.search_spec import fixed, search_of
 from ..store import sweeps
 from ..text.terminal import say
@@ -33,6 +33,46 @@ ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
 
 
+@dataclass(frozen=True)
+class OlderStart:
+    """The next attempt would start from an older step than the newest known save."""
+
+    message: str
+    is_zero: bool
+    """Nothing that was saved is found."""
+    is_open: bool
+    """A user may prevent the loss: a place cannot be read, or nothing is found."""
+
+
+def older_start(registry: Registry, job: Job, config: JobConfig) -> OlderStart | None:
+    """Return what an attempt with `config` would lose; None if it finds the newest known save, or nothing was saved.
+
+    The nodes read a mirror, and compare by themselves (`Plan.saved_step`). Files without a step are not compared.
+    """
+    attempts = [attempt for attempt in registry.attempts(job) if attempt.ref is not None]
+    step, number, _ = newest_save(attempts)
+    backend = backends.load(job.backend)
+    is_asked = number is not None and config.checkpoint.mirror is None and not job.attempt.state.all_damaged
+    if not is_asked or not isinstance(backend, backends.KnowsSaved):
+        return None
+    files = backend.saved([attempt.ref for attempt in attempts if attempt.ref is not None], config)
+    if files.is_any and not files.away if step is None or files.step is None else files.step >= step:
+        return None
+    what = f"a save of attempt {number}" if step is None else f"step {step}"
+    place = f"is {files.away}" if files.away else "was saved, and is not found now"
+    start = f"step {files.step}" if files.step is not None else "other files" if files.is_any else "the beginning"
+    message, is_zero = f"{what} {place}: the next attempt starts from {start}", not files.is_any
+    return OlderStart(message, is_zero, is_zero or bool(files.away))
+
+
+def require_newest(older: OlderStart | None, hint: str, *, from_older: bool) -> None:
+    """Say what the next attempt loses. Raises UsageError if a user may prevent the loss, unless `from_older`."""
+    if older is not None and older.is_open and not from_older:
+        raise UsageError(older.message, hint=hint)
+    if older is not None:
+        say(older.message)
+
+
 def prepare_next(
     registry: Registry,
     job: Job,
@@ -40,9 +80,11 @@ def prepare_next(
     *,
     update_code: bool = False,
     update_config: bool = False,
+    from_older: bool = False,
 ) -> Prepared:
     """Return the prepared next attempt, with the submitted code and config, except for `settings`.
 
+    `from_older`: the attempt may start from an older step than the newest save.
     `update_code` takes the code folder as it is now, `update_config` the config file, under the settings of the submit.
     Notes on an unchanged config are left out: the submit has printed the notes.
     Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up, UsageError for a
@@ -59,7 +101,9 @@ def prepare_next(
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
-    ready = replace(ready, settings=(*job.attempt.settings, *settings))
+    step = None if from_older else newest_save(registry.attempts(job))[0]
+    plan = replace(ready.plan, saved_step=step)
+    ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
         return replace(ready, notes=(f"config: {changes}", *ready.notes))
@@ -171,12 +215,11 @@ def require_own_backend(job: Job, settings: Sequence[str]) -> None:
 
 
 def has_saved(registry: Registry, job: Job) -> bool:
-    """Return whether a resume finds a checkpoint or kept files; a done job may have saved in any attempt."""
-    if job.attempt.state.resumable or job.attempt.state.state != "succeeded":
-        return job.attempt.state.resumable
-    return bool(job.config.get("sweep")) or any(
-        attempt.progress.get("checkpoint") for attempt in registry.attempts(job)
-    )
+    """Return whether any attempt has saved, as far as the last poll and the log show."""
+    state = job.attempt.state
+    if state.resumable or (state.state == "succeeded" and job.config.get("sweep")):
+        return True
+    return any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
 
 
 def budget_setting(job: Job, text: str) -> str:
@@ -235,7 +278,11 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
     number, most = job.attempt.number + 1, job.asked.max_attempts
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
-        return submit.resend(registry, job, prepare_next(registry, job))
+        prepared = prepare_next(registry, job, from_older=True)
+        older = older_start(registry, job, prepared.config)
+        is_agreed = older is None or not older.is_zero  # `retry` agrees to the loss of some steps, not of all
+        require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=is_agreed)
+        return submit.resend(registry, job, prepared)
     except (CloudtrainError, OSError) as error:
         known = registry.find(job.id)
         if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:

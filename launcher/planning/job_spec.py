@@ -66,7 +66,9 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             on_stop=config.on_stop if config.on_stop != "signal" else None,
             allow_alone=distributed.allow_alone,
         ),
-        checkpoint=CheckpointSettings(every_s=checkpoint.every, **checkpoint.model_dump(exclude={"every", "uri"})),
+        checkpoint=CheckpointSettings(
+            every_s=checkpoint.every, saved_step=plan.saved_step, **checkpoint.model_dump(exclude={"every", "uri"})
+        ),
         init_from=_init_settings(config),
         evaluate=_evaluate_settings(config),
         params=config.params if config.task else None,

@@ -185,7 +185,7 @@ def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOff
     lines = prepared.lines(job)
     if job.attempt.state.all_damaged:
         lines.insert(0, retry.ALL_DAMAGED)
-    elif not job.attempt.state.resumable:
+    elif not retry.has_saved(registry, job):
         lines.insert(0, "no checkpoint of this job yet: starting from the beginning")
     return ResumeOffer(number, lines, cost_words(prepared.plan), prepared.plan.worst_case_micro)
 
@@ -249,4 +249,7 @@ def _can_kill(job: Job) -> bool:
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
     retry.require_ended(registry, job)
-    return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
+    prepared = retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
+    older = retry.older_start(registry, job, prepared.config)
+    retry.require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=False)
+    return prepared

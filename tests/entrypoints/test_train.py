@@ -444,6 +444,20 @@ def test_mirror_is_used_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_unreadable_mirror_and_an_older_checkpoint_end_the_start(bucket: Any, tmp_path: Path) -> None:
+    """If an earlier attempt has saved a later step than the folder has; without such a save the start goes on."""
+    checkpoint = {"mirror": bucket.uri("a")}
+    run(tmp_path, ranks=1, max_steps=10, checkpoint=checkpoint)
+    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied")
+    failed = run(tmp_path, ranks=1, checkpoint={**checkpoint, "saved_step": 15})
+    assert failed.code != 0
+    assert "step 15 is not here, and the mirror cannot be read" in failed.errors
+    assert "resume test --from-older` goes on from step 10" in failed.errors
+    assert failed.values("step", "loss") == {}
+    assert run(tmp_path, ranks=1, checkpoint={**checkpoint, "saved_step": 10}).only("restart")["step"] == 10
+
+
+@pytest.mark.slow
 def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> None:
     """If all local checkpoints are damaged and the bucket is unreachable, the start fails; later its copy is used."""
     settings: dict[str, Any] = {"ranks": 1, "max_steps": 10, "checkpoint": {"mirror": bucket.uri("a")}}

@@ -1,11 +1,16 @@
 """Rules for the end of an attempt that earns a retry, and a guard against a double send."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.config.schema import JobConfig
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.store.registry import Registry
@@ -55,6 +60,53 @@ def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: Calla
     ref |= {"secrets_prefix": "", "secrets": []}
     sent = {"state": PREEMPTED, "phase": "sent", "ref": ref}
     assert not retry.is_due(make_job("j-1", config={"retry": ASKED}, backend="sagemaker", **sent))
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (["step-00000050"], None),
+        (["step-00000025"], "step 50 was saved, and is not found now: the next attempt starts from step 25"),
+        ([], "step 50 was saved, and is not found now: the next attempt starts from the beginning"),
+    ],
+    ids=["newest", "older", "none"],
+)
+def test_start_from_an_older_step_is_known_before_the_send(
+    seed: Callable[..., Job], registry: Registry, left: list[str], message: str | None
+) -> None:
+    """By the files that are there now, though the last poll has seen a checkpoint; the nodes read a mirror."""
+    job = seed("lost", replace(PREEMPTED, ended_s=1.0))
+    registry.set_state(job.attempt, PREEMPTED, {"checkpoint_step": 50, "checkpoint": "step-00000050", "saved_s": 1.0})
+    folder = Path((job.attempt.ref or {})["checkpoint_dir"])
+    shutil.rmtree(folder)
+    for name in left:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "weights").write_text("x")
+    job = registry.find("lost")
+    older = retry.older_start(registry, job, JobConfig(name="lost"))
+    assert (older and (older.message, older.is_zero, older.is_open)) == (message and (message, not left, not left))
+    mirrored = JobConfig.model_validate({"name": "lost", "checkpoint": {"mirror": "s3://b/a"}})
+    assert retry.older_start(registry, job, mirrored) is None
+
+
+def test_loss_that_a_user_may_prevent_needs_consent() -> None:
+    """A save that is gone for ever is no question; on a silent host it is, and `from_older` agrees."""
+    retry.require_newest(retry.OlderStart("step 50 is gone", is_zero=False, is_open=False), "hint", from_older=False)
+    older = retry.OlderStart("step 50 is on h0 (no answer)", is_zero=False, is_open=True)
+    with pytest.raises(UsageError, match="step 50 is on h0"):
+        retry.require_newest(older, "hint", from_older=False)
+    retry.require_newest(older, "hint", from_older=True)
+
+
+def test_bucket_that_cannot_be_read_is_no_empty_bucket() -> None:
+    """The address without a listener is named; an empty answer would mean a start from step 0."""
+    place = {"region": "eu-west-1", "profile": None, "endpoints": {"s3": "http://127.0.0.1:9"}}
+    ref = {**place, "checkpoint_uri": "s3://b/c", "output_uri": "s3://b/o", "name": "j-1-1", "nodes": 2}
+    ref |= {"nproc_per_node": 1, "limit_reason": "time_limit", "secrets_prefix": "", "secrets": []}
+    backend = backends.load("sagemaker")
+    assert isinstance(backend, backends.KnowsSaved)
+    files = backend.saved([ref], JobConfig(name="j"))
+    assert (files.is_any, files.away.startswith("in s3://b/c (")) == (False, True)
 
 
 def test_obstacle_to_a_retry_is_reported(
