@@ -17,6 +17,7 @@ from ..errors import ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job, State
 from ..logs.late_lines import EndDetector
 from ..metering import meter
+from ..plan import Plan
 from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
@@ -86,7 +87,7 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     if state.started_s is None and attempt.state.started_s is not None:  # the platform no longer knows the paid time
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
-        state = replace(state, ended_s=time.time())  # an ended job must not cost more
+        state = replace(state, ended_s=_latest_end_s(attempt.plan, state.started_s, state.idle_s or 0.0))
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:
@@ -102,6 +103,15 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
         if kept is not None:
             return kept
         known = registry.attempt(job, attempt.number)
+
+
+def _latest_end_s(plan: Plan, started_s: float, idle_s: float) -> float:
+    """Return the latest end of an ended attempt without a known end: now, or when the platform's own limit was up.
+
+    The idle time of machines after the end is a part of the time billed after the limit, and is added to the cost.
+    """
+    most_s = (plan.cap_s + plan.terms.tail_s) * plan.terms.starts - idle_s
+    return min(time.time(), started_s + most_s)
 
 
 def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _LogFacts) -> Attempt | None:
