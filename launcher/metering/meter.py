@@ -208,13 +208,14 @@ def _price_micro(attempt: Attempt) -> int | None:
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
-    """Return the cost by the price and the billed seconds of each leg."""
-    terms, whole = attempt.plan.terms, []
+    """Return the cost by the price and the billed seconds of each leg, rounded up once, as the worst case is."""
+    terms, scale, whole = attempt.plan.terms, parts(attempt.plan.uncertainty), []
     for leg in legs_of([attempt]):
         if (seconds := leg.seconds(now_s)) > 0:
             units = -(-ceil(seconds + (attempt.state.idle_s or 0.0)) // terms.unit_s)
             billed_s = float(max(terms.minimum_bill_s, units * terms.unit_s))
             price = price_micro if leg.price_micro is None else leg.price_micro
-            whole.append(replace(leg, price_micro=price, billed_s=billed_s, ended_s=leg.ended_s or now_s, most_s=None))
+            scaled = None if price is None else price * scale
+            whole.append(replace(leg, price_micro=scaled, billed_s=billed_s, ended_s=leg.ended_s or now_s, most_s=None))
     cost = spent_micro(whole, now_s)
-    return None if cost is None else -(-cost * parts(attempt.plan.uncertainty) // PARTS)
+    return None if cost is None else -(-cost // PARTS)

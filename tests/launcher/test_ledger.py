@@ -134,7 +134,7 @@ def test_end_counts_at_the_reserved_uncertainty(registry: Registry, sent: Callab
     job = sent("one", more={"uncertainty": 1.1, "terms": {"unit_s": 60}})
     now_s = float(int(time.time()))
     registry.set_state(job.attempt, State("succeeded", started_s=now_s - 1790, ended_s=now_s, idle_s=300.0), {})
-    assert left(registry) == [20 * USD - 6_416_668]
+    assert left(registry) == [20 * USD - 6_416_667]
 
 
 def test_end_of_an_attempt_is_split_over_months(registry: Registry, sent: Callable[..., Job]) -> None:
