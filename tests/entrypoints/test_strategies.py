@@ -30,7 +30,8 @@ from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
-MICRO, STEPS = 3, 8
+MICRO, STEPS = 3, 4
+LONG = 8  # steps after which a compression's errors have come back
 STRICT = {"reproducible": "strict"}
 
 # ---------------------------------------------------------------------------------------------------- without ranks
@@ -279,6 +280,7 @@ CASES: dict[int, dict[str, Any]] = {
         "ddp to fp16": {"strategy": "ddp", "compression": "fp16"},
         "ddp to bf16": {"strategy": "ddp", "compression": "bf16"},
         "ddp to powersgd": {"kind": "resume", "strategy": "ddp", "compression": "powersgd"},
+        "ddp long": {"strategy": "ddp", "steps": LONG},
         "ddp silent": {"strategy": "ddp", "silent": True},
         "fsdp silent": {"strategy": "fsdp", "silent": True},
         "ddp unused": {"kind": "refused", "strategy": "ddp", "unused": "never"},
@@ -449,6 +451,7 @@ def test_compressed_gradients_train(results: Any) -> None:
     for case, tolerance in [("ddp to fp16", 0.01), ("ddp to bf16", 0.03)]:
         assert results(2)[0][case]["last"] == pytest.approx(expected, rel=tolerance)
         assert results(2)[0][case]["losses"] != results(2)[0]["ddp"]["losses"]
+    expected = results(2)[0]["ddp long"]["last"]
     assert results(2)[0]["ddp to powersgd"]["whole"]["last"] == pytest.approx(expected, rel=0.2)
 
 
@@ -573,11 +576,12 @@ def train(
     spoil: int | None = None,
     look: bool = False,
     optimizer: dict[str, Any] | None = None,
-    steps: range = range(STEPS),
+    first: int = 0,
+    steps: int = STEPS,
     meet: Callable[[Strategy, torch.optim.Optimizer], None] = lambda spread, optimizer: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train; return this rank's results. `meet` is called before the first step."""
+    """Train from the step `first` until `steps`; return this rank's results. `meet` is called before the first step."""
     ranks = dist.get_world_size()
     split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
     torch.manual_seed(7 + (dist.get_rank() if draw_apart else 0))
@@ -592,7 +596,7 @@ def train(
     average = Ema(spread.module, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scale else None
     found: dict[str, Any] = {"losses": [], "norms": [], "finite": [], "calls": 0}
-    for step in steps:
+    for step in range(first, steps):
         losses = forward_and_backward(spread, split, step, scaler, spoil if step == 2 else None, unused)
         found["losses"].append([loss.hex() for loss in by_virtual_rank(losses)])
         found["finite"].append(spread.finite_gradients())
@@ -677,8 +681,8 @@ def local(tensor: Any) -> torch.Tensor:
 def resume(**settings: Any) -> dict[str, Any]:
     """Train in one run; then in two halves, the second half with the rank's own state and without the state."""
     kept: list[Any] = []
-    whole = train(**settings)
-    train(steps=range(STEPS // 2), meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
+    whole = train(steps=LONG, **settings)
+    train(steps=LONG // 2, meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
     spread, optimizer = kept
     own = copy.deepcopy(spread.rank_state())
     model, moments = copy.deepcopy(spread.module.state_dict()), copy.deepcopy(optimizer.state_dict())
@@ -689,7 +693,7 @@ def resume(**settings: Any) -> dict[str, Any]:
             optimizer.load_state_dict(copy.deepcopy(moments))
             spread.load_rank_state(state)
 
-        return train(steps=range(STEPS // 2, STEPS), meet=meet, **settings)
+        return train(first=LONG // 2, steps=LONG, meet=meet, **settings)
 
     hashes = {name: digest({"": value}) for name, value in own.items()}
     return {"whole": whole, "resumed": second_half(own), "reset": second_half({}), "own": hashes}
