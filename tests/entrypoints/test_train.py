@@ -636,13 +636,19 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"parallel": {"tensor": 2, "pipeline": 2}},
+        pytest.param(
+            {"parallel": {"tensor": 2, "pipeline": 2}},
+            marks=pytest.mark.soak,  # test_job_resumes_on_another_layout begins with this layout
+        ),
         pytest.param(
             {"parallel": {"tensor": 2, "sequence": True, "pipeline": 2}, "params": {"dropout": 0.0}, "text": UNTIED},
             marks=pytest.mark.soak,  # a sequence that is split: tests/entrypoints/test_tensor.py
         ),
         {"parallel": {"pipeline": 2}},
-        {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
+        pytest.param(
+            {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
+            marks=pytest.mark.soak,  # fsdp: test_stages_on_other_machines_are_saved; recomputed: the test below
+        ),
         {"parallel": {"pipeline": 2}, "text": BOUND},
         pytest.param(
             {
@@ -652,7 +658,7 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
                 "params": {"layers": 4},
                 "text": UNTIED,
             },
-            marks=pytest.mark.soak,  # the schedule is in the test below, fsdp above
+            marks=pytest.mark.soak,  # the schedule is in the test below, the rest as above
         ),
     ],
     ids=["tensor", "sequence", "ddp", "fsdp", "bound", "interleaved fsdp"],
@@ -682,7 +688,8 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        (2, {"parallel": {"pipeline": 2}}),
+        # two stages: test_stages_with_buffers_are_one_process_bit_for_bit
+        pytest.param(2, {"parallel": {"pipeline": 2}}, marks=pytest.mark.soak),
         (2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
         (4, {"parallel": {"pipeline": 4, "cut": "timed"}}),
         (2, {"parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2}}),
