@@ -79,23 +79,3 @@ def segments(database: Database, job_id: str) -> list[SegmentRecord]:
 def forget(database: Database, job_id: str) -> None:
     """Delete the rows of the sweep's job."""
     database.execute("DELETE FROM segments WHERE job_id = ?", (job_id,))
-
-
-@dataclass(frozen=True)
-class RungFigures:
-    """The ended segments of a rung: their count, and the least and the greatest metric; None without a number."""
-
-    rung: int
-    ended: int
-    least: float | None
-    greatest: float | None
-
-
-def rung_figures(database: Database, job_id: str) -> list[RungFigures]:
-    """Return the figures of each rung with an ended segment, the lowest rung first."""
-    rows = database.execute(
-        "SELECT rung, COUNT(*) AS ended, MIN(value) AS least, MAX(value) AS greatest FROM segments"
-        " WHERE job_id = ? AND state IN ('done', 'failed') GROUP BY rung ORDER BY rung",
-        (job_id,),
-    )
-    return [RungFigures(**dict(row)) for row in rows]
