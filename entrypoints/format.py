@@ -45,7 +45,7 @@ def dollars(micro: float | None) -> str:
 
 def usd(micro: int) -> str:
     """Return the sum in a sentence, whole dollars without cents: `12.30 USD`, `100 USD`."""
-    return dollars(micro).replace(".00 USD", " USD")
+    return whole(dollars(micro))
 
 
 def up(micro: int) -> int:
@@ -58,6 +58,26 @@ def down(micro: int) -> int:
     """Return the sum rounded down to the digits of `amount`: a remaining sum never looks too large."""
     unit = _unit(micro)
     return micro // unit * unit
+
+
+def most(micro: int | None) -> str:
+    """Return spent or held money, or a worst case, rounded up: `12.30 USD`, or `unknown` for None."""
+    return dollars(None if micro is None else up(micro))
+
+
+def cell(micro: int | None) -> str:
+    """Return the sum of `most` without the unit, for a table."""
+    return most(micro).removesuffix(" USD")
+
+
+def left(micro: int) -> str:
+    """Return remaining money, rounded down and not below zero: `12.30 USD`."""
+    return dollars(down(max(0, micro)))
+
+
+def whole(words: str) -> str:
+    """Return the sums of a sentence, whole dollars without cents: `12.30 USD`, `100 USD`."""
+    return words.replace(".00 USD", " USD")
 
 
 def quantity(value: float) -> str:

@@ -7,19 +7,19 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from cloudtrain.entrypoints.format import down, up, usd
+from cloudtrain.entrypoints.format import left, most, usd, whole
 
 from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import PROJECT_PATTERN
 from ..money import budget_text, shared_ledger, shared_ledger_sync
-from ..money.budget_text import BudgetRow
 from ..money.conditional import ConditionalObject, located
 from ..store import ledger as ledgers
-from ..store.budgets import MOST_OVERCOMMIT_PERCENT, OVERALL, LedgerBudget, Period
+from ..store.budgets import MOST_OVERCOMMIT_PERCENT, LedgerBudget, Period, Standing
 from ..store.database import Database
 from ..store.registry import Registry
 from ..text.tables import width, wrapped
@@ -76,21 +76,21 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     place = None if here else _place(database, project, ledger)
     if place is None:
         ledgers.set_budget(database, budget)
-        standing = ledgers.standing_of(database, budget, time.time())
+        standing = ledgers.accounts(database, time.time()).standing(budget, time.time())
     else:
         standing = shared_ledger_sync.set_budget(database, budget, place, may_make=ledger is not None)
     whose = f"project {project}" if project else "all jobs together"
     shared = f", shared at {place}" if place else ""
-    taken = f"spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
+    money = standing.money
+    taken = whole(f"spent {most(money.spent_micro)}, reserved {most(money.held_micro)}")
     say(f"set the budget of {whose} to {_limit(budget)}{shared}: {taken}")
     if standing.room_micro < 0:
-        more = usd(up(-standing.left_micro))
+        more = whole(most((money.spent_micro or 0) + (money.held_micro or 0) - limit_micro))
         say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
     else:
-        say(f"left {usd(down(standing.left_micro))}")
-    if standing.budget.overcommit_percent != 100:
-        more = usd(down(max(0, standing.room_micro)))
-        say(f"worst cases of {more} more may be promised: --overcommit {overcommit:g}")
+        say(f"left {whole(left(money.left_micro or 0))}")
+    if percent != 100:
+        say(f"worst cases of {whole(left(standing.room_micro))} more may be promised: --overcommit {overcommit:g}")
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
@@ -114,7 +114,7 @@ def show(project: str | None, as_json: bool) -> None:
     registry = Registry()
     failures = reconcile(registry)
     database = registry.database
-    rows = _own_rows(database, project)
+    rows = budget_text.own_rows(database, time.time(), project)
     for place in sorted(set(ledgers.ledgers(database).values())):
         try:
             rows += _shared_rows(place, project)
@@ -131,7 +131,7 @@ def show(project: str | None, as_json: bool) -> None:
         print_lines(wrapped(budget_text.as_lines(rows, columns), columns))
         if unpriced := ledgers.unpriced(database):
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
-        if any(row.standing.spent_micro for row in rows):
+        if any(row.money.spent_micro for row in rows):
             say(budget_text.COUNTED)
     for failure in failures:
         say(failure)
@@ -205,7 +205,7 @@ def _say_others(database: Database, place: str | None, project: str, period: Per
 
 def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
     """Return the remaining budgets at the same place, budgets of the project first."""
-    found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
+    found = [row.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
 
@@ -280,13 +280,13 @@ def _require_name(project: str | None) -> None:
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
 
 
-def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> None:
+def _require_known(database: Database, project: str, rows: list[Standing]) -> None:
     """Raise UsageError for an unknown project: no budget, no spending and no running job."""
     from difflib import get_close_matches
 
     budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
     known = sorted({*ledgers.projects(database), *budgeted} - {""})
-    if project in known or any(row.is_limited and row.standing.budget.project == project for row in rows):
+    if project in known or any(row.money.limit_micro is not None and row.budget.project == project for row in rows):
         return
     near = get_close_matches(project, known, 1)
     hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known) or 'none yet'}"
@@ -298,20 +298,9 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
-def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
-    """Return the local machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
-    now_s = time.time()
-    wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
-    limited = [BudgetRow(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
-    known = {row.standing.budget.project for row in limited}
-    bare = [LedgerBudget(name, "month", 0) for name in wanted if name not in known]
-    unlimited = [BudgetRow(ledgers.standing_of(database, each, now_s), is_limited=False) for each in bare]
-    return sorted([*limited, *unlimited], key=lambda row: (row.standing.budget.project, row.standing.budget.period))
-
-
-def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
+def _shared_rows(place: str, project: str | None) -> list[Standing]:
     book = shared_ledger.read(ConditionalObject(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
-    found = shared_ledger.standings(book, time.time())
-    return [BudgetRow(each, place) for each in found if project is None or each.budget.project in ("", project)]
+    found = shared_ledger.accounts(book).standings(time.time())
+    return [replace(each, place=place) for each in found if project is None or each.budget.project in ("", project)]

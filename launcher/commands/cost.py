@@ -11,7 +11,7 @@ import click
 
 from ..errors import CloudtrainError, UsageError
 from ..jobs.refresh import refresh
-from ..jobs.view import outcome
+from ..jobs.view import outcome, read_view
 from ..money import bill, period
 from ..store.budgets import month_of
 from ..store.registry import Registry
@@ -60,11 +60,12 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
     job = refresh(registry, registry.find(key))
-    found, trials = bill.bill(job, registry.attempts(job), time.time()), None
+    view, trials = read_view(registry, job), None
+    found = bill.bill(view.money, view.attempts, view.now_s)
     if job.config.get("sweep"):
         from ..sweeps import costs
 
-        trials = costs.costs_of(registry, job, time.time())
+        trials = costs.costs_of(registry.database, view)
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
         print_json(who | bill.as_json(found) | ({} if trials is None else {"sweep": costs.as_json(trials)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.format import dollars, up
+from cloudtrain.entrypoints.format import most
 
 from ..text.terminal import confirm, say
 
@@ -45,7 +45,7 @@ def cost_words(plan: Plan) -> str:
     worst_micro = plan.worst_case_micro
     if worst_micro is None:
         return "at a price that is not known"
-    return "nothing" if worst_micro == 0 else f"up to {dollars(up(worst_micro))}"
+    return "nothing" if worst_micro == 0 else f"up to {most(worst_micro)}"
 
 
 def _agrees(question: str, yes: bool) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cloudtrain.entrypoints.format import amount
+from cloudtrain.entrypoints.format import cell
 
 from ..errors import ConfigError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig
@@ -185,8 +185,8 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
     try:
         view = view_of(job, attempts, now_s)
         how, far = outcome(job), shown(view.progress) or in_line(job) or "-"
-        spent, limit = view.money.spent_micro, view.money.limit_micro
-        money = "?" if spent is None else amount(spent) + (f" {100 * spent // limit}%" if limit else "")
+        share = "" if view.money.percent is None else f" {view.money.percent}%"
+        money = "?" if view.money.spent_micro is None else f"{cell(view.money.spent_micro)}{share}"
         described = json_line(view.as_json())
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"

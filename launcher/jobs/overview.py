@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from math import ceil
 from typing import Any
 
-from cloudtrain.entrypoints.format import amount, counted, dollars, span
+from cloudtrain.entrypoints.format import cell, counted, dollars, most, span
 from cloudtrain.entrypoints.rank import tracebacks
 
 from ..backend_table import traits
@@ -84,7 +85,7 @@ def as_line(view: JobView) -> str:
     """Return the job for people, on a single line."""
     job, money, clock = view.job, view.money, time.strftime("%H:%M:%S")
     limit = f" of {dollars(money.limit_micro)}" if money.limit_micro else ""
-    parts = [f"{clock} {job.id}  {outcome(job)}", progress_words(view.progress), f"{dollars(money.spent_micro)}{limit}"]
+    parts = [f"{clock} {job.id}  {outcome(job)}", progress_words(view.progress), f"{most(money.spent_micro)}{limit}"]
     if job.active and money.burn_micro_h:
         parts.append(f"{dollars(money.burn_micro_h)} an hour")
     if job.active and view.left_s is not None:
@@ -227,14 +228,14 @@ def _money(view: JobView) -> Rows:
         if view.money.deadline_at_s is not None and view.limit_times:
             rows.append(("limit", view.limit_times))
         if view.money.finish_at_s is not None and view.left_s is not None:
-            cost = f" for {dollars(view.money.total_micro)}" if view.money.total_micro else ""
+            cost = f" for {dollars(view.money.projected_micro)}" if view.money.projected_micro else ""
             finish = f"done at {clock(view.money.finish_at_s, now_s)}, in {span(view.left_s)},{cost}".rstrip(",")
             rows += _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
     else:
         bought = unit_cost.in_words(unit_cost.achieved(view.attempts, now_s))
         rows.append(("cost", f"{view.spent}{f' ({bought})' if bought else _gpu_hours(view)}"))
     if attempt.idle_usd:
-        rows.append(("idle", f"up to {attempt.idle_usd:.2f} USD more while its machines idle after it"))
+        rows.append(("idle", f"up to {most(ceil(attempt.idle_usd * 1e6))} more while its machines idle after it"))
     return rows
 
 
@@ -308,7 +309,7 @@ def _attempt_row(attempt: Attempt, before: Attempt | None, after: Attempt | None
         str(attempt.number),
         attempt.word if attempt.word != state.state else with_reason(state),
         "-" if took is None else span(took),
-        "?" if spent is None else amount(spent),
+        cell(spent),
         str(progress.get("step", "-")),
         ("yes" if has_saved else "-") if saved is None else str(saved),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.entrypoints.format import down, up, usd
+from cloudtrain.entrypoints.format import most, whole
 
 from ..errors import CloudtrainError
 from ..job import Attempt
@@ -45,8 +45,7 @@ def reconcile(registry: Registry) -> list[str]:
 def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
     """Yield the lines after a reservation: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
     for standing in standings if amount_micro else ():
-        left = usd(down(standing.left_micro)).removesuffix(" USD")
-        yield f"reserved {usd(up(amount_micro or 0))} of {standing.budget.title} ({left} left)"
+        yield f"reserved {whole(most(amount_micro))} of {standing.budget.title} ({standing.left_words})"
 
 
 def project_of(config: Mapping[str, Any]) -> str:

@@ -172,7 +172,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
                     say(line)
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
                 ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
-            budgets.require_room(shared_ledger.standings(book, now_s, project), amount_micro, uri)
+            budgets.require_room(shared_ledger.accounts(book).standings(now_s, project), amount_micro, uri)
 
     if amount_micro != 0:
         _with_room(registry, look)

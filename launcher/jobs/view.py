@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import counted, dollars, down, failure, usd
+from cloudtrain.entrypoints.format import counted, dollars, failure, left, whole
 from cloudtrain.entrypoints.terms import worst_case_micro
 
 from ..job import Attempt, Job, State, exit_code
@@ -22,7 +22,7 @@ from ..store import budgets, gpu_figures, ledger
 from ..store.progress import data_share
 from ..store.registry import Registry, submitter_lives
 from ..text.tables import labelled
-from ..text.units import as_usd, clock, of_limit, quantity
+from ..text.units import as_usd, clock, quantity
 from ..text.visible import shown
 from . import causes
 
@@ -111,7 +111,7 @@ class JobView:
     def spent(self) -> str:
         """The cost and the budget; of an active job also the cost per hour."""
         burn = f"; {dollars(self.money.burn_micro_h)}/h" if self.job.active and self.money.burn_micro_h else ""
-        return f"{of_limit(self.money.spent_micro, self.money.limit_micro)}{burn}"
+        return f"{self.money.words}{burn}"
 
     @property
     def limit_times(self) -> str:
@@ -211,7 +211,7 @@ class JobView:
             "spend_usd": as_usd(money.spent_micro),
             "limit_usd": as_usd(money.limit_micro),
             "burn_usd_per_hour": as_usd(money.burn_micro_h),
-            "projected_usd": as_usd(money.total_micro),
+            "projected_usd": as_usd(money.projected_micro),
             "projected_finish_s": money.finish_at_s,
             "cap_at_s": money.cap_at_s,
             "deadline_at_s": money.deadline_at_s,
@@ -317,7 +317,8 @@ def lacking_budgets(database: Database, view: JobView) -> list[str]:
             return []
         amount_micro = chosen.worst_case_micro
     return [
-        f"{standing.budget.title} has {usd(down(max(0, standing.room_micro)))} left: "
+        f"{standing.budget.title} has {whole(left(standing.room_micro))}"
+        f" {'left' if standing.budget.overcommit_percent == 100 else 'to promise'}: "
         f"{budgets.raising(standing, amount_micro)} first"
         for standing in ledger.standings(database, view.now_s, view.job.asked.project or budgets.OVERALL)
         if any(budgets.refusal(standing, amount_micro)) and not standing.unknown

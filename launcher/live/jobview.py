@@ -245,8 +245,8 @@ def _memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
 def _spend(view: JobView, width: int, signs: Signs) -> list[Text]:
     """Return the cost and its share of the limit, the cost per hour, and the forecast cost."""
     words, spent, limit = view.spent, view.money.spent_micro, view.money.limit_micro
-    if view.job.active and view.money.total_micro:
-        words += f"; {dollars(view.money.total_micro)} when done"
+    if view.job.active and view.money.projected_micro:
+        words += f"; {dollars(view.money.projected_micro)} when done"
     room = min(_MOST_BAR, width - LABEL - len(words) - 1)
     if spent is None or not limit or room < _LEAST_BAR:
         return [labelled(width, signs, "spend", words)]

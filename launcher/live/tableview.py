@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.cells import cell_len
 from rich.text import Text
 
-from cloudtrain.entrypoints.format import amount, counted, dollars, span
+from cloudtrain.entrypoints.format import cell, counted, dollars, most, span
 
 from ..errors import in_words
 from ..jobs.view import with_reason
@@ -86,7 +86,7 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     if job.attempt.unreachable_since_s is not None:
         state = replace(state, reason="no answer")
     word = with_reason(state) if job.attempt.word == state.state else job.attempt.word
-    spent, limit = view.money.spent_micro, view.money.limit_micro
+    of_limit = "" if view.money.percent is None else f", {view.money.percent} %"
     return {
         "JOB": job.id,
         "STATE": "paused" if state.reason == "paused" else word,
@@ -94,7 +94,7 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if left_s is None else span(left_s),
-        "USD SPENT": "unknown" if spent is None else amount(spent) + (f", {100 * spent // limit} %" if limit else ""),
+        "USD SPENT": f"{cell(view.money.spent_micro)}{of_limit}",
     }
 
 
@@ -147,7 +147,7 @@ def _totals(jobs: Sequence[WatchedJob], width: int, signs: Signs) -> Text:
     spent = sum(watched.view.money.spent_micro or 0 for watched in jobs)
     unknown = sum(watched.view.money.spent_micro is None for watched in jobs)
     count = counted(len(jobs), "job")
-    words = f"{count}, {active} active: {dollars(burn)}/h, {dollars(spent)} spent"
+    words = f"{count}, {active} active: {dollars(burn)}/h, {most(spent)} spent"
     words += f", and {unknown} at an unknown price" if unknown else ""
     silent = sum(watched.job.attempt.unreachable_since_s is not None for watched in jobs)
     parts: list[Part] = [(words, "bold")]

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
-from cloudtrain.entrypoints.terms import PARTS, Terms, parts, worst_case_micro
+from cloudtrain.entrypoints.terms import PARTS, parts
 
 from ..job import ACTIVE, CLOCKS, Attempt, State
-from ..plan import Plan
 
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO
@@ -86,9 +85,9 @@ def held_s(attempt: Attempt, now_s: float) -> float | None:
     return None if state.started_s is None else (state.ended_s or now_s) - state.started_s
 
 
-def spent_micro(legs: Iterable[Leg], now_s: float) -> int | None:
-    """Return the cost of the legs until `now_s`; None if a price is unknown."""
-    return sum_micro(cost_micro(leg, now_s) for leg in legs)
+def spent_micro(legs: Iterable[Leg], now_s: float, from_s: float = -inf, to_s: float = inf) -> int | None:
+    """Return the cost of the legs until `now_s`, or its part between two times; None if a price is unknown."""
+    return sum_micro(part_micro(leg, from_s, to_s, now_s) for leg in legs)
 
 
 def sum_micro(costs: Iterable[int | None]) -> int | None:
@@ -101,7 +100,7 @@ def cost_micro(leg: Leg, now_s: float) -> int | None:
     """Return the leg's cost until `now_s`, rounded up; None if the price is unknown and time was billed."""
     used_us = round(leg.seconds(now_s) * _MICRO)
     if leg.price_micro is None:
-        return 0 if leg.ended_s is not None and used_us == 0 else None
+        return None if used_us or leg.runs or not leg.instances else 0  # a damaged row has no instances
     return -(-leg.instances * leg.price_micro * used_us // _HOUR_US)
 
 
@@ -120,7 +119,7 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
     begin_s = end_s if leg.started_s is None else leg.started_s
     if cost is None:
         return None if begin_s < to_s and max(begin_s, end_s) >= from_s else 0
-    until = [_share_micro(cost, begin_s, end_s, border_s) for border_s in (from_s, to_s)]
+    until = [share_micro(cost, begin_s, end_s, border_s) for border_s in (from_s, to_s)]
     return max(0, until[1] - until[0])
 
 
@@ -148,18 +147,7 @@ def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro:
     return sum_micro(_at_worst(attempt, now_s, price_micro) for attempt in attempts)
 
 
-def metered_at_worst_micro(plan: Plan, attempt: int, spent_micro: int) -> int:
-    """Return the most that may have been billed if the meter counts `spent_micro`: one billing unit more per attempt.
-
-    The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
-    """
-    if not (rate := plan.rate) or not rate.price_micro:
-        return spent_micro
-    rounding_micro = worst_case_micro(plan.terms.unit_s + plan.terms.minimum_bill_s, rate, Terms()) * attempt
-    return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
-
-
-def _share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:
+def share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:
     """Return the part of a cost before a time, rounded up."""
     if border_s <= begin_s:
         return 0
@@ -181,13 +169,18 @@ def _legs(attempt: Attempt) -> list[Leg]:
         instances,
         _price_micro(attempt),
         state.started_s,
-        # An ended attempt without an end time costs the seconds that its platform counted.
         state.ended_s if not runs or state.waits_again else None,
         state.billed_s,
         state.told_s if runs and state.billed_s is not None else None,
         # The most seconds that an instance can be billed: the platform's limit plus its tail, for each start.
         float((plan.cap_s + plan.terms.tail_s) * plan.terms.starts),
     )
+    if (
+        not runs and whole.ended_s is None
+    ):  # the end is unknown: as counted by the platform, else at most until its limit
+        began_s = attempt.created_s if state.started_s is None else state.started_s
+        used_s = 0.0 if state.started_s is None else whole.most_s or 0.0
+        whole = replace(whole, ended_s=began_s + (used_s if state.billed_s is None else state.billed_s))
     gone = list((state.gone_s or {}).values())[: max(0, instances - 1)]
     if not gone or state.started_s is None:
         return [whole]

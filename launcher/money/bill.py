@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
+from cloudtrain.entrypoints.format import amount, cell, counted, dollars, most, span
 
-from ..job import Attempt, Job
+from ..job import Attempt
 from ..metering import meter
+from ..metering.money import Money
 from ..text.tables import labelled
-from ..text.units import as_usd, moment, of_limit
+from ..text.units import as_usd, moment
 from . import unit_cost
-from .forecast import limit_micro
 from .period import Group, Spent, total
 
 LEG_HEAD = ("ATTEMPT", "NODES", "USD/H", "FROM (UTC)", "TO", "TIME", "METERED", "BILLED", "COUNTED BY")
@@ -44,10 +44,9 @@ class Bill:
     `idle_micro`: the most that its machines may cost in addition while idle after the job's ends; 0 if they never idle.
     """
 
+    money: Money
     lines: tuple[BillLine, ...]
-    spent_micro: int | None
     metered_micro: int | None
-    limit_micro: int | None
     worst_micro: int | None
     estimate_micro: int | None
     estimate_step: int | None
@@ -55,15 +54,14 @@ class Bill:
     paid: unit_cost.Achieved
 
 
-def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
-    """Return the job's bill until `now_s`; `attempts` are all attempts of the job."""
+def bill(money: Money, attempts: Sequence[Attempt], now_s: float) -> Bill:
+    """Return the bill of a job with the money until `now_s`; `attempts` are all attempts of the job."""
     lines = tuple(_line(attempt, leg, now_s) for attempt in attempts for leg in meter.legs_of([attempt]))
     estimate, step = _estimate(attempts, now_s)
     return Bill(
+        money,
         lines,
-        meter.sum_micro(line.cost_micro for line in lines),
         meter.sum_micro(line.metered_micro for line in lines),
-        limit_micro(job),
         _worst_micro(attempts, now_s),
         estimate,
         step,
@@ -75,10 +73,10 @@ def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
 def as_json(found: Bill) -> dict[str, Any]:
     """Return the bill with stable names: money in dollars, times in unix seconds."""
     return {
-        "spend_usd": as_usd(found.spent_micro),
+        "spend_usd": as_usd(found.money.spent_micro),
         "metered_usd": as_usd(found.metered_micro),
         "billed_usd": as_usd(meter.sum_micro(line.billed_micro for line in found.lines) if found.lines else None),
-        "limit_usd": as_usd(found.limit_micro),
+        "limit_usd": as_usd(found.money.limit_micro),
         "worst_case_usd": as_usd(found.worst_micro),
         "estimate_usd": as_usd(found.estimate_micro),
         "estimate_step": found.estimate_step,
@@ -111,7 +109,7 @@ def bill_lines(found: Bill) -> list[str]:
     idle = f"up to {dollars(found.idle_micro)} more while its machines idle after it; not in spent"
     fall = f"{dollars(found.paid.loss_micro)} for each 1.0 that it fell" if found.paid.loss_micro else ""
     rows = (
-        ("spent", of_limit(found.spent_micro, found.limit_micro)),
+        ("spent", found.money.words),
         ("idle", idle if found.idle_micro else ""),
         ("planned", _planned(found)),
         ("paid for", unit_cost.in_words(found.paid)),
@@ -126,12 +124,12 @@ def leg_rows(lines: Sequence[BillLine]) -> list[list[str]]:
         [
             str(line.leg.attempt),
             str(line.leg.instances),
-            _amount(line.leg.price_micro),
+            "unknown" if line.leg.price_micro is None else amount(line.leg.price_micro),
             moment(line.leg.started_s),
             _until(line),
             span(line.seconds),
-            _amount(line.metered_micro),
-            "-" if line.billed_micro is None else _amount(line.billed_micro),
+            cell(line.metered_micro),
+            "-" if line.billed_micro is None else cell(line.billed_micro),
             line.source,
         ]
         for line in lines
@@ -141,7 +139,7 @@ def leg_rows(lines: Sequence[BillLine]) -> list[list[str]]:
 def spent_rows(spent: Sequence[Spent]) -> list[list[str]]:
     """Return the rows of SPENT_HEAD, the sum last."""
     rows = [
-        [job.job_id, job.backend, job.state, _hours(job.node_s), "unknown" if job.unknown else _amount(job.spent_micro)]
+        [job.job_id, job.backend, job.state, _hours(job.node_s), "unknown" if job.unknown else cell(job.spent_micro)]
         for job in spent
     ]
     return [*rows, [f"total of {counted(total(spent).jobs, 'job')}", "", "", *_sum_cells(total(spent))]]
@@ -207,30 +205,24 @@ def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:
     if not sent:
         return None
     before = meter.spent_micro(meter.legs_of(sent[:-1]), now_s)
-    worst = sent[-1].plan.worst_case_micro
-    return None if before is None or worst is None else before + worst
+    return meter.sum_micro([before, sent[-1].plan.worst_case_micro])
 
 
 def _estimate(attempts: Sequence[Attempt], now_s: float) -> tuple[int | None, int | None]:
     """Return the job's cost by its first reported remaining time, and the step of that report."""
-    before = 0
-    for attempt in attempts:
-        legs = meter.legs_of([attempt])
-        forecast = attempt.progress.get("forecast")
-        if forecast and attempt.state.started_s is not None:
+    for place, attempt in enumerate(attempts):
+        forecast, started_s = attempt.progress.get("forecast"), attempt.state.started_s
+        if forecast and started_s is not None:
             step, end_s = forecast
-            whole = replace(legs[0], instances=attempt.plan.instances, ended_s=max(end_s, attempt.state.started_s))
-            cost = meter.cost_micro(replace(whole, billed_s=None, told_s=None), now_s)
-            return (None if cost is None else before + cost), step
-        spent = meter.spent_micro(legs, now_s)
-        if spent is None:
-            return None, None
-        before += spent
+            (first, *_), before = meter.legs_of([attempt]), meter.legs_of(attempts[:place])
+            whole = replace(first, instances=attempt.plan.instances, ended_s=max(end_s, started_s))
+            cost = meter.spent_micro([*before, replace(whole, billed_s=None, told_s=None)], now_s)
+            return cost, None if cost is None else step
     return None, None
 
 
 def _planned(found: Bill) -> str:
-    parts = [f"at worst {dollars(up(found.worst_micro))}"] if found.worst_micro is not None else []
+    parts = [f"at worst {most(found.worst_micro)}"] if found.worst_micro is not None else []
     if found.estimate_micro is not None:
         parts.append(f"at step {found.estimate_step} its pace promised {dollars(found.estimate_micro)}")
     return "; ".join(parts)
@@ -245,16 +237,12 @@ def _until(line: BillLine) -> str:
 
 
 def _sum_cells(group: Group) -> list[str]:
-    least = f"at least {_amount(group.spent_micro)}: {counted(group.unknown, 'job')} without a price"
-    return [_hours(group.node_s), least if group.unknown else _amount(group.spent_micro)]
+    least = f"at least {cell(group.spent_micro)}: {counted(group.unknown, 'job')} without a price"
+    return [_hours(group.node_s), least if group.unknown else cell(group.spent_micro)]
 
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f}"
-
-
-def _amount(micro: int | None) -> str:
-    return "unknown" if micro is None else amount(micro)
 
 
 def _plain(micro: int | None) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import down, usd
+from cloudtrain.entrypoints.format import left, whole
 
 from ..errors import CloudtrainError, ConfigError, Fault
 from ..store.budgets import OVERALL, Standing, refusal
 from ..store.home import where
-from ..text.units import as_usd
+from .budget_text import budget_json
 from .conditional import located
 
 if TYPE_CHECKING:
@@ -54,10 +54,9 @@ class ApplicableBudgets:
         if amount_micro == 0:
             return
         for standing in self.standings:
-            left = usd(down(standing.left_micro)).removesuffix(" USD")
-            room = f", room for worst cases of {usd(down(max(0, standing.room_micro)))}"
+            room = f", room for worst cases of {whole(left(standing.room_micro))}"
             more = room if standing.budget.overcommit_percent != 100 else ""
-            yield f"counts against {standing.budget.title} ({left} left{more})"
+            yield f"counts against {standing.budget.title} ({standing.left_words}{more})"
         for place in self.shared:
             yield f"counts against the shared ledger {place}, checked at submit"
         if self.trouble:
@@ -78,14 +77,8 @@ class ApplicableBudgets:
         return {
             "project": self.project or None,
             "against": [
-                {
-                    "project": standing.budget.project or None,
-                    "period": standing.budget.period,
-                    "limit_usd": as_usd(standing.budget.limit_micro),
-                    "left_usd": as_usd(standing.left_micro),
-                    "room_usd": as_usd(standing.room_micro),
-                }
-                for standing in self.standings
+                {key: row[key] for key in ("project", "period", "limit_usd", "left_usd", "room_usd")}
+                for row in map(budget_json, self.standings)
             ],
             "shared": list(self.shared),
             "refused": self.refused(amount_micro) or None,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from cloudtrain.entrypoints.format import amount, down, up
+from cloudtrain.entrypoints.format import amount, cell, left
 
-from ..store.budgets import OVERALL, Held, Standing
+from ..metering.money import Money
+from ..store import ledger
+from ..store.budgets import OVERALL, Held, LedgerBudget, Standing
+from ..store.database import Database
 from ..text.tables import table
 from ..text.terminal import when
 from ..text.units import as_usd
@@ -28,20 +30,18 @@ COUNTED = (
 _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 
 
-@dataclass(frozen=True)
-class BudgetRow:
-    """The state of a budget, and its ledger: `place` is the address of a shared ledger, None for this machine.
-
-    If `is_limited` is False, the project has no budget, and only spent and reserved money is shown.
-    """
-
-    standing: Standing
-    place: str | None = None
-    is_limited: bool = True
+def own_rows(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
+    """Return the local machine's budgets; for a project without a budget, its spent and reserved sums."""
+    known = ledger.accounts(database, now_s)
+    limits = [each for each in known.budgets if project in (None, each.project)]
+    wanted = {OVERALL, *ledger.projects(database)} if project is None else {project}
+    bare = [LedgerBudget(name, "month", 0) for name in wanted - {each.project for each in limits}]
+    rows = [known.standing(each, now_s, limited=each in limits) for each in (*limits, *bare)]
+    return sorted(rows, key=lambda each: (each.budget.project, each.budget.period))
 
 
 def as_json(
-    rows: Sequence[BudgetRow], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]
+    rows: Sequence[Standing], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]
 ) -> dict[str, Any]:
     """Return the whole report; money in US dollars, times in unix seconds. A null project stands for all jobs.
 
@@ -49,13 +49,13 @@ def as_json(
     `counted`: spent money is a worst case, see COUNTED.
     """
     return {
-        "budgets": [_budget_json(row) for row in rows],
+        "budgets": [budget_json(row) for row in rows],
         "reservations": [
             {
                 "job": held.job_id,
                 "attempt": held.attempt,
                 "project": held.project or None,
-                "amount_usd": as_usd(held.amount_micro),
+                "amount_usd": as_usd(held.held_micro),
                 "created_s": held.created_s,
                 "by": held.by or None,
                 "ledger": place,
@@ -71,7 +71,7 @@ def as_json(
     }
 
 
-def as_lines(rows: Sequence[BudgetRow], columns: int | None = None) -> list[str]:
+def as_lines(rows: Sequence[Standing], columns: int | None = None) -> list[str]:
     """Return a table of the budgets of each ledger, and below the table the jobs that hold reservations.
 
     On a terminal narrower than 80 columns the bars are dropped first, then the reservations and the period.
@@ -82,36 +82,38 @@ def as_lines(rows: Sequence[BudgetRow], columns: int | None = None) -> list[str]
         lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
         lines += [*_table(here, columns), *_rooms(here), *_means(here)]
         held = [each for _, each in _holders(here)]
-        lines += ["", *_held_table(held, columns)] if any(each.amount_micro != 0 for each in held) else []
+        lines += ["", *_held_table(held, columns)] if any(each.held_micro != 0 for each in held) else []
     return lines
 
 
-def _budget_json(row: BudgetRow) -> dict[str, Any]:
-    standing, budget = row.standing, row.standing.budget
-    limited = row.is_limited
+def budget_json(row: Standing) -> dict[str, Any]:
+    """Return the budget with stable names; sums of a limit are null without a limit."""
+    budget, money = row.budget, row.money
+    limit_micro, projected_micro = money.limit_micro, money.projected_micro
+    mean_left = None if limit_micro is None or projected_micro is None else limit_micro - projected_micro
     return {
         "project": budget.project or None,
         "period": budget.period,
-        "month": standing.month if budget.period == "month" else None,
+        "month": row.month if budget.period == "month" else None,
         "ledger": row.place,
-        "limit_usd": as_usd(budget.limit_micro if limited else None),
-        "overcommit": budget.overcommit_percent / 100 if limited else None,
-        "spent_usd": as_usd(standing.spent_micro),
-        "reserved_usd": as_usd(standing.reserved_micro),
-        "left_usd": as_usd(standing.left_micro if limited else None),
-        "room_usd": as_usd(standing.room_micro if limited else None),
-        "mean_left_usd": as_usd(standing.mean_left_micro if limited else None),
-        "price_unknown": [held.job_id for held in standing.unknown],
+        "limit_usd": as_usd(limit_micro),
+        "overcommit": budget.overcommit_percent / 100 if limit_micro is not None else None,
+        "spent_usd": as_usd(money.spent_micro),
+        "reserved_usd": as_usd(money.held_micro),
+        "left_usd": as_usd(money.left_micro),
+        "room_usd": as_usd(row.room_micro if limit_micro is not None else None),
+        "mean_left_usd": as_usd(mean_left),
+        "price_unknown": [held.job_id for held in row.unknown],
     }
 
 
-def _table(rows: Sequence[BudgetRow], columns: int | None) -> list[str]:
-    cells = [_HEAD, *map(_cells, rows)]
+def _table(rows: Sequence[Standing], columns: int | None) -> list[str]:
+    cells = [_HEAD, *map(cells_of, rows)]
     head, *lines = _aligned(cells, range(2, len(_HEAD)))
     if columns is not None and len(head) > columns:
         return table(_HEAD, cells[1:], drop=("RESERVED", "PERIOD"), columns=columns)
     bar = min(MOST_BAR, (columns or WIDTH) - len(head) - 4)
-    bars = [f"  {_bar(row.standing, bar)}" if row.is_limited and bar >= LEAST_BAR else "" for row in rows]
+    bars = [f"  {_bar(row.money, bar)}" if row.money.limit_micro and bar >= LEAST_BAR else "" for row in rows]
     return [head, *(line + drawn for line, drawn in zip(lines, bars, strict=True))]
 
 
@@ -122,49 +124,47 @@ def _aligned(cells: Sequence[Sequence[str]], right: Container[int]) -> list[str]
     return table(head, rows)
 
 
-def _cells(row: BudgetRow) -> tuple[str, ...]:
-    standing, budget = row.standing, row.standing.budget
-    limit, left = "-", "-"
-    if row.is_limited:
-        more = f" x{budget.overcommit_percent / 100:g}" if budget.overcommit_percent != 100 else ""
-        limit, left = amount(budget.limit_micro) + more, amount(down(standing.left_micro))
-    reserved = amount(up(standing.reserved_micro)) + ("+?" if standing.unknown else "")
-    return _short(budget.project), _period(row), limit, amount(standing.spent_micro), reserved, left
+def cells_of(row: Standing) -> tuple[str, ...]:
+    """Return the texts of the columns: project, period, limit, spent, reserved, left."""
+    spent, held = cell(row.money.spent_micro), cell(row.money.held_micro)
+    rest = "-" if row.money.left_micro is None else _rest(row.money.left_micro)
+    more = f" x{row.budget.overcommit_percent / 100:g}" if row.budget.overcommit_percent != 100 else ""
+    limit = "-" if row.money.limit_micro is None else amount(row.money.limit_micro) + more
+    return _short(row.budget.project), _period(row), limit, spent, held + ("+?" if row.unknown else ""), rest
 
 
-def _period(row: BudgetRow) -> str:
-    return row.standing.month if row.standing.budget.period == "month" else "ever"
+def _period(row: Standing) -> str:
+    return row.month if row.budget.period == "month" else "ever"
 
 
-def _rooms(rows: Sequence[BudgetRow]) -> list[str]:
+def _rooms(rows: Sequence[Standing]) -> list[str]:
     """Return the worst cases that still fit, for budgets with an overcommitment."""
     return [
-        f"{_short(row.standing.budget.project)}, {_period(row)}: worst cases of"
-        f" {amount(down(max(0, row.standing.room_micro)))} may still be promised"
+        f"{_short(row.budget.project)}, {_period(row)}: worst cases of {_rest(row.room_micro)} may still be promised"
         for row in rows
-        if row.is_limited and row.standing.budget.overcommit_percent != 100
+        if row.budget.overcommit_percent != 100
     ]
 
 
-def _means(rows: Sequence[BudgetRow]) -> list[str]:
+def _means(rows: Sequence[Standing]) -> list[str]:
     """Return the remaining money if active jobs cost the mean share of their worst cases, where a mean is known."""
     return [
-        f"{_short(row.standing.budget.project)}: {amount(down(left_micro))} left if what runs costs"
-        f" {row.standing.mean_percent} % of its worst, as before"
+        f"{_short(row.budget.project)}: {_rest(row.budget.limit_micro - (row.money.projected_micro or 0))} left if what"
+        f" runs costs {row.mean_percent} % of its worst, as before"
         for row in rows
-        if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro) is not None
+        if row.money.limit_micro is not None and row.held and row.mean_percent is not None
     ]
 
 
 def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     """Return the jobs that hold reservations, the largest first; jobs without cost hold no reservation."""
     ordered = sorted(
-        (each for each in held if each.amount_micro != 0),
-        key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id),
+        (each for each in held if each.held_micro != 0),
+        key=lambda each: (-(each.held_micro or 0), each.created_s, each.job_id),
     )
     rows = [
         (
-            "?" if each.amount_micro is None else amount(up(each.amount_micro)),
+            cell(each.held_micro),
             f"{each.job_id} ({each.attempt})" if each.attempt > 1 else each.job_id,
             _short(each.project) if each.project else "-",
             when(each.created_s) + (f", {each.by}" if each.by else ""),
@@ -177,29 +177,29 @@ def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     return _aligned(cells, (0,))
 
 
-def _holders(rows: Iterable[BudgetRow]) -> list[tuple[str | None, Held]]:
+def _holders(rows: Iterable[Standing]) -> list[tuple[str | None, Held]]:
     """Return all reservations without duplicates, though several budgets hold the same reservation."""
-    found = {
-        (row.place, held.by, held.job_id, held.attempt): (row.place, held) for row in rows for held in row.standing.held
-    }
+    found = {(row.place, held.by, held.job_id, held.attempt): (row.place, held) for row in rows for held in row.held}
     return sorted(found.values(), key=lambda each: (each[0] or "", each[1].created_s, each[1].job_id))
 
 
-def _bar(standing: Standing, width: int) -> str:
+def _bar(money: Money, width: int) -> str:
     """Return a bar: spent `#`, reserved `=`, left `.`; full as soon as no money is left, and never before."""
-    limit = max(1, standing.budget.limit_micro)
-    spent = min(width, round(width * standing.spent_micro / limit))
-    taken = min(width, -(-width * (standing.spent_micro + standing.reserved_micro) // limit))
-    if not standing.reserved_micro:
-        taken = spent
-    if standing.left_micro > 0:
+    limit, spent_micro, held_micro = money.limit_micro or 1, money.spent_micro or 0, money.held_micro or 0
+    spent = min(width, round(width * spent_micro / limit))
+    taken = min(width, -(-width * (spent_micro + held_micro) // limit)) if held_micro else spent
+    if money.left_micro:
         taken = min(taken, width - 1)
         spent = min(spent, taken)
     text = "#" * spent, "=" * max(0, taken - spent), "." * (width - max(taken, spent))
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return f"[{''.join(text)}]"
-    full = "red" if standing.left_micro <= 0 else "green"
+    full = "green" if money.left_micro else "red"
     return f"[{click.style(text[0], fg=full)}{click.style(text[1], fg='yellow')}{text[2]}]"
+
+
+def _rest(micro: int) -> str:
+    return left(micro).removesuffix(" USD")
 
 
 def _short(project: str) -> str:

@@ -10,6 +10,7 @@ from cloudtrain.entrypoints.notices.facts import is_limit_first
 
 from ..job import Attempt, Job
 from ..metering import meter
+from ..metering.money import Money
 from ..store import loss_bins
 from ..text.units import parse_money
 
@@ -17,16 +18,14 @@ _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid af
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """Money in micro-dollars, times in unix seconds; None if unknown or not applicable."""
+class Forecast(Money):
+    """The job's money; times in unix seconds; None if unknown or not applicable."""
 
-    spent_micro: int | None  # all attempts, until now
+    worst_micro: int | None  # the most that may be billed until now
     burn_micro_h: int | None  # the cost per hour now, all instances; 0 once no instance runs
-    limit_micro: int | None  # the job's budget
     cap_at_s: float | None  # when the backend ends the job
     deadline_at_s: float | None  # when the job starts to leave; a script gets SIGTERM
     finish_at_s: float | None  # by throughput; also None once the job stalls for longer than the grace time
-    total_micro: int | None  # the forecast cost at the finish
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
     checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
@@ -37,8 +36,11 @@ class Forecast:
 def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
     last = job.attempt
-    legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
+    known = [*(each for each in attempts if each.number != last.number), last]
+    legs = meter.legs_of(known)
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
+    worst = meter.spent_at_worst_micro(known, now_s)
+    amount, own = last.plan.worst_case_micro, meter.spent_at_worst_micro([last], now_s)
     held_s = meter.held_s(last, now_s) if job.active and not last.state.waits_again else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if held_s is not None:
@@ -52,8 +54,11 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     if finish_at_s is not None and spent is not None and burn is not None:
         total = spent + round(burn * (finish_at_s - now_s) / 3600)
     hits_limit = is_limit_first(finish_at_s, cap_at_s if deadline_at_s is None else deadline_at_s, total, limit)
-    ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
-    return Forecast(*ends, *newest_save([last, *attempts]))
+    held = None
+    if spent is not None and worst is not None and (amount is not None or not job.active):
+        held = worst - spent + (max(0, (amount or 0) - (own or 0)) if job.active else 0)
+    ends = (worst, burn, cap_at_s, deadline_at_s, finish_at_s, hits_limit, stalled_s)
+    return Forecast(spent, held, limit, total, *ends, *newest_save([last, *attempts]))
 
 
 def newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:

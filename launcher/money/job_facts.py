@@ -8,7 +8,6 @@ from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.terms import CostRate
 
 from ..job import Job
-from ..metering.meter import metered_at_worst_micro
 from ..planning.job_spec import default_hang_timeout_s, resume_terms
 from ..text.units import parse_duration
 from .forecast import Forecast, left_s
@@ -19,7 +18,6 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
     attempt, plan, state, asked = job.attempt, job.attempt.plan, job.attempt.state, job.asked
     progress = {"eta_s": left_s(attempt.progress), "checkpoint_step": forecast.checkpoint_step}
     hang_s = _seconds(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
-    spent = forecast.spent_micro
     return JobFacts(
         job=job.id,
         backend=job.backend,
@@ -28,11 +26,11 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         reason=state.reason,
         error=state.error or {},
         progress=StepFacts.load(attempt.progress | progress),
-        spent_micro=spent,
-        spent_worst_micro=None if spent is None else metered_at_worst_micro(plan, attempt.number, spent),
+        spent_micro=forecast.spent_micro,
+        spent_worst_micro=forecast.worst_micro,
         limit_micro=forecast.limit_micro,
         burn_micro_h=forecast.burn_micro_h,
-        total_micro=forecast.total_micro if job.active else None,
+        total_micro=forecast.projected_micro if job.active else None,
         rate=CostRate(1, round((attempt.hourly_usd or 0.0) * 1e6), plan.uncertainty),
         terms=resume_terms(plan),
         alert_at=[int(str(each).strip().rstrip("%")) for each in asked.alert_at],  # stored as text such as `80%`

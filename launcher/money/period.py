@@ -15,14 +15,13 @@ from typing import Any
 
 from ..job import Attempt
 from ..metering import meter
+from ..store.attempts import COST_COLUMNS, attempt_of
 from ..store.database import Database
-from ..store.registry import attempt_of
 from ..text.units import as_usd
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
-SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{},
-       a.unreachable_since_s, '{{}}' AS request, '{{}}' AS submitter, '{{}}' AS progress, NULL AS ref
+SELECT a.job_id, {}, jobs.name, jobs.backend, jobs.created_s{}
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
 WHERE a.phase != 'never_sent' AND a.created_s < ?
       AND (a.state IN ('pending', 'running', 'stopping')
@@ -76,7 +75,7 @@ class Group:
 def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
     """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
     found: dict[str, Spent] = {}
-    sql = _ATTEMPTS.format(_LABELS if labels else "")
+    sql = _ATTEMPTS.format(COST_COLUMNS, _LABELS if labels else "")
     for row in database.execute(sql, (to_s + _EARLY_S, from_s)):
         attempt = attempt_of(row, row["job_id"])
         job = found.get(attempt.job_id) or _of(row, labels=labels)

@@ -15,12 +15,13 @@ import json
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, UnreachableError
-from ..store.budgets import OVERALL, End, Held, LedgerBudget, Standing, month_of, require_room
+from ..store.budgets import Accounts, End, Held, LedgerBudget, month_of, require_room
 from .conditional import ConditionalObject
 
 FORM = 1
@@ -28,6 +29,7 @@ MOST_S = 60.0  # how long to retry while other writers win or the store does not
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 KEEP_S = 100 * 86_400  # after the end; longer than any plausible clock error or late settlement
 NONCES = 256  # kept for the last writes
+_UNWRITTEN = ("job_id", "used_micro")  # fields of Held
 
 
 @dataclass
@@ -83,10 +85,17 @@ def change(
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
 
-def standings(book: Book, now_s: float, project: str | None = None) -> list[Standing]:
-    """Return the state of each budget, or of the budgets that apply to the project's jobs (its own and the overall)."""
-    wanted = [budget for budget in book.budgets.values() if project is None or budget.project in (OVERALL, project)]
-    return [_standing(book, budget, now_s) for budget in sorted(wanted, key=lambda each: (each.project, each.period))]
+def accounts(book: Book) -> Accounts:
+    """Return the sums of the ledger."""
+    months = {project: Counter(each) for project, each in book.spent.items()}
+    means: dict[str, tuple[int, int, int]] = {}
+    for end in book.closed.values():
+        months.setdefault(end.project, Counter()).update(end.months)
+        if end.amount_micro:
+            count, settled, expected = means.get(end.project, (0, 0, 0))
+            means[end.project] = count + 1, settled + sum(end.months.values()), expected + end.amount_micro
+    held = sorted(book.held.values(), key=lambda each: (each.created_s, each.job_id))
+    return Accounts(list(book.budgets.values()), held, months, means)
 
 
 def hold(book: Book, key: str, held: Held, now_s: float) -> None:
@@ -98,7 +107,7 @@ def hold(book: Book, key: str, held: Held, now_s: float) -> None:
         return
     if key in book.closed:
         raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
-    require_room(standings(book, now_s, held.project), held.amount_micro)
+    require_room(accounts(book).standings(now_s, held.project), held.amount_micro)
     book.held[key] = held
 
 
@@ -143,27 +152,6 @@ def load(data: bytes, uri: str) -> Book:
         raise ConfigError(message, where=uri, hint=hint) from error
 
 
-def _standing(book: Book, budget: LedgerBudget, now_s: float) -> Standing:
-    month = month_of(now_s)
-    is_overall = budget.project == OVERALL
-    ended = [end for end in book.closed.values() if is_overall or end.project == budget.project]
-    costs = [months for project, months in book.spent.items() if is_overall or project == budget.project]
-    costs += [dict(end.months) for end in ended]
-    # Spending after this month counts too: a clock may have been put back.
-    spent = sum(micro for months in costs for when, micro in months.items() if budget.period == "all" or when >= month)
-    held = [each for each in book.held.values() if is_overall or each.project == budget.project]
-    known = [end for end in ended if end.amount_micro]
-    return Standing(
-        budget,
-        month,
-        spent,
-        tuple(sorted(held, key=lambda each: (each.created_s, each.job_id))),
-        sum(sum(end.months.values()) for end in known),
-        sum(end.amount_micro or 0 for end in known),
-        len(known),
-    )
-
-
 def _sum_up(book: Book, before_s: float) -> None:
     """Reduce entries that ended earlier to sums, at most once a month rather than at each write."""
     if month_of(before_s) == month_of(book.before_s):
@@ -171,9 +159,8 @@ def _sum_up(book: Book, before_s: float) -> None:
     for key, end in list(book.closed.items()):
         if end.ended_s < before_s:
             del book.closed[key]
-            months = book.spent.setdefault(end.project, {})
-            for month, micro in end.months.items():
-                months[month] = months.get(month, 0) + micro
+            book.spent[end.project] = months = Counter(book.spent.get(end.project, {}))
+            months.update(end.months)
     book.before_s = max(book.before_s, before_s)
 
 
@@ -182,7 +169,7 @@ def _dump(book: Book) -> bytes:
         "cloudtrain_ledger": FORM,
         "budgets": [asdict(each) for each in book.budgets.values()],
         "held": {
-            key: {"job" if name == "job_id" else name: value for name, value in asdict(held).items()}
+            key: {"job": held.job_id, **{name: value for name, value in vars(held).items() if name not in _UNWRITTEN}}
             for key, held in book.held.items()
         },
         "closed": {key: asdict(each) for key, each in book.closed.items()},

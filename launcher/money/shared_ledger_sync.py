@@ -66,8 +66,7 @@ def set_budget(database: Database, budget: LedgerBudget, uri: str, *, may_make: 
     def apply(book: shared_ledger.Book) -> None:
         book.budgets[budget.project, budget.period] = budget
 
-    found = shared_ledger.standings(_change(database, uri, apply), time.time(), budget.project)
-    return next(each for each in found if (each.budget.project, each.budget.period) == (budget.project, budget.period))
+    return shared_ledger.accounts(_change(database, uri, apply)).standing(budget, time.time())
 
 
 def remove_budget(database: Database, uri: str, project: str, period: Period) -> bool:
@@ -155,7 +154,7 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
             ledger.never_asked(database, held.job_id, held.attempt, uri)
         raise
     ledger.mark_held(database, held.job_id, held.attempt, uri)
-    return shared_ledger.standings(book, now_s, held.project)
+    return shared_ledger.accounts(book).standings(now_s, held.project)
 
 
 def _make(cell: ConditionalObject) -> None:

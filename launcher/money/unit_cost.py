@@ -59,17 +59,13 @@ def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
 
 def points(attempts: Sequence[Attempt], now_s: float) -> list[CostPoint]:
     """Return the loss over the cumulative cost of all attempts, in order; empty if a price is unknown."""
-    found, before = [], 0
-    for attempt in sorted(attempts, key=lambda each: each.number):
-        legs = meter.legs_of([attempt])
-        total = meter.spent_micro(legs, now_s)
-        if total is None:
-            return []
-        for each in loss_bins.load(attempt.progress.get("curve")).bins:
-            parts = [meter.part_micro(leg, 0.0, each.time_s, now_s) or 0 for leg in legs]
-            found.append(CostPoint(before + sum(parts), each.step, each.loss, each.count))
-        before += total
-    return found
+    legs = meter.legs_of(attempts)
+    if meter.spent_micro(legs, now_s) is None:
+        return []
+    ordered = sorted(attempts, key=lambda each: each.number)
+    bins = [each for attempt in ordered for each in loss_bins.load(attempt.progress.get("curve")).bins]
+    spent = [meter.spent_micro(legs, now_s, to_s=each.time_s) or 0 for each in bins]
+    return [CostPoint(micro, each.step, each.loss, each.count) for micro, each in zip(spent, bins, strict=True)]
 
 
 def as_json(paid: Achieved) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,23 +32,23 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
     to the row's time; if a price is unknown, `usd` is null and `spend` empty.
     `weight`, if present: the number of events that a row averages; 0 for an outlier.
     """
-    spend = spend_curve(view.attempts, view.now_s)
+    at = spent_at(view.attempts, view.now_s)
     return {
         "job": view.as_json(),
         "as_of_s": round(view.now_s, 3),
         "attempts": [_attempt(attempt, series, view.now_s) for attempt in view.attempts],
-        "steps": _columns(series.steps, spend),
+        "steps": _columns(series.steps, at),
         "evals": [
-            _placed(point, spend) | {"metrics": {name: _rounded(value) for name, value in metrics.items()}}
+            _placed(point, at) | {"metrics": {name: _rounded(value) for name, value in metrics.items()}}
             for point in series.marks
             if point.kind == "eval" and (metrics := point.fields.get("metrics"))
         ],
         "marks": [
-            {"kind": point.kind} | _placed(point, spend) | {"text": _mark_text(point)}
+            {"kind": point.kind} | _placed(point, at) | {"text": _mark_text(point)}
             for point in series.marks
             if point.kind != "eval"
         ],
-        "spend": spend,
+        "spend": spend_curve(view.attempts, view.now_s),
         "limit_usd": as_usd(view.money.limit_micro),
     }
 
@@ -59,31 +58,20 @@ def spend_curve(attempts: Sequence[Attempt], now_s: float) -> list[list[float]]:
 
     Between two corners the cost grows linearly, as metered.
     """
-    legs = [leg for leg in meter.legs_of(attempts) if leg.started_s is not None or leg.ended_s is not None]
-    if not legs or meter.spent_micro(legs, now_s) is None:
-        return []
+    at, legs = (
+        spent_at(attempts, now_s),
+        [leg for leg in meter.legs_of(attempts) if leg.runs or leg.ended_s is not None],
+    )
     corners = sorted({time for leg in legs for time in (leg.started_s, leg.end_s(now_s)) if time is not None})
-    found = []
-    for time_s in corners:
-        parts = [meter.part_micro(leg, 0.0, time_s, now_s) or 0 for leg in legs]
-        found.append([round(time_s, 3), round(sum(parts) / 1e6, 6)])
-    return found
+    return [[round(time_s, 3), usd] for time_s in corners if (usd := at(time_s)) is not None]
 
 
-def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None]:
+def spent_at(attempts: Sequence[Attempt], now_s: float) -> Callable[[float], float | None]:
     """Return a function from a time to the cost by then; None if unknown."""
-    times = [corner[0] for corner in spend]
-
-    def at(time_s: float) -> float | None:
-        if not spend:
-            return None
-        place = bisect.bisect_right(times, time_s)
-        if place in (0, len(times)):
-            return spend[0 if place == 0 else -1][1]
-        (begin_s, before), (end_s, after) = spend[place - 1], spend[place]
-        return round(before + (after - before) * (time_s - begin_s) / (end_s - begin_s), 6)
-
-    return at
+    legs = meter.legs_of(attempts)
+    if meter.spent_micro(legs, now_s) is None:
+        return lambda time_s: None
+    return lambda time_s: as_usd(meter.spent_micro(legs, now_s, to_s=time_s))
 
 
 def _mark_text(point: Point) -> str:
@@ -138,8 +126,7 @@ def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:
     }
 
 
-def _columns(steps: Sequence[Point], spend: list[list[float]]) -> dict[str, list[Any]]:
-    at = spent_at(spend)
+def _columns(steps: Sequence[Point], at: Callable[[float], float | None]) -> dict[str, list[Any]]:
     counts = Counter(name for point in steps for name in point.fields)
     own = [name for name, _ in counts.most_common() if name not in _COLUMNS and name not in _UNDRAWN | _OURS]
     names = [name for name in _COLUMNS if name in counts] + sorted(own[:_MOST_OWN])
@@ -154,12 +141,12 @@ def _columns(steps: Sequence[Point], spend: list[list[float]]) -> dict[str, list
     return found | {name: [_rounded(point.fields.get(name)) for point in steps] for name in names}
 
 
-def _placed(point: Point, spend: list[list[float]]) -> dict[str, Any]:
+def _placed(point: Point, at: Callable[[float], float | None]) -> dict[str, Any]:
     return {
         "attempt": point.attempt,
         "time_s": round(point.time_s, 3),
         "step": point.step,
-        "usd": spent_at(spend)(point.time_s),
+        "usd": at(point.time_s),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, TypeGuard
 
-from cloudtrain.entrypoints.format import dollars, failure, span
+from cloudtrain.entrypoints.format import dollars, failure, most, span
 
 from ..job import Job
 from ..jobs.view import JobView
@@ -55,8 +55,8 @@ def headline(view: JobView, series: Series) -> list[tuple[str, str, str]]:
     job, progress, state = view.job, view.progress, view.state
     cards = []
     if _is_number(step := progress.get("step")):
-        most = progress.get("max_steps")
-        done = f"of {most:,}, {int(100 * step // most)} %" if isinstance(most, int) and most > 0 else ""
+        last = progress.get("max_steps")
+        done = f"of {last:,}, {int(100 * step // last)} %" if isinstance(last, int) and last > 0 else ""
         cards.append(("Steps", f"{step:,}", done))
     if losses := _losses(series):
         least, at = min(losses, key=lambda each: each[0])
@@ -79,12 +79,12 @@ def headline(view: JobView, series: Series) -> list[tuple[str, str, str]]:
     if ran_s := _ran_s(view):
         until = "since its submit" if job.active else "from submit to end"
         cards.append(("Time", span(ran_s), f"running; {span(whole_s)} {until}"))
-    spent, limit = view.money.spent_micro, view.money.limit_micro
-    if spent is None:
+    money = view.money
+    if money.spent_micro is None:
         cards.append(("Cost", "unknown", "no price is known for its machines"))
-    elif spent or limit:
-        share = "" if not limit else f"{100 * spent // limit} % of {dollars(limit)}"
-        cards.append(("Cost", dollars(spent), share))
+    elif money.spent_micro or money.limit_micro:
+        share = "" if money.percent is None else f"{money.percent} % of {dollars(money.limit_micro)}"
+        cards.append(("Cost", most(money.spent_micro), share))
     return cards
 
 
@@ -165,7 +165,7 @@ def plan_rows(view: JobView) -> list[tuple[str, str, str]]:
     spent = meter.spent_micro(meter.legs_of([last]), view.now_s)
     worst = plan.worst_case_usd
     if worst is not None and spent is not None and (worst or spent):
-        rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", dollars(spent)))
+        rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", most(spent)))
     for attempt in view.attempts:
         forecast = attempt.progress.get("forecast")
         if not isinstance(forecast, list) or len(forecast) != 2 or not _is_number(forecast[1]):

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.entrypoints.format import amount, dollars
+from cloudtrain.entrypoints.format import cell, dollars, most
 from cloudtrain.entrypoints.sweep.search import Search, best, values_of
 from cloudtrain.entrypoints.sweep.space import Dimension
 
 from ..job import Job
-from ..jobs.view import outcome
-from ..money.forecast import budget_micro
+from ..jobs.view import outcome, view_of
 from ..planning import search_spec
 from ..store import sweeps
 from ..store.progress import finite
@@ -73,7 +72,7 @@ class BestCurve:
 def sweep_html(registry: Registry, job: Job, now_s: float) -> str:
     """Return the report of a sweep's job, as known at `now_s`."""
     search, found = search_spec.search_of(job.config), overview.as_json(registry.database, job)
-    cost = costs.costs_of(registry, job, now_s)
+    cost = costs.costs_of(registry.database, view_of(job, registry.attempts(job), now_s))
     ends = ends_of(search, sweeps.segments(registry.database, job.id), cost)
     axes, lines = parallel(search.space, ends, found["metric"])
     return page.rendered(
@@ -101,7 +100,8 @@ def sweep_html(registry: Registry, job: Job, now_s: float) -> str:
 
 def sweep_json(registry: Registry, job: Job, now_s: float) -> dict[str, Any]:
     """Return the data of the report with stable names: the trials, the cost, and all trials in the order of rank."""
-    search, cost = search_spec.search_of(job.config), costs.costs_of(registry, job, now_s)
+    search, view = search_spec.search_of(job.config), view_of(job, registry.attempts(job), now_s)
+    cost = costs.costs_of(registry.database, view)
     ends = ends_of(search, sweeps.segments(registry.database, job.id), cost)
     trials = [
         {name: value for name, value in vars(each).items() if name != "micro"}
@@ -154,23 +154,23 @@ def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
         row = each.segment
         if row.state == "done" and row.value is not None:
             at = overview.place_of({"unit": cost.unit}, {"step": cost.rungs[row.rung]})
-            text = f"trial {row.trial}, {at}: {metric} {row.value:.6g}, {dollars(spent)} spent"
+            text = f"trial {row.trial}, {at}: {metric} {row.value:.6g}, {most(spent)} spent"
             found.append((spent, row.value, text))
     return found
 
 
 def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]:
     first = found["best"][0] if found["best"] else None
-    limit_micro = budget_micro(cost.job)
+    spent, limit_micro = cost.money.spent_micro, cost.money.limit_micro
     limit = "no budget" if limit_micro is None else f"of {dollars(limit_micro)}"
     cards = []
     if first is not None:
         at = f"trial {first['trial']} at {overview.ended_at(found, first)}"
         cards.append((f"Best {found['metric']}", overview.figure(first["value"]), at))
     cards.append(("Trials", str(found["trials"]), f"of {found['planned']} planned"))
-    cards.append(("Spent", dollars(cost.spent_micro), limit))
-    if cost.spent_micro:
-        cards.append(("Idle", percent(cost.idle_micro / cost.spent_micro), "the job's start, and free slots"))
+    cards.append(("Spent", most(spent), limit))
+    if spent:
+        cards.append(("Idle", percent(cost.idle_micro / spent), "the job's start, and free slots"))
     if cost.paused and cost.saved_micro is not None:
         steps = f"an estimate: {cost.saved_steps:,} untrained {cost.unit}"
         cards.append(("Saved by pauses", dollars(cost.saved_micro), steps))
@@ -180,7 +180,7 @@ def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]
 def _row(each: TrialEnd) -> list[str]:
     values = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in each.values.values()]
     result = "-" if each.value is None else overview.figure(each.value)
-    step, cost = "-" if each.step is None else str(each.step), "?" if each.micro is None else amount(each.micro)
+    step, cost = "-" if each.step is None else str(each.step), cell(each.micro)
     return [str(each.trial), result, step, each.state, cost, *values]
 
 

@@ -1,20 +1,23 @@
 """Budgets: limit, remaining money, and whether a job's worst case fits; pure functions, the same for every ledger.
 
 Money is in whole micro-dollars. A budget limits the costs of a project, or of all projects together, in total or in a
-calendar month (UTC). An active job counts at its worst case, in the current month: a job that runs into the next month
-had its worst case reserved before, so earlier jobs never push a month over its limit.
+calendar month (UTC). An active job counts at its worst case, in the current month: what it has spent until now, and the
+rest as held. A job that runs into the next month had its worst case reserved before, so earlier jobs never push a month
+over its limit.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from cloudtrain.entrypoints.format import down, first_of, up, usd
+from cloudtrain.entrypoints.format import first_of, left, most, usd, whole
 
 from ..errors import BudgetError
+from ..metering.meter import share_micro
+from ..metering.money import Money
 from ..text.units import format_money
 
 OVERALL = ""  # the project of the overall budget, and of a job without a project
@@ -48,7 +51,10 @@ class LedgerBudget:
 
 @dataclass(frozen=True)
 class Held:
-    """An attempt that may still cost money; `amount_micro` is its worst case, None at an unknown price."""
+    """An attempt that may still cost money; `amount_micro` is its worst case, None at an unknown price.
+
+    `used_micro`: the part that it has spent until now, at worst; 0 for an attempt of another machine.
+    """
 
     job_id: str
     attempt: int
@@ -56,6 +62,12 @@ class Held:
     amount_micro: int | None
     created_s: float
     by: str = ""
+    used_micro: int = field(default=0, compare=False)
+
+    @property
+    def held_micro(self) -> int | None:
+        """The most that the attempt may still cost; None at an unknown price."""
+        return None if self.amount_micro is None else max(0, self.amount_micro - self.used_micro)
 
 
 @dataclass(frozen=True)
@@ -70,20 +82,23 @@ class End:
 
 @dataclass(frozen=True)
 class Standing:
-    """A budget's state. `settled_micro` and `expected_micro`: cost and worst cases of ended jobs."""
+    """A budget's state; `money` counts at worst, without a limit if only the sums of a project are asked for.
+
+    `mean_percent`: the cost of ended jobs in percent of their worst cases, rounded up; None below LEAST_KNOWN jobs. The
+    projected money takes active jobs at this share. `place`: the address of a shared ledger, None for this machine.
+    """
 
     budget: LedgerBudget
     month: str
-    spent_micro: int
+    money: Money
     held: tuple[Held, ...] = ()
-    settled_micro: int = 0
-    expected_micro: int = 0
-    settled_count: int = 0
+    mean_percent: int | None = None
+    place: str | None = None
 
     @property
-    def reserved_micro(self) -> int:
-        """The sum of all worst cases; attempts without a known price are in `unknown`."""
-        return sum(each.amount_micro or 0 for each in self.held)
+    def left_words(self) -> str:
+        """What is left, for brackets: `17.97 left`."""
+        return f"{whole(left(self.money.left_micro or 0)).removesuffix(' USD')} left"
 
     @property
     def unknown(self) -> tuple[Held, ...]:
@@ -91,31 +106,52 @@ class Standing:
         return tuple(each for each in self.held if each.amount_micro is None)
 
     @property
-    def left_micro(self) -> int:
-        """The limit minus spent and reserved money; negative if the sum is over the limit."""
-        return self.budget.limit_micro - self.spent_micro - self.reserved_micro
-
-    @property
     def room_micro(self) -> int:
         """The worst case that still fits: what remains, or more with an overcommitment; negative if over the limit."""
-        unspent = self.budget.limit_micro - self.spent_micro
+        unspent = self.budget.limit_micro - (self.money.spent_micro or 0)
         more = unspent * self.budget.overcommit_percent // 100 if unspent > 0 else unspent
-        return more - self.reserved_micro
+        return more - (self.money.held_micro or 0)
 
-    @property
-    def mean_percent(self) -> int | None:
-        """The cost of ended jobs in percent of their worst cases, rounded up; None below LEAST_KNOWN jobs."""
-        if self.settled_count < LEAST_KNOWN or self.expected_micro <= 0:
-            return None
-        return -(-self.settled_micro * 100 // self.expected_micro)
 
-    @property
-    def mean_left_micro(self) -> int | None:
-        """The remaining money if all reservations cost as much as jobs do on average."""
-        if self.mean_percent is None:
-            return None
-        expected = -(-self.reserved_micro * self.mean_percent // 100)
-        return self.budget.limit_micro - self.spent_micro - expected
+@dataclass(frozen=True)
+class Accounts:
+    """All sums of a ledger: the active attempts, and of each project the cost by month and the means.
+
+    `means`: project -> the number, the cost and the worst cases of its ended attempts.
+    """
+
+    budgets: Sequence[LedgerBudget]
+    held: Sequence[Held]
+    months: Mapping[str, Mapping[str, int]]
+    means: Mapping[str, tuple[int, int, int]]
+
+    def standings(self, now_s: float, project: str | None = None) -> list[Standing]:
+        """Return the state of each budget, or of each budget that applies to the project's jobs (and the overall)."""
+        budgets = [each for each in self.budgets if project is None or each.project in (OVERALL, project)]
+        return [self.standing(each, now_s) for each in sorted(budgets, key=lambda each: (each.project, each.period))]
+
+    def standing(self, budget: LedgerBudget, now_s: float, *, limited: bool = True) -> Standing:
+        """Return the state of the budget: its active attempts, and the cost of its ended ones, by month if monthly.
+
+        Spending after this month counts too: a clock may have been put back.
+        """
+        month, whose = month_of(now_s), {budget.project}
+        if budget.project == OVERALL:
+            whose = {*self.months, *self.means, *(each.project for each in self.held)}
+        held = tuple(each for each in self.held if each.project in whose)
+        ended = [part for project in whose for part in self.months.get(project, {}).items()]
+        spent_micro = sum(each.used_micro for each in held)
+        spent_micro += sum(micro for when, micro in ended if budget.period == "all" or when >= month)
+        means = [self.means.get(project, (0, 0, 0)) for project in whose]
+        count, settled, expected = (sum(each[place] for each in means) for place in range(3))
+        percent = -(-settled * 100 // expected) if count >= LEAST_KNOWN and expected else None
+        projected_micro = None
+        if percent is not None:
+            whole_micro = (max(each.used_micro, -(-(each.amount_micro or 0) * percent // 100)) for each in held)
+            projected_micro = spent_micro + sum(whole_micro) - sum(each.used_micro for each in held)
+        held_micro = sum(each.held_micro or 0 for each in held)
+        money = Money(spent_micro, held_micro, budget.limit_micro if limited else None, projected_micro)
+        return Standing(budget, month, money, held, percent)
 
 
 def require_room(standings: Sequence[Standing], amount_micro: int | None, where: str = "") -> None:
@@ -137,21 +173,21 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
     if standing.unknown:
         yield f"{title} cannot be checked: active jobs without a known price: {_names(standing.unknown)}"
         return
-    unspent_micro = standing.budget.limit_micro - standing.spent_micro
     if amount_micro <= standing.room_micro:
+        unspent_micro = standing.budget.limit_micro - (standing.money.spent_micro or 0)
         if amount_micro > unspent_micro:  # overcommitment is for many jobs together, not for a single job
-            yield (
-                f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: alone it may exceed the"
-                f" {usd(down(max(0, unspent_micro)))} that is unspent; an overcommitment does not cover a single job"
+            yield whole(
+                f"{title} does not hold this job's worst case of {most(amount_micro)}: alone it may exceed the"
+                f" {left(unspent_micro)} that is unspent; an overcommitment does not cover a single job"
             )
         return
-    holders = [each for each in standing.held if each.amount_micro]
-    held = f", reserved {usd(up(standing.reserved_micro))} by {_names(holders)}" if holders else ""
+    holders, held_micro = [each for each in standing.held if each.held_micro], standing.money.held_micro
+    held = f", reserved {most(held_micro)} by {_names(holders)}" if holders else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
     room = "left" if standing.budget.overcommit_percent == 100 else "may still be promised"
-    yield (
-        f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: spent {usd(standing.spent_micro)}"
-        f"{when}{held}, {room} {usd(down(max(0, standing.room_micro)))}"
+    yield whole(
+        f"{title} does not hold this job's worst case of {most(amount_micro)}: spent {most(standing.money.spent_micro)}"
+        f"{when}{held}, {room} {left(standing.room_micro)}"
     )
 
 
@@ -169,7 +205,7 @@ def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str,
     parts: dict[str, int] = {}
     done = 0
     for border_s in (*_borders(start_s, end_s), end_s):
-        until = round(total_micro * ((border_s - start_s) / (end_s - start_s)))
+        until = share_micro(total_micro, start_s, end_s, border_s)
         parts[month_of(border_s - 0.001)] = until - done
         done = until
     return {month: micro for month, micro in parts.items() if micro}
@@ -198,7 +234,7 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     short = [standing for standing in standings if any(refusal(standing, amount_micro))]
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
-    wait = ", wait for a job's end" if any(standing.reserved_micro for standing in short) else ""
+    wait = ", wait for a job's end" if any(standing.money.held_micro for standing in short) else ""
     raised = " && ".join(raising(standing, amount_micro) for standing in short)
     smaller = "take a shorter limits.max_duration, fewer instances or a smaller budget.limit"
     return f"{smaller}{wait}, or raise the budget: {raised}"
@@ -207,8 +243,8 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
 def raising(standing: Standing, amount_micro: int) -> str:
     """Return the command that raises the limit by just enough, rounded up to whole cents."""
     percent = standing.budget.overcommit_percent
-    unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))
-    limit_micro = -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000
+    unspent_micro = max(amount_micro, -(-((standing.money.held_micro or 0) + amount_micro) * 100 // percent))
+    limit_micro = -(-((standing.money.spent_micro or 0) + unspent_micro) // 10_000) * 10_000
     words = ["cloudtrain budget set", standing.budget.project, format_money(limit_micro).replace(" ", "")]
     words += ["--month"] if standing.budget.period == "month" else []
     words += [f"--overcommit {percent / 100:g}"] if percent != 100 else []

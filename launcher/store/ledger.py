@@ -9,21 +9,13 @@ arrived), `joining` (began before the ledger was shared), `held`, `closing` (mus
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .budgets import (
-    MOST_MICRO,
-    OVERALL,
-    End,
-    Held,
-    LedgerBudget,
-    Period,
-    Standing,
-    by_month,
-    month_of,
-    require_room,
-)
+from ..metering.meter import spent_at_worst_micro
+from .attempts import COST_COLUMNS, attempt_of
+from .budgets import MOST_MICRO, Accounts, End, Held, LedgerBudget, Period, Standing, by_month, require_room
 from .database import Database
 
 _ONE = "WHERE job_id = ? AND attempt = ?"
@@ -55,36 +47,24 @@ def remove_budget(database: Database, project: str, period: Period) -> bool:
     return bool(database.execute("DELETE FROM budgets WHERE project = ? AND period = ? RETURNING 1", values))
 
 
-def budgets(database: Database, project: str | None = None) -> list[LedgerBudget]:
-    """Return all budgets, or the budgets that apply to the project's jobs: its own and the overall ones."""
-    only, values = ("", ()) if project is None else ("WHERE project IN ('', ?) ", (project,))
-    rows = database.execute(f"SELECT * FROM budgets {only}ORDER BY project, period", values)
-    return [LedgerBudget(**dict(row)) for row in rows]
+def budgets(database: Database) -> list[LedgerBudget]:
+    """Return all budgets."""
+    return [LedgerBudget(**dict(row)) for row in database.execute("SELECT * FROM budgets ORDER BY project, period")]
 
 
 def standings(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
     """Return the state of each budget, or of each budget that applies to the project's jobs."""
-    return [standing_of(database, budget, now_s) for budget in budgets(database, project)]
+    return accounts(database, now_s).standings(now_s, project)
 
 
-def standing_of(database: Database, budget: LedgerBudget, now_s: float) -> Standing:
-    """Return the state of the budget: its reservations and the cost of its ended jobs (this month's, if monthly)."""
-    project = None if budget.project == OVERALL else budget.project
-    month = month_of(now_s)
+def accounts(database: Database, now_s: float) -> Accounts:
+    """Return the sums of the ledger."""
     means = database.execute(
-        "SELECT COUNT(*) AS count, COALESCE(SUM(spent_micro), 0) AS spent, COALESCE(SUM(amount_micro), 0) AS amount"
-        " FROM reservations WHERE state = 'settled' AND amount_micro > 0 AND (?1 IS NULL OR project = ?1)",
-        (project,),
-    )[0]
-    return Standing(
-        budget,
-        month,
-        spent(database, project, month if budget.period == "month" else None),
-        tuple(held(database, project)),
-        means["spent"],
-        means["amount"],
-        means["count"],
+        "SELECT project, COUNT(*), COALESCE(SUM(spent_micro), 0), SUM(amount_micro)"
+        " FROM reservations WHERE state = 'settled' AND amount_micro > 0 GROUP BY project"
     )
+    of_project = {project: (count, cost, worst) for project, count, cost, worst in means}
+    return Accounts(budgets(database), held(database, now_s), months(database), of_project)
 
 
 def reserve(database: Database, held: Held, *, ledgers: Iterable[str] = ()) -> None:
@@ -165,13 +145,15 @@ def revive(database: Database, job_id: str, attempt: int) -> None:
             database.execute(f"UPDATE tellings SET told = 'joining' {_ONE}", (job_id, attempt))
 
 
-def held(database: Database, project: str | None = None) -> list[Held]:
-    """Return the attempts that may still cost money, of the project or of all projects, the earliest first."""
+def held(database: Database, now_s: float | None = None) -> list[Held]:
+    """Return the attempts that may still cost money, the earliest first."""
+    now_s = time.time() if now_s is None else now_s
     rows = database.execute(
-        "SELECT * FROM reservations WHERE state = 'held' AND (?1 IS NULL OR project = ?1) ORDER BY created_s, job_id",
-        (project,),
+        f"SELECT r.job_id, r.attempt, r.project, r.amount_micro, r.created_s, {COST_COLUMNS} FROM reservations r"
+        " LEFT JOIN attempts a ON a.job_id = r.job_id AND a.number = r.attempt"
+        " WHERE r.state = 'held' ORDER BY r.created_s, r.job_id"
     )
-    return [_held(row) for row in rows]
+    return [replace(_held(row), used_micro=_used_micro(row, now_s)) for row in rows]
 
 
 def unpriced(database: Database) -> list[str]:
@@ -180,19 +162,6 @@ def unpriced(database: Database) -> list[str]:
         "SELECT DISTINCT job_id FROM reservations WHERE state = 'settled' AND spent_micro IS NULL ORDER BY job_id"
     )
     return [row["job_id"] for row in rows]
-
-
-def spent(database: Database, project: str | None, month: str | None) -> int:
-    """Return the cost of ended attempts, of the project or of all, from the month's start on, or of all time.
-
-    Later months count: if a clock was put back, money spent under the later date still counts.
-    """
-    rows = database.execute(
-        "SELECT COALESCE(SUM(spent_micro), 0) FROM spends WHERE (?1 IS NULL OR project = ?1)"
-        " AND (?2 IS NULL OR month >= ?2)",
-        (project, month),
-    )
-    return int(rows[0][0])
 
 
 def months(database: Database) -> dict[str, dict[str, int]]:
@@ -296,6 +265,11 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         end = End(row["project"], amount, row["ended_s"], {each["month"]: each["spent_micro"] for each in months})
         found.setdefault(row["ledger"], []).append(Closing(*key, row["created_s"], row["spent_micro"], end))
     return found
+
+
+def _used_micro(row: sqlite3.Row, now_s: float) -> int:
+    """Return the cost of a running attempt until now, as at its end, at worst; 0 at an unknown price."""
+    return 0 if row["number"] is None else spent_at_worst_micro([attempt_of(row, row["job_id"])], now_s) or 0
 
 
 def _held(row: sqlite3.Row) -> Held:

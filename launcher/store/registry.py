@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from cloudtrain.entrypoints import processes
 
 from ..errors import NoSuchJobError, UsageError
-from ..job import ACTIVE, Attempt, Job, JobState, State, new_id
+from ..job import ACTIVE, Attempt, Job, State, new_id
 from ..metering.meter import spent_at_worst_micro
-from ..plan import Plan
-from ..text import sanitize
 from ..text.units import parse_money
 from . import ledger
+from .attempts import attempt_of, damaged, object_of
 from .database import Database
 
 _JOB_WITH_LAST_ATTEMPT = """
@@ -344,11 +343,11 @@ def submitter_lives(attempt: Attempt) -> bool:
 def _job(row: sqlite3.Row) -> Job:
     attempt = attempt_of(row, row["id"])
     try:
-        config, bundle, created_s = _object(row["config"]), _object(row["bundle"]), float(row["created_s"])
+        config, bundle, created_s = object_of(row["config"]), object_of(row["bundle"]), float(row["created_s"])
         if (limit := (config.get("budget") or {}).get("limit")) is not None:
             parse_money(limit)
     except (ValueError, TypeError, AttributeError) as error:
-        config, bundle, created_s, attempt = {}, {}, attempt.created_s, _damaged(row, row["id"], error)
+        config, bundle, created_s, attempt = {}, {}, attempt.created_s, damaged(row, row["id"], error)
     return Job(
         id=row["id"],
         name=row["name"],
@@ -361,46 +360,3 @@ def _job(row: sqlite3.Row) -> Job:
         seq=row["seq"],
         attempt=attempt,
     )
-
-
-def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
-    """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
-    try:
-        state = State(**_object(row["outcome"]))
-        found = Attempt(
-            job_id=job_id,
-            number=row["number"],
-            phase=row["phase"],
-            plan=Plan.load(_object(row["plan"])),
-            request=_object(row["request"]),
-            created_s=float(row["sent_s"]),
-            submitter=_object(row["submitter"]),
-            ref=_object(row["ref"]) if row["ref"] else None,
-            state=sanitize.state_of(state),
-            progress=_object(row["progress"]),
-            unreachable_since_s=row["unreachable_since_s"],
-        )
-        parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
-        figures = [figure for rank in parts[2].values() for figure in rank.values()]
-        times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
-        if not all(isinstance(part, dict) for part in parts):
-            raise ValueError("its progress is not whole")
-        if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
-            raise ValueError(f"its state is {state.state!r}")
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        return _damaged(row, job_id, error)
-    return found
-
-
-def _damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
-    detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
-    created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
-    plan = Plan.load({"instances": 0, "nproc_per_node": 0, "ranks": 0, "cap_s": 0})
-    return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
-
-
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("expected a JSON object")
-    return found

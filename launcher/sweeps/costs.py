@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import amount, counted, dollars
+from cloudtrain.entrypoints.format import cell, counted, dollars, most
 
 from ..metering import meter
 from ..planning import search_spec
@@ -17,8 +17,10 @@ from ..store.sweeps import SegmentRecord
 from ..text.units import as_usd, percent
 
 if TYPE_CHECKING:
-    from ..job import Attempt, Job
-    from ..store.registry import Registry
+    from ..job import Job
+    from ..jobs.view import JobView
+    from ..metering.money import Money
+    from ..store.database import Database
 
 MOST_ROWS = 20  # trials in the table, the most expensive first
 
@@ -36,7 +38,7 @@ class SegmentCost:
 class SweepCost:
     """The segments of a sweep with their costs: those of its job, divided by the seconds in slots.
 
-    `idle_micro` is the cost of the slots' other time, `spent_micro` that of the job; None if a price is unknown.
+    `idle_micro` is the cost of the slots' other time, `money` is that of the job.
     `saved_steps` are the steps that paused trials have not trained.
     """
 
@@ -45,7 +47,7 @@ class SweepCost:
     rungs: tuple[int, ...]
     saved_steps: int
     paused: int
-    spent_micro: int | None
+    money: Money
     idle_micro: int
     trials: Mapping[int, tuple[SegmentCost, ...]] = field(default_factory=dict)
 
@@ -61,10 +63,10 @@ class SweepCost:
         return None if spent is None or not steps else round(spent * self.saved_steps / steps)
 
 
-def costs_of(registry: Registry, job: Job, now_s: float) -> SweepCost:
-    """Return the cost of the sweep until `now_s`."""
-    search, rows = search_spec.search_of(job.config), sweeps.segments(registry.database, job.id)
-    found, spent_micro = _shares(rows, registry.attempts(job), search.rungs, now_s)
+def costs_of(database: Database, view: JobView) -> SweepCost:
+    """Return the cost of the sweep at the time of the view."""
+    job, search = view.job, search_spec.search_of(view.job.config)
+    found = _shares(sweeps.segments(database, job.id), view, search.rungs)
     trials = defaultdict[int, list[SegmentCost]](list)
     for cost in found:
         trials[cost.segment.trial].append(cost)
@@ -72,15 +74,15 @@ def costs_of(registry: Registry, job: Job, now_s: float) -> SweepCost:
     ends = [some[-1].segment for some in trials.values()]
     paused = [each for each in ends if each.state == "done" and each.rung < last]
     saved_steps = sum(search.rungs[-1] - search.rungs[each.rung] for each in paused)
-    idle_micro = max(0, (spent_micro or 0) - (total(found) or 0))
+    idle_micro = max(0, (view.money.spent_micro or 0) - (total(found) or 0))
     by_trial = {trial: tuple(some) for trial, some in trials.items()}
-    return SweepCost(job, tuple(found), search.rungs, saved_steps, len(paused), spent_micro, idle_micro, by_trial)
+    return SweepCost(job, tuple(found), search.rungs, saved_steps, len(paused), view.money, idle_micro, by_trial)
 
 
 def lines(found: SweepCost) -> tuple[list[str], list[str]]:
     """Return the lines of the sum, and notes about rows that are left out and about estimates."""
-    share = found.idle_micro / found.spent_micro if found.spent_micro else 0.0
-    shown = [f"idle        {dollars(found.idle_micro)}, {percent(share)}: the job's start, and free slots"]
+    share = found.idle_micro / found.money.spent_micro if found.money.spent_micro else 0.0
+    shown = [f"idle        {most(found.idle_micro)}, {percent(share)}: the job's start, and free slots"]
     if found.paused and found.saved_micro is not None:
         words = f"{found.saved_steps:,} untrained {found.unit} of {counted(found.paused, 'paused trial')}"
         shown.append(
@@ -103,12 +105,12 @@ def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str
         [
             str(trial),
             *_by_rung(found.trials[trial], found.rungs),
-            _text(total(found.trials[trial])),
+            cell(total(found.trials[trial])),
             state_of(found, trial),
         ]
         for trial in (ranked if is_whole else ranked[:MOST_ROWS])
     ]
-    return head, [*rows, ["all", *_by_rung(found.segments, found.rungs), _text(found.spent_micro), ""]]
+    return head, [*rows, ["all", *_by_rung(found.segments, found.rungs), cell(found.money.spent_micro), ""]]
 
 
 def as_json(found: SweepCost) -> dict[str, Any]:
@@ -133,20 +135,17 @@ def as_json(found: SweepCost) -> dict[str, Any]:
     }
 
 
-def _shares(
-    rows: Sequence[SegmentRecord], attempts: Sequence[Attempt], rungs: Sequence[int], now_s: float
-) -> tuple[list[SegmentCost], int | None]:
-    """Return the costs of the segments by their seconds in slots, and the cost of the job."""
-    legs = meter.legs_of(attempts)
-    spent, used_s = meter.spent_micro(legs, now_s), sum(each.seconds for each in rows)
+def _shares(rows: Sequence[SegmentRecord], view: JobView, rungs: Sequence[int]) -> list[SegmentCost]:
+    """Return the costs of the segments by their seconds in slots, rounded down: the rest is idle."""
+    spent, used_s = view.money.spent_micro, sum(each.seconds for each in rows)
     slots_s = sum(
-        max(1, attempt.plan.slots * attempt.plan.instances / attempt.plan.slot_instances) * leg.seconds(now_s)
-        for attempt in attempts
+        max(1, attempt.plan.slots * attempt.plan.instances / attempt.plan.slot_instances) * leg.seconds(view.now_s)
+        for attempt in view.attempts
         for leg in meter.legs_of([attempt])
     )
     rate = None if spent is None else spent / max(1.0, slots_s, used_s)
-    micros = [None if rate is None else round(rate * row.seconds) for row in rows]
-    return [SegmentCost(row, micro, _steps(row, rungs)) for row, micro in zip(rows, micros, strict=True)], spent
+    micros = [None if rate is None else int(rate * row.seconds) for row in rows]
+    return [SegmentCost(row, micro, _steps(row, rungs)) for row, micro in zip(rows, micros, strict=True)]
 
 
 def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:
@@ -156,7 +155,7 @@ def _steps(segment: SegmentRecord, rungs: Sequence[int]) -> int:
 
 def _by_rung(some: Sequence[SegmentCost], rungs: Sequence[int]) -> list[str]:
     at = [[each for each in some if each.segment.rung == rung] for rung in range(len(rungs))]
-    return [_text(total(each)) if each else "-" for each in at]
+    return [cell(total(each)) if each else "-" for each in at]
 
 
 def state_of(found: SweepCost, trial: int) -> str:
@@ -169,9 +168,4 @@ def state_of(found: SweepCost, trial: int) -> str:
 
 def total(some: Sequence[SegmentCost]) -> int | None:
     """Return the cost of the segments; None if a price is unknown."""
-    costs = [each.micro for each in some]
-    return None if None in costs else sum(each or 0 for each in costs)
-
-
-def _text(micro: int | None) -> str:
-    return "?" if micro is None else amount(micro)
+    return meter.sum_micro(each.micro for each in some)

@@ -11,8 +11,6 @@ import re
 import time
 from decimal import Decimal, InvalidOperation
 
-from cloudtrain.entrypoints.format import dollars
-
 # Patterns an editor checks with, too: JavaScript's dialect, so no named groups and no flags.
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? ?[smhd]( ?[0-9]+(\.[0-9]+)? ?[smhd])*$"
 MONEY_PATTERN = r"^\$?[0-9]+(\.[0-9]{1,6})?( ?[Uu][Ss][Dd])?$"
@@ -143,14 +141,6 @@ def size(count: float) -> str:
     if 0 < count < 2**20:
         return f"{count / 2**10:.0f} KiB" if count >= 2**10 else f"{count:.0f} B"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
-    """Return `1.23 USD of 10.00 USD, 12 %`, or only the amount if no limit is set."""
-    if limit_micro is None:
-        return dollars(spent_micro)
-    share = "" if spent_micro is None or limit_micro == 0 else f", {100 * spent_micro // limit_micro} %"
-    return f"{dollars(spent_micro)} of {dollars(limit_micro)}{share}"
 
 
 def clock(time_s: float, now_s: float) -> str:

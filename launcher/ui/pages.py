@@ -22,7 +22,7 @@ from ..jobs.listing import JobFilter
 from ..jobs.refresh import refresh
 from ..jobs.view import lines_before, read_view
 from ..metering import meter
-from ..money import period, unit_cost
+from ..money import budget_text, period, unit_cost
 from ..planning.prepare import Prepared
 from ..report.data import chart_data
 from ..store import ledger, series
@@ -221,7 +221,6 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]
     by = by if by in kinds else "backend"
     groups = period.grouped(chosen, by)
-    standings = ledger.standings(database, now_s)
     return {
         "month": month,
         "by": by,
@@ -232,7 +231,7 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
         "more_groups": max(0, len(groups) - MOST_ROWS),
         "jobs": listed[:MOST_ROWS],
         "more_jobs": max(0, len(listed) - MOST_ROWS),
-        "budgets": sorted(standings, key=lambda each: (each.budget.project, each.budget.period)),
+        "budgets": [(budget_text.cells_of(row), row) for row in budget_text.own_rows(database, now_s)],
         "shared": sorted(set(ledger.ledgers(database).values())),
         "unpriced": ledger.unpriced(database),
     }

@@ -21,7 +21,7 @@ from anyio import CapacityLimiter, to_thread
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from cloudtrain.entrypoints.format import amount, span
+from cloudtrain.entrypoints.format import amount, cell, span
 
 from ..errors import CloudtrainError
 from ..jobs.poller import Seen
@@ -204,7 +204,8 @@ class Pages:
             ago=when,
             span=span,
             money=lambda usd: "?" if usd is None else amount(round(usd * 1e6)),  # the page shows the unit once
-            micro=amount,
+            micro=cell,
+            spent=lambda usd: cell(None if usd is None else round(usd * 1e6)),
             clock=_clock,
             day=lambda time_s: "-" if time_s is None else time.strftime("%d %b %Y", time.localtime(time_s)),
             number=_number,

@@ -24,12 +24,14 @@ PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000
 PROGRESS = {"step": 100, "max_steps": 200, "eta_s": 1000.0, "checkpoint_step": 80}
 LOOK = Forecast(
     spent_micro=10_000_000,
+    held_micro=0,
+    worst_micro=10_000_000,
     burn_micro_h=36_000_000,
     limit_micro=100_000_000,
     cap_at_s=NOW + 9_000,
     deadline_at_s=NOW + 8_000,
     finish_at_s=NOW + 1_000,
-    total_micro=20_000_000,
+    projected_micro=20_000_000,
     hits_limit=False,
     stalled_s=1.0,
     checkpoint_step=80,
@@ -116,13 +118,13 @@ def test_alerts_follow_the_limit_and_the_price() -> None:
     assert keys(job(), look, "budget:80@100000000") == ["budget:50@160000000"]
     assert keys(job(), replace(LOOK, limit_micro=None)) == []
     assert keys(job(), replace(spent(90), spent_micro=None)) == []
-    look = replace(spent(126), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    look = replace(spent(126), hits_limit=True, projected_micro=150_000_000, finish_at_s=NOW + 14_000)
     assert keys(job(), look) == ["budget:100@100000000"]
 
 
 def test_projected_alert_names_the_missing_money() -> None:
     """The alert has the exact command with money for the remaining steps; 14 USD in reserve explain 90 of 100."""
-    look = replace(spent(6), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    look = replace(spent(6), hits_limit=True, projected_micro=150_000_000, finish_at_s=NOW + 14_000)
     notice = due(job(eta_s=14_000.0), look, {"started:1"}, NOW)[0]
     assert notice.key == "projected:1@100000000"
     assert (
@@ -131,7 +133,7 @@ def test_projected_alert_names_the_missing_money() -> None:
     )
     assert "cloudtrain resume j-x1 --budget +" in notice.text
     plan = {"cap_reason": "budget"}
-    look = replace(spent(6), hits_limit=True, total_micro=90_000_000, finish_at_s=NOW + 8_400)
+    look = replace(spent(6), hits_limit=True, projected_micro=90_000_000, finish_at_s=NOW + 8_400)
     notice = due(job(plan=plan), look, {"started:1"}, NOW)[0]
     assert "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve" in notice.title
     assert notice.title.endswith("done in 2h 20m, for 90.00 USD in all")
@@ -159,7 +161,7 @@ def test_time_limit_before_the_finish_is_not_about_money() -> None:
 
 def test_resume_advice_of_a_running_job_waits_for_its_end() -> None:
     """The notice gives the command to stop first, and the resume for later."""
-    look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    look = replace(spent(60), hits_limit=True, projected_micro=150_000_000, finish_at_s=NOW + 14_000)
     lines = "\n".join(due(job(eta_s=14_000.0), look, {"started:1"}, NOW)[0].lines)
     assert "stop it     cloudtrain stop j-x1\n" in lines
     assert "resume      after it has stopped: cloudtrain resume j-x1 --budget +" in lines
@@ -225,7 +227,7 @@ def test_deadline_alert_of_a_short_run_is_due_in_its_last_tenth() -> None:
     notice = due(job(began, plan=short), look, {"started:1"}, NOW)[0]
     assert "saves and leaves in 1m 35s, because of its time limit" in notice.title
     assert keys(job(began, plan=short), replace(look, deadline_at_s=NOW + 105)) == []
-    look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    look = replace(spent(1), hits_limit=True, projected_micro=150_000_000, finish_at_s=NOW + 14_000)
     for limit_s, told in ((int(look.cap_at_s - NOW), []), (850, ["projected:1@100000000"])):
         begun = job(State("running", started_s=NOW - 50), plan={"cap_s": limit_s + 50})
         assert keys(begun, replace(look, cap_at_s=NOW + limit_s)) == told
@@ -318,7 +320,7 @@ def test_events_have_their_keys_and_subscribers() -> None:
     events = {each.key: each for each in due(again, LOOK, (), NOW)}
     assert set(events) == {"started:2", "restarted:2:2", f"unreachable:2:{NOW - 700:.0f}"}
     assert wanted(events["started:2"], ["restarted"])
-    look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    look = replace(spent(60), hits_limit=True, projected_micro=150_000_000, finish_at_s=NOW + 14_000)
     found = {each.event: each for each in due(job(), look, {"started:1"}, NOW)}
     assert {name for name, each in found.items() if wanted(each, ["budget"])} == {"budget", "projected"}
     assert [name for name, each in found.items() if wanted(each, ["projected"])] == ["projected"]

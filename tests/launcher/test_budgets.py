@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cloudtrain.entrypoints.format import amount
+from cloudtrain.entrypoints.format import amount, up
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.money import budget_text
-from cloudtrain.launcher.store.budgets import Held, LedgerBudget, Standing, by_month, month_of, require_room
+from cloudtrain.launcher.store.budgets import Accounts, Held, LedgerBudget, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
 
@@ -28,8 +28,16 @@ def standing(limit: int, spent: int = 0, reserved: tuple[int | None, ...] = (), 
         for number, each in enumerate(reserved)
     )
     percent = details.pop("overcommit_percent", 100)
-    budget = LedgerBudget("vision", "all", limit * USD, percent)
-    return Standing(budget, "2026-11", spent * USD, held, **{key: value * USD for key, value in details.items()})
+    means = (details.get("count", 0), details.get("settled", 0) * USD, details.get("expected", 0) * USD)
+    return state_of(LedgerBudget("vision", "all", limit * USD, percent), spent * USD, held, means)
+
+
+def state_of(
+    budget: LedgerBudget, spent: int = 0, held: tuple[Held, ...] = (), means: tuple[int, int, int] = (0, 0, 0)
+) -> Standing:
+    """Return the state of a budget with these sums in micro-dollars, in November."""
+    accounts = Accounts([budget], held, {budget.project: {"2026-11": spent}}, {budget.project: means})
+    return accounts.standing(budget, at("2026-11-29 12:00"))
 
 
 def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
@@ -51,7 +59,7 @@ def test_jobs_without_a_cost_hold_no_money() -> None:
     """A free job is not named as a holder, and its end frees no money; a smaller budget of the job may fit."""
     budget, free = LedgerBudget("vision", "all", 5 * USD), Held("mine", 1, "vision", 0, 0.0)
     with pytest.raises(BudgetError, match="spent 0 USD, left 5 USD") as found:
-        require_room([Standing(budget, "2026-11", 0, (free,))], 6 * USD)
+        require_room([state_of(budget, 0, (free,))], 6 * USD)
     assert found.value.hint.startswith(
         "take a shorter limits.max_duration, fewer instances or a smaller budget.limit, or"
     )
@@ -60,9 +68,9 @@ def test_jobs_without_a_cost_hold_no_money() -> None:
 def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
     """The commands can be pasted: month and overcommitment stay, and with the raised limits the job fits."""
     levels = [
-        Standing(LedgerBudget("", "all", 10 * USD), "2026-11", 3 * USD),
-        Standing(LedgerBudget("vision", "month", 5 * USD, 150), "2026-11", 3_140_001),
-        Standing(LedgerBudget("vision", "all", 100 * USD), "2026-11", 0),
+        state_of(LedgerBudget("", "all", 10 * USD), 3 * USD),
+        state_of(LedgerBudget("vision", "month", 5 * USD, 150), 3_140_001),
+        state_of(LedgerBudget("vision", "all", 100 * USD)),
     ]
     with pytest.raises(BudgetError) as caught:
         require_room(levels, 20 * USD)
@@ -75,7 +83,7 @@ def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
 def test_overcommitment_raises_the_room_for_many_jobs() -> None:
     """The sum left and the spent sum stay; of many jobs few cost their worst case, a single job might."""
     found = standing(20, 3, overcommit_percent=500)
-    assert (found.left_micro, found.room_micro) == (17 * USD, 85 * USD)
+    assert (found.money.left_micro, found.room_micro) == (17 * USD, 85 * USD)
     require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD)
     with pytest.raises(BudgetError, match=r"overcommitted 1\.2 times"):
         require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD + 1)
@@ -109,10 +117,10 @@ def test_unknown_price_fits_into_no_budget_and_blocks_the_budget() -> None:
 def test_sums_near_the_limit_are_told_apart() -> None:
     """12.301 USD do not fit into 12.30 USD, as the message shows; ended jobs have cost half of their worst cases."""
     with pytest.raises(BudgetError, match=r"12\.31 USD.*left 12\.30 USD"):
-        require_room([Standing(LedgerBudget("vision", "all", 12_300_000), "2026-11", 0)], 12_301_000)
-    known = replace(standing(100, 0, (90,), settled_micro=50, expected_micro=100), settled_count=5)
-    assert (known.mean_percent, known.mean_left_micro) == (50, 55 * USD)
-    assert replace(known, settled_count=2).mean_left_micro is None
+        require_room([state_of(LedgerBudget("vision", "all", 12_300_000))], 12_301_000)
+    known = standing(100, 0, (90,), settled=50, expected=100, count=5)
+    assert (known.mean_percent, known.money.projected_micro) == (50, 45 * USD)
+    assert standing(100, 0, (90,), settled=50, expected=100, count=2).money.projected_micro is None
 
 
 def test_spend_is_split_over_months_in_utc() -> None:
@@ -141,5 +149,5 @@ def test_cost_with_invalid_times_is_not_split(start_s: float | None, end_s: floa
 @pytest.mark.parametrize("micro", [0, 432, 4_149, 52_340, 995_000, 12_300_000, 999_999_000_000, 1_500_000_000_000])
 def test_budget_show_and_cost_show_a_sum_alike(micro: int) -> None:
     """`budget show` writes a spent sum as `cost` does: 0.0041, 0.052, 12.30."""
-    row = budget_text.BudgetRow(Standing(LedgerBudget("vision", "all", 10**15), "2026-11", micro))
-    assert budget_text.as_lines([row])[1].split()[3] == amount(micro)
+    row = state_of(LedgerBudget("vision", "all", 10**15), micro)
+    assert budget_text.as_lines([row])[1].split()[3] == amount(up(micro))

@@ -15,13 +15,14 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.job import CLOCKS, Attempt, Job, State
 from cloudtrain.launcher.jobs import overview
 from cloudtrain.launcher.jobs.view import view_of
+from cloudtrain.launcher.metering.money import Money
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.money.job_facts import job_facts
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.launcher.text.units import clock, moment, of_limit
+from cloudtrain.launcher.text.units import clock, moment
 from doubles.plans import plan_of
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
@@ -49,7 +50,7 @@ def test_forecast_of_a_job_that_ends_in_time() -> None:
     found = seen(RUNS, progress={"step": 50, "eta_s": 600.0, "stepped_s": 900.0})
     assert (found.spent_micro, found.burn_micro_h, found.limit_micro) == (20_000_000, 72_000_000, 100_000_000)
     assert (found.cap_at_s, found.deadline_at_s, found.finish_at_s) == (3600.0, 3480.0, 1500.0)
-    assert (found.total_micro, found.hits_limit, found.stalled_s) == (30_000_000, False, 100.0)
+    assert (found.projected_micro, found.hits_limit, found.stalled_s) == (30_000_000, False, 100.0)
     lines = [(format_line("step", "", {"step": n, "max_steps": 100, "loss": 1.0}), 10.0 * n) for n in (1, 10, 20)]
     found = seen(RUNS, now_s=200.0, progress=fold({}, lines))
     assert found.finish_at_s == pytest.approx(1000.0)
@@ -83,19 +84,19 @@ def test_forecast_counts_earlier_attempts_and_the_budget() -> None:
     found = seen(State("failed", started_s=0.0, ended_s=100.0), State("running", started_s=500.0))
     assert (found.spent_micro, found.cap_at_s) == (12_000_000, 4100.0)
     found = seen(RUNS, progress={"eta_s": 5000.0, "stepped_s": 1000.0}, cap_s=86_400, deadline_s=80_000)
-    assert (found.total_micro, found.hits_limit) == (120_000_000, True)
+    assert (found.projected_micro, found.hits_limit) == (120_000_000, True)
 
 
 def test_unknown_forecast_is_none() -> None:
     """The cases are before the first step, without a price, before the start, and after the end."""
-    assert seen(RUNS).finish_at_s is seen(RUNS).hits_limit is seen(RUNS).stalled_s is seen(RUNS).total_micro is None
+    assert seen(RUNS).finish_at_s is seen(RUNS).hits_limit is seen(RUNS).stalled_s is seen(RUNS).projected_micro is None
     unpriced = seen(RUNS, progress={"eta_s": 600.0, "stepped_s": 900.0}, hourly_usd=None)
-    assert (unpriced.spent_micro, unpriced.burn_micro_h, unpriced.total_micro) == (None, None, None)
+    assert (unpriced.spent_micro, unpriced.burn_micro_h, unpriced.projected_micro) == (None, None, None)
     assert unpriced.hits_limit is False
     waits = seen(State("pending"))
     assert (waits.spent_micro, waits.burn_micro_h, waits.cap_at_s, waits.finish_at_s) == (0, 0, None, None)
     over = seen(State("succeeded", started_s=0.0, ended_s=500.0), progress={"eta_s": 0.0, "stepped_s": 490.0})
-    assert (over.total_micro, over.burn_micro_h, over.finish_at_s, over.cap_at_s) == (10_000_000, 0, None, None)
+    assert (over.projected_micro, over.burn_micro_h, over.finish_at_s, over.cap_at_s) == (10_000_000, 0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_finish_of_a_stalled_job_becomes_unknown(now_s: float, step_s: float | N
     """The finish is never in the past: a minute, or three steps, after the forecast finish the forecast is None."""
     found = seen(RUNS, now_s=now_s, progress={"eta_s": 60.0, "stepped_s": 100.0, "step_s": step_s})
     assert (found.finish_at_s, found.stalled_s) == (finish_at_s, now_s - 100.0)
-    assert (found.total_micro is None, found.hits_limit is None) == (finish_at_s is None,) * 2
+    assert (found.projected_micro is None, found.hits_limit is None) == (finish_at_s is None,) * 2
 
 
 def test_fold_keeps_the_step_time_and_the_first_forecast() -> None:
@@ -179,9 +180,8 @@ def test_status_names_the_limit_that_comes_first() -> None:
         ("budget", "the budget's cap comes before the finish"),
         ("time_limit", "the time limit comes"),
     ):
-        lines = overview.as_lines(
-            view_of(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
-        )
+        job = job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason)
+        lines = overview.as_lines(view_of(*job, now_s))
         text = "\n".join(lines)
         assert words in text
         assert "12.00 USD of 100.00 USD, 12 %; 72.00 USD/h" in text
@@ -224,8 +224,8 @@ def test_list_shows_running_cost_and_odd_jobs(seed: Callable[..., Job], capsys: 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (of_limit(None, 5_000_000), "unknown of 5.00 USD"),
-        (of_limit(1_000_000, 0), "1.00 USD of 0.00 USD"),
+        (Money(None, 0, 5_000_000, None).words, "unknown of 5.00 USD"),
+        (Money(1_000_000, 0, 0, None).words, "1.00 USD of 0.00 USD"),
         (moment(None), "-"),
         (len(clock(1e9, 1e9)), 8),
         (len(clock(1e9, 0)), 12),

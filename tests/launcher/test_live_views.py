@@ -171,7 +171,7 @@ cloudtrain watch  all jobs                                              14:00:00
 
 
 13:59:55 queued-abcde: the backend is slow
-3 jobs, 2 active: 2.40 USD/h, 2.44 USD spent
+3 jobs, 2 active: 2.40 USD/h, 2.45 USD spent
 up/down choose  Enter open  s stop a job  q quit  ? help
 """
 

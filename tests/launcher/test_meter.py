@@ -188,10 +188,10 @@ def test_legs_count_only_the_billed_time() -> None:
 
 
 def test_unknown_price_is_not_zero() -> None:
-    """Only an attempt that was never sent or started costs 0; a planned price overrides the platform's."""
+    """Only an attempt that was never sent, or has not started, costs 0; a planned price overrides the platform's."""
     free = {"hourly_usd": None}
     assert spent(attempt(1, ran(0, 10)), attempt(2, ran(20, 30), **free)) is None
-    assert spent(attempt(state=State("pending"), **free)) is None
+    assert spent(attempt(state=State("pending"), **free)) == 0
     assert spent(attempt(state=State("failed", ended_s=10.0), **free)) == 0
     assert spent(attempt(phase="never_sent", state=State("failed", ended_s=10.0), **free)) == 0
     assert meter.burn_micro_h(meter.legs_of([attempt(state=ran(0, None), **free)])) is None

@@ -76,7 +76,7 @@ def test_chart_data_has_columns_of_equal_length(job: Job, registry: Registry) ->
     assert json.dumps(data, allow_nan=False)
     attempts = registry.attempts(job)
     spend = spend_curve(attempts, NOW_S)
-    at = spent_at(spend)
+    at = spent_at(attempts, NOW_S)
     legs = meter.legs_of(attempts)
     assert spend[-1][1] == pytest.approx((meter.spent_micro(legs, NOW_S) or 0) / 1e6)
     first_end_s, middle_s = reported.BEGAN_S + 540, reported.BEGAN_S + 270

@@ -158,11 +158,11 @@ def books():
     if shared:
         book = shared_ledger.read(ConditionalObject(place))
         held = sorted(each.job_id for each in book.held.values())
-        spent = shared_ledger.standings(book, time.time())[0].spent_micro
+        spent = shared_ledger.accounts(book).standings(time.time())[0].money.spent_micro
     else:
         registry = Registry(homes[0])
         held = sorted(each.job_id for each in ledger.held(registry.database))
-        spent = ledger.spent(registry.database, "vision", None)
+        spent = sum(ledger.months(registry.database).get("vision", {}).values())
     return held, spent
 
 def settle_all():

@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.view import unattended
-from cloudtrain.launcher.metering.meter import metered_at_worst_micro, spent_at_worst_micro
+from cloudtrain.launcher.metering.meter import spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
@@ -192,7 +192,7 @@ def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
 
 
 def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
-    """Times count as billed, at the price's uncertainty; `status` counts as much, at most a billing unit more."""
+    """Times count as billed, at the price's uncertainty."""
     job = make_job("j-1")
     one = attempt(job, 1, 31.0)
     assert spent_at_worst_micro([one], 2000.0) == 2 * 60 * 1_100_000
@@ -202,9 +202,7 @@ def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
     assert spent_at_worst_micro([one, unknown], 2000.0) is None
     assert spent_at_worst_micro([one, unknown], 2000.0, 3_600_000_000) == 2 * 2 * 60 * 1_100_000
     assert spent_at_worst_micro([replace(one, phase="never_sent")], 2000.0) == 0
-    spent, metered = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0, 2 * 31 * 1_000_000
-    assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000
-    assert metered_at_worst_micro(plan_of(), 1, 7) == 7
+    spent = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0
     needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
     plan = plan_of(**{**PLAN, "cap_s": 600})
     assert plan.rate is not None

@@ -67,8 +67,8 @@ def seen(cell: Memory, now_s: float = NOW_S) -> tuple[int, int]:
     """Return the spent sum and the reserved sum."""
     book = shared_ledger.read(cell)
     assert book is not None
-    standing = shared_ledger.standings(book, now_s)[0]
-    return standing.spent_micro, standing.reserved_micro
+    standing = shared_ledger.accounts(book).standings(now_s)[0]
+    return standing.money.spent_micro, standing.money.held_micro
 
 
 @pytest.mark.parametrize("fates", [["lost"], ["drop"], ["beaten", "lost"], ["drop", "beaten", "drop", "lost"]])
@@ -164,7 +164,9 @@ def test_monthly_budget_counts_only_the_present_month(cell: Memory) -> None:
     close(cell, "a/job/1", 9, NOW_S - 40 * DAY_S)
     book = shared_ledger.read(cell)
     assert book is not None
-    spent: dict[Any, int] = {each.budget.period: each.spent_micro for each in shared_ledger.standings(book, NOW_S)}
+    spent: dict[Any, Any] = {
+        each.budget.period: each.money.spent_micro for each in shared_ledger.accounts(book).standings(NOW_S)
+    }
     assert spent == {"month": 0, "all": 9}
 
 

@@ -92,15 +92,15 @@ def held(place: str) -> list[str]:
 
 def totals(place: str) -> tuple[int, int]:
     """Return the spent sum and the reserved sum of the ledger."""
-    standing = shared_ledger.standings(book(place), time.time())[0]
-    return standing.spent_micro, standing.reserved_micro
+    standing = shared_ledger.accounts(book(place)).standings(time.time())[0]
+    return standing.money.spent_micro, standing.money.held_micro
 
 
 def test_running_job_joins_a_ledger_created_later(homes: list[Registry], place: str, journal: Journal) -> None:
     """The shared ledger counts the job's reservation, and later the end of the job."""
     job = journal(homes[0], "early")
     homes[0].mark_sent(job.attempt, {"x": 1})
-    assert share(homes[0], place, 15).reserved_micro == 10 * USD
+    assert share(homes[0], place, 15).money.held_micro == 10 * USD
     late = journal(homes[1], "late", uri=place)
     with pytest.raises(BudgetError, match="by early of"):
         hold(homes[1], late)
@@ -208,7 +208,7 @@ def test_moved_ledger_takes_running_jobs_along(
     job = hold(homes[0], journal(homes[0], "one"))
     (tmp_path / "new").mkdir()
     new = located(str(tmp_path / "new"))
-    assert share(homes[0], new, 30).reserved_micro == 10 * USD
+    assert share(homes[0], new, 30).money.held_micro == 10 * USD
     assert held(place) == held(new) == ["one"]
     (tmp_path / "disk" / "ledger.json").unlink()
     end(homes[0], job)

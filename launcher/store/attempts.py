@@ -1,0 +1,62 @@
+"""A stored row becomes an attempt."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any, get_args
+
+from ..job import Attempt, JobState, State
+from ..plan import Plan
+from ..text import sanitize
+
+# The columns of an attempt `a` that its cost needs, under the names that `attempt_of` reads.
+COST_COLUMNS = (
+    "a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, a.unreachable_since_s, '{}' AS request,"
+    " '{}' AS submitter, '{}' AS progress, NULL AS ref"
+)
+
+
+def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
+    """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
+    try:
+        state = State(**object_of(row["outcome"]))
+        found = Attempt(
+            job_id=job_id,
+            number=row["number"],
+            phase=row["phase"],
+            plan=Plan.load(object_of(row["plan"])),
+            request=object_of(row["request"]),
+            created_s=float(row["sent_s"]),
+            submitter=object_of(row["submitter"]),
+            ref=object_of(row["ref"]) if row["ref"] else None,
+            state=sanitize.state_of(state),
+            progress=object_of(row["progress"]),
+            unreachable_since_s=row["unreachable_since_s"],
+        )
+        parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
+        figures = [figure for rank in parts[2].values() for figure in rank.values()]
+        times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("its progress is not whole")
+        if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
+            raise ValueError(f"its state is {state.state!r}")
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        return damaged(row, job_id, error)
+    return found
+
+
+def damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
+    """Return the placeholder of a damaged row."""
+    detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
+    created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
+    plan = Plan.load({"instances": 0, "nproc_per_node": 0, "ranks": 0, "cap_s": 0})
+    return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """Return a stored JSON object. Raises ValueError."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
