@@ -101,13 +101,15 @@ class _Machine:
     used: float = 0.0  # slot time of all segments
     trials: dict[int, _Trial] = field(default_factory=dict)
     running: list[tuple[float, Segment]] = field(default_factory=list)
+    has_ended: bool = False  # at the last look
     best: float = math.inf  # the loss of the best finished trial
 
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, _: float) -> None:
-        self.now = min((end for end, _ in self.running), default=self.now)
+        if not self.has_ended:  # else the driver first fills the slots
+            self.now = min((end for end, _ in self.running), default=self.now)
 
     def start(self, segment: Segment) -> None:
         took = START + segment.until_step - segment.from_step
@@ -116,7 +118,7 @@ class _Machine:
 
     def look(self) -> list[SegmentEnd]:
         due = [segment for end, segment in self.running if end <= self.now]
-        self.running = [each for each in self.running if each[0] > self.now]
+        self.running, self.has_ended = [each for each in self.running if each[0] > self.now], bool(due)
         return [self._end(segment) for segment in due]
 
     def finish(self, *_: Any) -> None: ...

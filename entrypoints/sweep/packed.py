@@ -31,7 +31,9 @@ from .segments import Meeting, SegmentEnd, SlotRunner, metric_of
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 LOOK_S = 0.05
-MARGIN = 1.5  # of the measured pace: a segment's highest expected time
+MARGINS = 1.1, 1.5  # of the median pace, the least and the greatest: a segment's highest expected time
+SPREADS = 4.5  # median deviations above the median, 3 standard deviations of a normal pace
+FEWEST = 5  # paces, to know their spread
 PACES = 20  # of a machine, the newest, whose median counts
 JOIN_S = 300.0  # until all nodes have said how many slots they have
 KEEP = 5  # trials whose checkpoints stay at the end
@@ -177,11 +179,10 @@ def _serve(own: SlotRunner, store: Any, node: int) -> int:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A segment on a node, from a time of the monotonic clock on."""
+    """A segment on a node."""
 
     segment: Segment
     node: int
-    began_s: float
 
 
 class _Driver:
@@ -238,7 +239,7 @@ class _Driver:
         if len(self._running) >= self._search.parallel:
             return
         allowance = self._allowance()
-        wanted = [s for s in self._pending if allowance.cost(s.trial, s.from_step, s.until_step) <= allowance.serial]
+        wanted = [s for s in self._pending if allowance.cost(s.trial, s.from_step, s.until_step) <= allowance.left]
         if not wanted:
             running = [*self._running, *(segment.key for segment in self._pending)]
             wanted = decide(self._search, self._state.results, running, allowance)
@@ -250,7 +251,7 @@ class _Driver:
                 self._pending.remove(segment)
             else:
                 self._journal.add("start", segment=asdict(segment), place=self._nodes[node].place)
-            self._running[segment.key] = _Placed(segment, node, time.monotonic())
+            self._running[segment.key] = _Placed(segment, node)
             self._say(segment, "running", segment.from_step, None, f"starts, to {self._place(segment)}")
             self._nodes[node].start(segment)
 
@@ -276,38 +277,32 @@ class _Driver:
             free = [n for n in free if places[n] == home]
         return next((n for n in free if places[n] == home), next(iter(free), None))
 
-    def _pace(self) -> tuple[float, float]:
-        """Return the highest expected seconds of a start, and of a step, by the median of the machine that is free."""
+    def _allowance(self) -> Allowance:
+        """Return the seconds to the deadline, and a segment's highest expected seconds by the machine that is free.
+
+        A trial's own pace counts before its machine's, and the median of the machine before all machines'.
+        """
+        if self._deadline_s is None:
+            return Allowance()
+        left_s = max(0.0, self._deadline_s - time.monotonic())
+        if not self._state.paces:  # the first trials measure the pace
+            return Allowance(left_s)
         place = next((self._nodes[node].place for node in self._free()), "")
         paces = self._state.paces.get(place, [])[-PACES:]
         paces = paces or [each for some in self._state.paces.values() for each in some[-PACES:]]
         starts, steps = zip(*paces, strict=True)
-        return statistics.median(starts), MARGIN * statistics.median(steps)
-
-    def _allowance(self) -> Allowance:
-        """Return the slot-seconds to the deadline, less those of the running segments, and a segment's highest cost."""
-        if self._deadline_s is None:
-            return Allowance()
-        now_s, count = time.monotonic(), self._search.parallel
-        serial = max(0.0, self._deadline_s - now_s)
-        if not self._state.paces:  # the first trials measure the pace
-            return Allowance(serial * count, serial=serial)
-        own = {trial: (start_s, MARGIN * step_s) for trial, (start_s, step_s) in self._state.own.items()}
-        found = Allowance(serial * count, *self._pace(), serial, own)
-        held = 0.0
-        for running in self._running.values():
-            each = running.segment
-            cost_s = found.cost(each.trial, each.from_step, each.until_step)
-            held += min(serial, max(0.0, cost_s - (now_s - running.began_s)))
-        return replace(found, left=found.left - held)
+        margin = _margin(steps)
+        own = {trial: (start_s, margin * step_s) for trial, (start_s, step_s) in self._state.own.items()}
+        return Allowance(left_s, statistics.median(starts), margin * statistics.median(steps), own)
 
     def _why_not(self, segment: Segment) -> str:
         """Return why the segment was not begun, in words; empty without a deadline."""
         allowance = self._allowance()
-        if math.isinf(allowance.serial):
+        needs_s = allowance.cost(segment.trial, segment.from_step, segment.until_step)
+        if needs_s <= allowance.left:
             return ""
-        needs = span(allowance.cost(segment.trial, segment.from_step, segment.until_step))
-        return f"trial {segment.trial} to {self._place(segment)} needs {needs}, {span(allowance.serial)} are left"
+        needs, left = span(needs_s), span(allowance.left)
+        return f"trial {segment.trial} to {self._place(segment)} needs {needs}, {left} are left"
 
     def _note(self, end: SegmentEnd) -> None:
         """Enter the end of a segment; an interrupted segment has no result."""
@@ -388,3 +383,12 @@ class _Driver:
         )
         order = list(dict.fromkeys(trial for _, _, trial in ranked))
         return sorted({*order[: int(self._sweep.get("keep") or KEEP)], *self._state.sources})
+
+
+def _margin(paces: Sequence[float]) -> float:
+    """Return how far above the median a pace is expected to be at most, by the spread of the paces."""
+    if len(paces) < FEWEST:
+        return MARGINS[1]
+    median = statistics.median(paces)
+    spread = statistics.median(abs(each - median) for each in paces)
+    return min(MARGINS[1], max(MARGINS[0], 1 + SPREADS * spread / median)) if median > 0 else MARGINS[1]

@@ -79,20 +79,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What is neither spent nor held, and a segment's highest cost: `start` + steps x `step`.
+    """The seconds to the deadline, `left`, and a segment's highest expected seconds: `start` + steps x `step`.
 
-    Any unit: micro-dollars, or the slot-seconds of a packed sweep. `serial` limits the segments of a single trial, one
-    after the other: the seconds to the deadline of a packed sweep. `own`: start and step of trials with a known pace.
+    `own`: start and step of the trials whose pace is known.
     """
 
     left: float = math.inf
     start: float = 0.0
     step: float = 0.0
-    serial: float = math.inf
     own: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def cost(self, trial: int, from_step: int, until_step: int) -> float:
-        """Return the highest cost of a segment of the trial."""
+        """Return the highest expected seconds of a segment of the trial."""
         start, step = self.own.get(trial, (self.start, self.step))
         return start + (until_step - from_step) * step
 
@@ -127,23 +125,17 @@ def decide(
 ) -> list[Segment]:
     """Return the segments to start now, in order; an empty list if segments must end first, or the search is over.
 
-    A segment is chosen only if its highest cost is free, and the rest still brings the furthest trial to its end, as
-    long as no trial has finished. If the algorithm's next segment costs too much, the first cheaper one is chosen: a
-    promotion on a lower rung, or a new trial. If none is left while no trial has finished, the furthest trial goes on
-    alone.
+    The time to the deadline is paid, so it goes to trials that can finish: first to the algorithm's next segment whose
+    trial can. If time alone refuses the algorithm's segments, then to the furthest trials that can finish, and to
+    segments that can end. As long as no trial has finished, a slot is free in time for the furthest one: if need be
+    the trial goes on without its promotion.
     """
-    standing = _Standing(search, results, running)
-    allowance = allowance or Allowance()
-    left, found = allowance.left, []
-    while len(standing.running) < search.parallel:
-        key = next((each for each in standing.due() if standing.affords(each, left, allowance)), None)
-        key = standing.carried(left, allowance) if key is None else key
-        if key is None:
-            break
+    standing, allowance = _Standing(search, results, running), allowance or Allowance()
+    found = list[Segment]()
+    while len(standing.running) < search.parallel and (key := standing.next(allowance)) is not None:
         (trial, rung), steps = key, (0, *search.rungs)
         values, source = values_of(search, results, trial, rung), origin(search, results, trial, rung)
         found.append(Segment(trial, rung, steps[rung], steps[rung + 1], values, source))
-        left -= standing.cost(key, allowance)
         standing.start(key)
     return found
 
@@ -242,32 +234,47 @@ class _Standing:
         due = self._promotable(rung - 1)
         return bool(due) and all((trial, rung) in self.begun and (trial, rung) not in self.running for trial in due)
 
-    def cost(self, key: tuple[int, int], allowance: Allowance) -> float:
-        """Return the segment's highest cost."""
+    def next(self, allowance: Allowance) -> tuple[int, int] | None:
+        """Return the segment to start on a free slot."""
+        due = list(self.due())
+        key = next((each for each in due if self._whole(each, allowance) <= allowance.left), None)
+        if key is None and due:
+            ready = (each for each in self._ready() if self._whole(each, allowance) <= allowance.left)
+            short = (each for each in due if self._cost(each, allowance) <= allowance.left)
+            key = next(ready, None) or next(short, None)
+        return key if self.is_finished else self._kept(key, allowance)
+
+    def _kept(self, key: tuple[int, int] | None, allowance: Allowance) -> tuple[int, int] | None:
+        """Return the segment, or the furthest trial's if this trial could not finish after the segment."""
+        furthest = next(self._ready(), None)
+        if furthest is None or self.top in self.running or self._whole(furthest, allowance) > allowance.left:
+            return key
+        if key is None and not self.running:
+            return furthest
+        is_last = len(self.running) + 1 >= self.search.parallel  # of the free slots
+        waits = [self._cost(each, allowance) for each in (self.running if key is None else {key} if is_last else ())]
+        return key if self._whole(furthest, allowance) + max(waits, default=0.0) <= allowance.left else furthest
+
+    def _ready(self) -> Iterator[tuple[int, int]]:
+        """Yield the next segments of all paused trials, on the highest rung first, the best first.
+
+        A population goes on after a whole generation.
+        """
+        fewest = self.search.trials if self.search.algorithm in COPYING else 1
+        for rung in reversed(range(len(self.search.rungs) - 1)):
+            for trial in self.ranked[rung] if self.counts[rung] >= fewest else ():
+                if (trial, rung + 1) not in self.begun:
+                    yield trial, rung + 1
+
+    def _cost(self, key: tuple[int, int], allowance: Allowance) -> float:
+        """Return the segment's highest expected seconds."""
         trial, rung = key
         return allowance.cost(trial, self.search.rungs[rung - 1] if rung else 0, self.search.rungs[rung])
 
-    def affords(self, key: tuple[int, int], left: float, allowance: Allowance) -> bool:
-        """Return whether the segment's cost is free, and the rest still finishes a trial, the furthest of all."""
-        cost = self.cost(key, allowance)
-        if self.is_finished:
-            return cost <= min(left, allowance.serial)
-        far = key if key[1] > self.top[1] else self.top
-        kept = self._rest(far, allowance)
-        wait = cost if len(self.running) + 1 >= self.search.parallel else 0.0  # no slot is free before its end
-        own = cost + self._rest(key, allowance)
-        return cost + kept <= left and cost <= allowance.serial and min(own, wait + kept) <= allowance.serial
-
-    def carried(self, left: float, allowance: Allowance) -> tuple[int, int] | None:
-        """Return the next segment of the furthest trial, if no trial has finished and no segment runs; else None."""
-        if self.is_finished or self.running:
-            return None
-        for rung in reversed(range(len(self.search.rungs) - 1)):
-            for trial in self.ranked[rung]:
-                key = trial, rung + 1
-                if key not in self.begun:
-                    return key if self.cost(key, allowance) <= min(left, allowance.serial) else None
-        return None
+    def _whole(self, key: tuple[int, int], allowance: Allowance) -> float:
+        """Return the highest expected seconds of the segment and of all later segments of the trial."""
+        trial, rung = key
+        return sum(self._cost((trial, at), allowance) for at in range(rung, len(self.search.rungs)))
 
     def _top(self, by_rung: list[dict[int, float | None]]) -> tuple[int, int]:
         reached: dict[int, int] = {}
@@ -277,8 +284,3 @@ class _Standing:
         live = ((-at, trial) for trial, at in reached.items() if trial not in by_rung[at] or trial in ranked[at])
         at, trial = min(live, default=(1, -1))
         return trial, -at
-
-    def _rest(self, key: tuple[int, int], allowance: Allowance) -> float:
-        """Return the cost of all segments of the trial after its segment on this rung."""
-        (trial, rung), steps = key, self.search.rungs
-        return sum(allowance.cost(trial, steps[at], steps[at + 1]) for at in range(rung, len(steps) - 1))

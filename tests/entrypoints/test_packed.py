@@ -503,7 +503,7 @@ def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
     for each in ends:
         (lr,) = values_of(search, {}, each["trial"], 0).values()
         assert each["step"] % 3 == 0
-        assert (4, 10, 30)[each["rung"]] <= each["step"] < (10, 30, 31)[each["rung"]]
+        assert (4, 10, 30)[each["rung"]] <= each["step"] < (30, 30, 31)[each["rung"]]
         assert each["value"] == 1 - error_after(lr, each["step"])
     steps = {trial: [step for step, _ in points] for trial, points in losses(found).items()}
     assert all(seen == list(range(1, len(seen) + 1)) for seen in steps.values())

@@ -1,4 +1,4 @@
-"""The decision of a search: no segment twice, no overspending, a finished trial, one answer for the same inputs."""
+"""The decision of a search: no segment twice, none too late, a finished trial, one answer for the same inputs."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ def search(algorithm: str, trials: int = 27, parallel: int = 4, last: int = 81, 
 
 
 class History:
-    """A random history of a search: segments end in any order, fail, repeat; a segment costs at most its worst case.
+    """A random history of a search on a clock: segments fail, repeat, and take at most their expected time.
 
     Results come late: an ended segment may count as running for some decisions more. Results repeat: a known result
     may change, and a segment with a result may still count as running.
@@ -33,10 +33,10 @@ class History:
         self.search, self.draw = what, random.Random(seed)
         self.failures, self.limit, self.start = failures, limit, start
         self.results: dict[tuple[int, int], float | None] = {}
-        self.running: dict[tuple[int, int], float] = {}
+        self.running: dict[tuple[int, int], float] = {}  # with their ends
         self.late: dict[tuple[int, int], float | None] = {}
         self.sent: list[tuple[int, int]] = []
-        self.spent = 0.0
+        self.now = 0.0
 
     def run(self, *, added: int = 0) -> None:
         """Decide and end segments until the search is over; check each decision. Add trials once, at a random time."""
@@ -47,17 +47,15 @@ class History:
             self._send()
             if not self.running and not self.late:
                 return
-            if self.running and self.draw.random() < 0.8:
-                self._end(self.draw.choice(sorted(self.running)))
-            if self.late and (not self.running or self.draw.random() < 0.7):
+            if not self.late:
+                key = min(self.running, key=self.running.__getitem__)
+                self.now = self.running.pop(key)
+                self.late[key] = self._value()
+            if self.draw.random() < 0.7:
                 key = self.draw.choice(sorted(self.late))
                 self.results[key] = self.late.pop(key)
             if self.results and self.search.algorithm == "asha" and self.draw.random() < 0.05:
                 self.results[self.draw.choice(sorted(self.results))] = self._value()
-
-    def _end(self, key: tuple[int, int]) -> None:
-        self.spent += self.running.pop(key) * self.draw.uniform(0.1, 1.0)
-        self.late[key] = self._value()
 
     def _value(self) -> float | None:
         if self.draw.random() < self.failures:
@@ -65,7 +63,7 @@ class History:
         return round(self.draw.random(), 2)  # ties
 
     def _send(self) -> None:
-        allowance = Allowance(self.limit - self.spent - sum(self.running.values()), self.start, 1.0)
+        allowance = Allowance(self.limit - self.now, self.start, 1.0)
         items = list(self.results.items())
         repeated = self.draw.sample(items, min(len(items), self.draw.choice([0, 0, 2])))
         running = [*self.running, *self.late, *(key for key, _ in repeated)]
@@ -75,16 +73,17 @@ class History:
         for segment in found:
             assert segment.key not in self.sent
             assert not any(trial == segment.trial for trial, _ in (*self.running, *self.late))
+            cost = allowance.cost(segment.trial, segment.from_step, segment.until_step)
+            assert self.now + cost <= self.limit + 1e-9
             self.sent.append(segment.key)
-            self.running[segment.key] = allowance.cost(segment.trial, segment.from_step, segment.until_step)
-        assert self.spent + sum(self.running.values()) <= self.limit + 1e-9
+            self.running[segment.key] = self.now + cost * self.draw.uniform(0.1, 1.0)
         assert len(self.running) + len(self.late) <= self.search.parallel
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("algorithm", ["random", "halving", "asha", "pbt"])
-def test_random_histories_never_overspend(algorithm: str, count: int) -> None:
-    """No segment is sent twice, held and spent money stays within the limit, and a trial finishes if none fails."""
+def test_random_histories_end_in_time(algorithm: str, count: int) -> None:
+    """No segment is sent twice or expected to end too late, and a trial finishes if none fails."""
     ladder = 5 * 0.3 + 81
     for seed in range(count):
         draw = random.Random(seed)
@@ -137,8 +136,8 @@ def test_pbt_copies_the_highest_quarter_to_the_lowest() -> None:
     assert found[6].values != values_of(what, results, found[6].source or 0, 0)
 
 
-def test_small_budget_still_finishes_a_trial() -> None:
-    """The money for one whole training is kept: new trials stop before, and the best one goes on to the end."""
+def test_short_time_still_finishes_a_trial() -> None:
+    """The time for one whole training is kept: new trials stop before, and the best one goes on to the end."""
     what = search("asha", trials=81, parallel=4)
     history = History(what, 1, failures=0.0, limit=1.4 * (81 + 5 * 0.3))
     history.run()
@@ -150,9 +149,9 @@ def test_deadline_leaves_a_slot_for_the_furthest_trial() -> None:
     """A segment that would take the last slot is not started if the furthest trial could not finish afterwards."""
     what = search("asha", trials=9, parallel=1)
     results = {(0, 0): 0.1, (1, 0): 0.2}
-    assert decide(what, results, (), Allowance(step=1.0, serial=81.0))[0].key == (2, 0)
-    assert decide(what, results, (), Allowance(step=1.0, serial=80.5))[0].key == (0, 1)
-    assert decide(what, results, (), Allowance(step=1.0, serial=1.0)) == []
+    assert decide(what, results, (), Allowance(81.0, step=1.0))[0].key == (2, 0)
+    assert decide(what, results, (), Allowance(80.5, step=1.0))[0].key == (0, 1)
+    assert decide(what, results, (), Allowance(0.5, step=1.0)) == []
 
 
 def test_cheaper_segments_are_tried_before_the_search_ends() -> None:
@@ -160,8 +159,8 @@ def test_cheaper_segments_are_tried_before_the_search_ends() -> None:
     what = search("asha", trials=9, parallel=2)
     results = {(n, 0): 0.1 * n for n in range(3)} | {(0, rung): 0.1 for rung in range(1, 5)}
     results |= {(n, rung): 0.5 for n in (3, 4) for rung in (0, 1)} | {(3, 2): 0.4}
-    assert decide(what, results, (), Allowance(step=1.0, serial=1.5))[0].key == (5, 0)
-    slow = Allowance(step=1.0, serial=1.5, own={5: (0.0, 2.0)})
+    assert decide(what, results, (), Allowance(1.5, step=1.0))[0].key == (5, 0)
+    slow = Allowance(1.5, step=1.0, own={5: (0.0, 2.0)})
     assert (5, 0) not in [each.key for each in decide(what, results, (), slow)]
 
 
