@@ -179,7 +179,7 @@ class JobSpec(Message, optional="init_from evaluate params training setup notice
     training: Mapping[str, Any] | None = None  # the same; trainer/settings.py reads the section
     setup: SetupSpec | None = None
     notices: NoticeSettings | None = None
-    sweep: Mapping[str, Any] | None = None  # the search of a packed sweep (sweep/segments.py)
+    sweep: Mapping[str, Any] | None = None  # the search of a sweep (sweep/segments.py)
 
     @property
     def devices_per_node(self) -> int:

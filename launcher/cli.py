@@ -39,7 +39,7 @@ SECTIONS = {
         "stop": "Have a job save and stop.",
         "resume": "Resume from a job's newest checkpoint.",
         "wait": "Wait for jobs to end.",
-        "advance": "Send what is due: trials of sweeps, jobs in line.",
+        "advance": "Send the jobs in line that find machines.",
         "adopt": "Take in running jobs that the registry does not know.",
         "rm": "Remove jobs that have ended, and their files here.",
         "prune": "Remove the jobs that ended long ago.",

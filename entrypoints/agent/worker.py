@@ -1,7 +1,7 @@
 """A rank: the thin shell between torchrun and the user's code.
 
     torchrun ... worker.py task                     the shared trainer, with the task file that the spec names
-    torchrun ... worker.py sweep                    the controller of a packed sweep, with the spec's search
+    torchrun ... worker.py sweep                    the controller of a sweep, with the spec's search
     torchrun ... worker.py script train.py --lr 1   any script, run like `python train.py --lr 1`
     torchrun ... worker.py module pkg.train --lr 1  any module, run like `python -m pkg.train --lr 1`
 

@@ -45,7 +45,7 @@ class Sweeper:
         while not self._is_over.wait(SWEEP_S):
             try:
                 sweep(self._folder, store)
-                for trial in self._folder.glob("trials/[0-9]*"):  # of a packed sweep
+                for trial in self._folder.glob("trials/[0-9]*"):  # of a sweep
                     sweep(trial, store, f"trials/{trial.name}/")
             except (OSError, ValueError, folders.CheckpointError) as error:
                 if not is_reported:

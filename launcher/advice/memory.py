@@ -121,7 +121,7 @@ def _left_out(other: dict[str, Any], estimate: dict[str, Any]) -> str:
 
 
 def asked(prepared: Prepared) -> dict[str, Any]:
-    """Return the parts of the job's spec that decide on memory; for a packed sweep, those of a trial."""
+    """Return the parts of the job's spec that decide on memory; for a sweep, those of a trial."""
     spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
     trial = {
         "nodes": 1,

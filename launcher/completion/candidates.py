@@ -39,10 +39,6 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
   AND (substr(jobs.id, 1, length(?1)) = ?1 OR substr(jobs.name, 1, length(?1)) = ?1)
 ORDER BY jobs.seq DESC LIMIT ?2
 """
-_SWEEPS = """
-SELECT id, state, created_s FROM sweeps
-WHERE substr(id, 1, length(?1)) = ?1 AND id NOT IN (SELECT id FROM jobs) ORDER BY created_s DESC LIMIT ?2
-"""
 _ATTEMPTS = """
 SELECT number, state, created_s FROM attempts
 WHERE job_id = COALESCE(
@@ -78,7 +74,7 @@ def answer(cli: click.Command, words: list[str]) -> None:
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the ids of jobs, the newest first, then names of several jobs, then sweeps whose trials are jobs.
+    """Return the ids of jobs, the newest first, then names of several jobs.
 
     The help shows state, backend and age. The state is the last state in the registry. `stop` gets only active jobs,
     `resume` only ended jobs.
@@ -91,7 +87,6 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     for row in rows:
         if row[1] not in found and names.count(row[1]) > 1:  # for a single job the id is enough
             found[row[1]] = f"the newest of this name: {row[0]}"
-    found |= {row[0]: f"sweep, {row[1]}, begun {_ago(row[2])}" for row in _read(_SWEEPS, incomplete, SHOWN)}
     if rows and "last".startswith(incomplete):
         found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
     value = ctx.params.get(param.name or "")  # the words that the same argument already has, as in `wait a b`

@@ -77,7 +77,7 @@ def gather(attempt: int, lines: Iterable[tuple[str, float]], seq: int = 0) -> li
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        if event is not None and "trial" not in event:  # a packed sweep prints the events of its trials too
+        if event is not None and "trial" not in event:  # a sweep prints the events of its trials too
             found += filter(None, [_point(attempt, event, time_s, seq + len(found))])
     return found
 

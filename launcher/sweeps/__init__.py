@@ -1,1 +1,1 @@
-"""Sweeps: a search as many jobs within one budget, driven by any command that looks."""
+"""Sweeps: the trials of a job that searches within one budget: their costs and their part of the screens."""
