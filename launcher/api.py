@@ -316,8 +316,9 @@ def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 def _status_of(registry: Registry, job: Job) -> JobStatus:
     from .jobs.view import failure_lines, read_view
+    from .sweeps.overview import whole_json
 
-    found = read_view(registry, job).as_json()
+    found = whole_json(registry, read_view(registry, job))
     same = ("name", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss")
     return JobStatus(
         id=job.id,

@@ -46,16 +46,13 @@ def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     from ..jobs.evaluations import failure, headline, tests_of
     from ..jobs.overview import as_lines
     from ..jobs.view import lacking_budgets, lines_before, read_view
+    from ..sweeps import overview
 
-    view, trials = read_view(registry, job), None
-    if job.config.get("sweep"):
-        from ..sweeps import overview
-
-        trials = overview.as_json(registry.database, job)
+    view = read_view(registry, job)
     if as_json:
-        print_json(view.as_json() | ({} if trials is None else {"sweep": trials}))
+        print_json(overview.whole_json(registry, view))
     else:
         lacking = lacking_budgets(registry.database, view)
         tests = [*headline(tests_of(registry, job)), *failure(job.attempt)]
-        rows = [] if trials is None else overview.as_lines(trials, view.progress.get("not_begun", ""))
-        print_lines(as_lines(view, lines_before(registry, job), size(), lacking, tests, rows))
+        trials = overview.trial_lines(registry.database, job)
+        print_lines(as_lines(view, lines_before(registry, job), size(), lacking, tests, trials))

@@ -24,6 +24,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     from ..jobs.view import failure_lines, outcome, read_view
     from ..store.progress import shown
     from ..store.registry import Registry
+    from ..sweeps import overview
 
     timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
@@ -32,7 +33,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     def report(job: Job) -> None:
         view = read_view(registry, job)
         if as_json:
-            print_json(view.as_json())
+            print_json(overview.whole_json(registry, view))
             return
         how_far = shown(view.progress)
         say(f"{job.id}  {outcome(job)}{f', {how_far}' if how_far else ''}")

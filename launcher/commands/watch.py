@@ -115,13 +115,13 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
             with suppress(queue.Empty):
                 seen = found.get(timeout=CHOOSE_S)
                 polls += 1
-                faults += _take(seen, codes, is_named=bool(names), as_json=as_json)
+                faults += _take(registry, seen, codes, is_named=bool(names), as_json=as_json)
                 logs.take(seen)
     logs.close()
     return int(faults > 0) if once else next((code for code in codes.values() if code), 0)
 
 
-def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:
+def _take(registry: Registry, seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:
     """Print the result of a poll, and store the exit code of an ended job; return whether the poll failed."""
     job = seen.job
     if seen.fault is not None:
@@ -129,22 +129,23 @@ def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -
         return True
     if seen.is_mine:
         if is_named or seen.was_active or job.active:  # print no line for a job ended earlier
-            _print(seen, as_json=as_json)
+            _print(registry, seen, as_json=as_json)
         codes.pop(job.id, None)
         if not job.active:
             codes[job.id] = exit_code(job.attempt.state)
     return False
 
 
-def _print(seen: Seen, *, as_json: bool) -> None:
+def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
     from ..jobs.overview import as_line
+    from ..sweeps.overview import whole_json
 
     assert seen.view is not None, "a poll without a fault has read the job"
     if not as_json:
         print_text([as_line(seen.view)])
         return
     alerts = [notice.fields for notice in seen.notices]
-    print_json({"time_s": round(time.time(), 3), **seen.view.as_json(), "alerts": alerts})
+    print_json({"time_s": round(time.time(), 3), **whole_json(registry, seen.view), "alerts": alerts})
 
 
 def _install(every: str) -> int:

@@ -22,7 +22,7 @@ from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, read_view, view_of
 
-FORM = 12  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+FORM = 13  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 
 
@@ -88,7 +88,7 @@ def chosen(
     *,
     described: bool = False,
 ) -> Listing:
-    """Return the chosen jobs; with `described` the lines hold the JSON of `status --json`.
+    """Return the chosen jobs; with `described` the lines hold the JSON of `status --json`, less `sweep`.
 
     `ask` updates jobs that may be running (poller.ask); without `ask` the list shows their last known state.
     """

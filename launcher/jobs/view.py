@@ -19,7 +19,7 @@ from ..job import Attempt, Job, State, exit_code
 from ..metering import meter
 from ..money.forecast import Forecast, forecast, limit_micro, step_s
 from ..store import budgets, gpu_figures, ledger
-from ..store.progress import data_share
+from ..store.progress import data_share, trial_counts
 from ..store.registry import Registry, submitter_lives
 from ..text.tables import labelled
 from ..text.units import as_usd, clock, quantity
@@ -37,7 +37,7 @@ _CHAINED = (  # how Python joins tracebacks
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _KEPT = ("step", "max_steps", "loss", "metrics", "parent")  # stay until the next attempt reports its own
-_REPORTED = (*_KEPT, "samples_per_s", "tokens_per_s", "mfu", "sweep", "not_begun")
+_REPORTED = (*_KEPT, "samples_per_s", "tokens_per_s", "mfu", "not_begun")
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,7 @@ class JobView:
             "instances": attempt.plan.instances,
             "ranks": attempt.plan.ranks,
             **{name: progress.get(name) for name in _REPORTED},
+            "trials": trial_counts(progress),
             "data_share": data_share(progress),
             "gpus": gpu_figures.as_list(progress),
             "eta_s": self.left_s,

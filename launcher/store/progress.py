@@ -138,6 +138,12 @@ def shown(progress: dict[str, Any]) -> str:
     return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
 
 
+def trial_counts(progress: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a sweep's trials with a result, the planned trials and the best value; None for any other job."""
+    sweep = progress.get("sweep")
+    return sweep and {{"trials": "planned"}.get(name, name): value for name, value in sweep.items()}
+
+
 def lineage(config: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
     """Return the parent in words: as the job has reported it, else as its config names it; empty without a parent."""
     found, asked = progress.get("parent"), config.get("init_from")

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from cloudtrain.entrypoints.sweep.search import Search
 
     from ..job import Job
+    from ..jobs.view import JobView
     from ..plan import Plan
     from ..store.database import Database
+    from ..store.registry import Registry
     from ..store.sweeps import SegmentRecord
 
 MOST_BEST = 5
@@ -59,6 +61,13 @@ def as_lines(found: dict[str, Any], not_begun: str = "") -> list[str]:
     if len(found["running"]) > MOST_BEST:
         lines.append(f"and {counted(len(found['running']) - MOST_BEST, 'more trial')} running")
     return [*lines, f"not begun: {not_begun}"] if not_begun else lines
+
+
+def trial_lines(database: Database, job: Job) -> list[str]:
+    """Return the trials of a sweep as `as_lines`, as the registry knows them; no line for any other job."""
+    if not job.config.get("sweep"):
+        return []
+    return as_lines(as_json(database, job), job.attempt.progress.get("not_begun", ""))
 
 
 def place_of(shown: dict[str, Any], each: dict[str, Any]) -> str:
@@ -105,6 +114,12 @@ def as_json(database: Database, job: Job) -> dict[str, Any]:
         "running": [{"trial": each.trial, "rung": each.rung + 1} for each in running],
     }
     return {name: finite(value) for name, value in found.items()}
+
+
+def whole_json(registry: Registry, view: JobView) -> dict[str, Any]:
+    """Return a job for scripts, a sweep with its trials in `sweep`: lists leave `sweep` out."""
+    is_sweep = bool(view.job.config.get("sweep"))
+    return view.as_json() | {"sweep": as_json(registry.database, view.job) if is_sweep else None}
 
 
 def results_of(segments: Sequence[SegmentRecord]) -> dict[tuple[int, int], float | None]:

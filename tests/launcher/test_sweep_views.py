@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from playwright.sync_api import Page
 
 from browser import contrast
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher import cli
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher import api, cli
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.report.sweep_page import best_curve
 from cloudtrain.launcher.store import progress, sweeps
 from cloudtrain.launcher.store.registry import Registry
@@ -55,6 +58,22 @@ def test_sweep_is_a_line_of_the_list_and_a_job_of_status(
     assert run("best", "--json")["value"] == shown["sweep"]["best"][0]["value"]
     assert run("rm", "-y", job.id) is not None
     assert sweeps.segments(registry.database, job.id) == []
+
+
+def test_each_json_of_a_job_has_the_same_sweep_and_trials(
+    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
+) -> None:
+    """`status`, `wait`, `watch` and Python show all of a sweep; a list only counts the trials."""
+    job = swept.put(registry, 9)
+    (listed,) = run("list", "--json")["jobs"]
+    whole = overview.as_json(registry.database, job)
+    counts = {"done": 9, "planned": 9, "metric": "loss", "best": whole["best"][0]["value"]}
+    assert (listed["trials"], "sweep" in listed) == (counts, False)
+    shown = [run(*words, "--json", job.id) for words in (("status",), ("wait",), ("watch", "--once"))]
+    for each in [*shown, api.status(job.id).details]:
+        assert (each["sweep"], each["trials"]) == (whole, counts)
+    seed("plain", State("succeeded", started_s=1.0, ended_s=2.0))
+    assert run("status", "--json", "plain")["sweep"] is run("status", "--json", "plain")["trials"] is None
 
 
 def test_interrupted_trials_are_saved_and_short_ends_have_their_step(registry: Registry) -> None:
