@@ -36,8 +36,8 @@ _CHAINED = (  # how Python joins tracebacks
     "\nThe above exception was the direct cause of the following exception:\n\n",
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
-_KEPT = ("step", "max_steps", "loss", "metrics", "parent")  # stay until the next attempt reports its own
-_REPORTED = (*_KEPT, "samples_per_s", "tokens_per_s", "mfu", "not_begun")
+_KEPT = ("step", "max_steps", "loss", "metrics", "parent", "sweep")  # stay until the next attempt reports its own
+_REPORTED = (*_KEPT[:-1], "samples_per_s", "tokens_per_s", "mfu", "not_begun")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,17 @@ class JobView:
     def progress(self) -> dict[str, Any]:
         """The figures of the newest attempt; before its first step, with the last known step of an earlier attempt."""
         own = self.job.attempt.progress
-        if "step" in own or "test" in own:
+        if own.keys() & {"step", "test", "sweep"}:
             return own
-        earlier = next((each.progress for each in reversed(self.attempts) if "step" in each.progress), {})
+        some = (each.progress for each in reversed(self.attempts))
+        earlier = next((progress for progress in some if progress.keys() & {"step", "sweep"}), {})
         known = {name: earlier[name] for name in _KEPT if name in earlier}
         if known and isinstance(own.get("resumed_step"), int):
             known["step"] = own["resumed_step"]
+        if "sweep" in known and self.job.config.get("sweep"):  # a resume may have added trials
+            from ..planning.search_spec import search_of
+
+            known["sweep"] = known["sweep"] | {"trials": search_of(self.job.config).trials}
         return known | own
 
     @property

@@ -76,6 +76,16 @@ def test_each_json_of_a_job_has_the_same_sweep_and_trials(
     assert run("status", "--json", "plain")["sweep"] is run("status", "--json", "plain")["trials"] is None
 
 
+def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Registry, run: Callable[..., Any]) -> None:
+    """The trials of the earlier attempt count, of the number that the resume has set."""
+    job = swept.put(registry, 9)
+    again = replace(job.attempt, number=2, phase="intent", state=State("pending"), progress={})
+    registry.add_attempt(again, swept.config_of(12), {})
+    view = read_view(registry, registry.find(job.id))
+    assert progress.shown(view.progress).startswith("9/12 trials, loss 0.12")
+    assert view.as_json()["trials"]["planned"] == 12
+
+
 def test_interrupted_trials_are_saved_and_short_ends_have_their_step(registry: Registry) -> None:
     """A trial that ran at the job's end is saved; a result has the step that was trained."""
     job = replace(swept.put(registry, 9), config={**swept.config_of(9, steps=810), "task": None})
