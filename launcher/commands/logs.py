@@ -70,14 +70,16 @@ def command(
     attempt: int | str | None,
     as_json: bool,
 ) -> int:
-    """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; SWEEP.17 is a trial of a sweep."""
+    """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`; JOB.17 is trial 17 of a sweep."""
     from ..jobs.follow import follow, log_view, show
     from ..jobs.refresh import refresh
 
     registry = Registry()
-    if trial := registry.packed_trial(job):
-        job = trial[0].id
-        grep = rf"^(?:\[{trial[1]}\] |trial {trial[1]}, ){f'.*(?:{grep})' if grep else ''}"
+    found, trial = registry.trial(job) or (registry.find(job), None)
+    found = refresh(registry, found)
+    if trial is not None:
+        _require_begun(registry, found, trial)
+        grep = rf"^(?:\[{trial}\] |trial {trial}, ){f'.*(?:{grep})' if grep else ''}"
     view = View(
         ranks=parse_ranks(ranks) if ranks else None,
         node=node,
@@ -88,7 +90,6 @@ def command(
         as_json=as_json,
         hold_back_s=None if hold_back is None else duration_s("--hold-back", hold_back),
     )
-    found = refresh(registry, registry.find(job))
     if attempt == ALL:
         return _show_all(registry, found, log_view(found, view), tail, following=following)
     last = found.attempt.number
@@ -120,6 +121,18 @@ def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, fol
             return follow(registry, job, view, tail=tail)
         show(registry, job, each, replace(view, attempt=each.number), tail=counts.get(each.number))
     return 0
+
+
+def _require_begun(registry: Registry, job: Job, trial: int) -> None:
+    """Raise UsageError unless the job is a sweep whose trial has begun."""
+    from ..store import sweeps
+
+    if not job.config.get("sweep"):
+        raise UsageError(f"{job.id} has no trials: it is no sweep", hint=f"cloudtrain logs {job.id}")
+    begun = {each.trial for each in sweeps.segments(registry.database, job.id)}
+    if trial not in begun:
+        hint = f"its trials so far are {min(begun)} to {max(begun)}" if begun else f"cloudtrain status {job.id}"
+        raise UsageError(f"{job.id} has no trial {trial}", hint=hint)
 
 
 def _require_there(attempts: list[Attempt], view: View) -> None:

@@ -35,7 +35,6 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
 _TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
-_TRIAL_ID = re.compile(r"([a-z0-9-]+)-(\d+)")
 _UNSENT = "AND phase IN ('intent', 'queued')"
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
@@ -192,7 +191,6 @@ class Registry:
             if not rows:
                 raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
             return rows[0]
-        key = _TRIAL.sub(r"\1-\2", key)  # `SWEEP.17`
         rows = self._select("AND jobs.id = ?", key) or self._named(key)
         if not rows:
             rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
@@ -204,9 +202,10 @@ class Registry:
                 raise UsageError(f"`{key}` is the name of {len(several)} jobs: {ids}", hint=hint)
         if len(rows) == 1 and key:
             return rows[0]
-        if not rows and (trial := _TRIAL_ID.fullmatch(key)) and self._select("AND jobs.id = ?", trial[1]):
-            hint = f"cloudtrain logs {trial[1]}.{trial[2]}, cloudtrain status {trial[1]}"
-            raise NoSuchJobError(f"trial {trial[2]} has no job of its own: the job {trial[1]} trains it", hint=hint)
+        if not rows and (trial := self.trial(key)) and trial[0].config.get("sweep"):
+            job_id, number = trial[0].id, trial[1]
+            hint = f"cloudtrain logs {job_id}.{number}, cloudtrain status {job_id}"
+            raise NoSuchJobError(f"trial {number} has no job of its own: the job {job_id} trains it", hint=hint)
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
         raise NoSuchJobError(f"`{key}` could be any of {', '.join(job.id for job in rows)}", hint="give more of the id")
@@ -215,8 +214,8 @@ class Registry:
         """Return the jobs of this name, the oldest first."""
         return self._select("AND jobs.name = ? ORDER BY jobs.seq", name)
 
-    def packed_trial(self, key: str) -> tuple[Job, int] | None:
-        """Return the job and the number of a trial, for `SWEEP.17` of a packed sweep, by id or name; else None."""
+    def trial(self, key: str) -> tuple[Job, int] | None:
+        """Return the job and the number in `JOB.17`, with the job's id or name; None for any other key."""
         named = _TRIAL.fullmatch(key)
         rows = self._select("AND jobs.id = ?", named[1]) or self._named(named[1]) if named else []
         return (rows[0], int(named[2])) if named and rows else None

@@ -86,6 +86,28 @@ def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Regis
     assert view.as_json()["trials"]["planned"] == 12
 
 
+def test_trial_is_named_only_where_it_is_one(
+    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
+) -> None:
+    """A trial has lines, and no job: `lr.1` is never the job `lr-1`; trials that do not exist are errors."""
+    job = swept.put(registry, 9)
+    for name in ("lr", "lr-1"):
+        seed(name, State("succeeded", started_s=1.0, ended_s=2.0))
+    for words, error in (
+        (("logs", f"{job.id}.99"), f"{job.id} has no trial 99"),
+        (("logs", "lr.0"), "lr has no trials: it is no sweep"),
+        (("logs", "nosuch.0"), "no job `nosuch.0`"),
+        (("status", "lr.1"), "no job `lr.1`"),
+        (("stop", "-y", "lr.1"), "no job `lr.1`"),
+        (("rm", "-y", "lr.1"), "no job `lr.1`"),
+        (("status", "lr-2"), "no job `lr-2`"),
+        (("status", f"{job.id}.1"), f"trial 1 has no job of its own: the job {job.id} trains it"),
+    ):
+        with pytest.raises(CloudtrainError) as caught:
+            run(*words)
+        assert (caught.value.message, bool(caught.value.hint)) == (error, True)
+
+
 def test_interrupted_trials_are_saved_and_short_ends_have_their_step(registry: Registry) -> None:
     """A trial that ran at the job's end is saved; a result has the step that was trained."""
     job = replace(swept.put(registry, 9), config={**swept.config_of(9, steps=810), "task": None})
