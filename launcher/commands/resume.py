@@ -85,7 +85,7 @@ def command(
     if trials is not None:
         settings = (*settings, f"sweep.trials={retry.trials_after(registry, found, trials)}")
     retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    is_changed = bool(settings or (found.config.get("sweep") and budget) or update_code or update_config)
+    is_changed = bool(settings or update_code or update_config)
     retry.require_ended(registry, found, is_changed=is_changed)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:

@@ -140,6 +140,17 @@ def _require_same_search(job: Job, config: JobConfig) -> None:
     if changed := [key for key in old if old[key] != new.get(key)]:
         message = f"the search of {job.id} cannot change ({', '.join(changed)}): its results would have no meaning"
         raise UsageError(message, hint="submit a new sweep; `sweep.trials` and `sweep.parallel` may change")
+    if job.attempt.state.state == "succeeded" and search_of(after).trials <= search_of(before).trials:
+        raise _done(job)
+
+
+def _done(job: Job) -> UsageError:
+    """Return the refusal of an attempt with nothing to do."""
+    hint = "to train further: raise the steps and resume it with --update-config"
+    if job.config.get("sweep"):
+        grows = search_of(job.config).algorithm not in FIXED
+        hint = f"more trials: cloudtrain resume {job.id} --trials +N" if grows else "submit a new sweep"
+    return UsageError(f"{job.id} is done", hint=hint)
 
 
 def trials_after(registry: Registry, job: Job, text: str) -> int:
@@ -196,8 +207,7 @@ def require_ended(registry: Registry, job: Job, *, is_changed: bool = False) -> 
     if job.attempt.state.state == "succeeded" and not has_saved(registry, job):
         raise UsageError(f"{job.id} is done, and has no checkpoint", hint="submit a new job, with more steps")
     if job.attempt.state.state == "succeeded" and not is_changed:
-        hint = "to train further: raise the steps and resume it with --update-config"
-        raise UsageError(f"{job.id} is done", hint=hint)
+        raise _done(job)
     if not Path(job.config_file).parent.is_dir():
         raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
     if registry.never_ran(job):

@@ -122,6 +122,9 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     before = results(cli, "more")
     refused = cli("resume", "more", "-y", "--set", "sweep.seed=5")
     assert (refused.code, "the search of more cannot change (seed)" in refused.stderr) == (2, True)
+    for nothing in (["--set", "sweep.parallel=1"], ["--budget", "+1USD"], ["--update-code"]):
+        refused = cli("resume", "more", "-y", *nothing)
+        assert (refused.code, "more is done" in refused.stderr, "--trials +N" in refused.stderr) == (2, True, True)
     cli.ok("resume", "more", "-y", "--trials", "+2", timeout_s=120)
     after = results(cli, "more")
     assert {key: after[key] for key in before} == before

@@ -108,6 +108,17 @@ def test_trial_is_named_only_where_it_is_one(
         assert (caught.value.message, bool(caught.value.hint)) == (error, True)
 
 
+@pytest.mark.parametrize(("algorithm", "hint"), [("asha", "--trials +N"), ("pbt", "submit a new sweep")])
+def test_done_sweep_goes_on_only_with_more_trials(algorithm: str, hint: str, registry: Registry) -> None:
+    """A done sweep is refused like a done job, also with settings that add no trial; the hint works."""
+    job = swept.put(registry, 9, algorithm=algorithm)
+    narrow: Any = SimpleNamespace(model_dump=lambda mode: swept.config_of(9, algorithm=algorithm, parallel=1))
+    for refuse in (partial(retry.require_ended, registry, job), partial(retry._require_same_search, job, narrow)):
+        with pytest.raises(UsageError, match=f"{job.id} is done") as caught:
+            refuse()
+        assert hint in caught.value.hint
+
+
 def test_interrupted_trials_are_saved_and_short_ends_have_their_step(registry: Registry) -> None:
     """A trial that ran at the job's end is saved; a result has the step that was trained."""
     job = replace(swept.put(registry, 9), config={**swept.config_of(9, steps=810), "task": None})
