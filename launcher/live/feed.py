@@ -25,6 +25,7 @@ from ..notices import outbox
 from ..store.database import WRITING
 from ..store.registry import Registry
 from ..store.series import read as read_series
+from ..sweeps.overview import trial_lines
 from .model import Scene, TailShot, WatchedJob, curves_of
 
 _STILL_S = 2.0  # for a poll to end before the process is suspended
@@ -110,7 +111,11 @@ class JobFeed:
     def _show(self, seen: Seen) -> None:
         watched = self._watched.get(seen.job.id)
         view = seen.view or view_of(seen.job, watched.view.attempts if watched is not None else ())
-        self.put(seen.job.id, view=view, fault=str(seen.fault or ""), seen_s=time.time(), asks_since_s=None)
+        changes: dict[str, object] = {"view": view, "fault": str(seen.fault or ""), "seen_s": time.time()}
+        if seen.job.id == self.opened:  # the trials as read before this poll would contradict the view
+            with closing(Registry(self.folder)) as registry:
+                changes["trials"] = trial_lines(registry.database, seen.job)
+        self.put(seen.job.id, asks_since_s=None, **changes)
 
     def _step(self, registry: Registry, jobs: list[Job] | None) -> None:
         """Take in the chosen jobs, if changed; read the opened job's curves, if changed, and its alerts."""
@@ -132,11 +137,7 @@ class JobFeed:
         row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
         newest = (job_id, *row, watched.job.attempt.progress.get("step"))
         self.put(job_id, alerts=tuple(outbox.sent(database, job_id)))
-        if watched.job.config.get("sweep"):
-            from ..sweeps import overview
-
-            not_begun = watched.job.attempt.progress.get("not_begun", "")
-            self.put(job_id, trials=tuple(overview.as_lines(overview.as_json(database, watched.job), not_begun)))
+        self.put(job_id, trials=trial_lines(database, watched.job))
         if newest != self._drawn or watched.curves is None:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         self._drawn = newest

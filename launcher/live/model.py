@@ -52,7 +52,7 @@ class WatchedJob:
 
     view: JobView
     curves: Curves | None = None
-    trials: tuple[str, ...] = ()
+    trials: Sequence[str] = ()
     """Lines about a sweep's trials."""
     alerts: tuple[Sent, ...] = ()
     fault: str = ""

@@ -15,13 +15,15 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import poller, retry, stopping
 from cloudtrain.launcher.jobs import watch as watching
+from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live.feed import JobFeed, LogTail
 from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
+from doubles import swept
 
 
 def runs() -> State:
@@ -98,6 +100,20 @@ def test_backends_of_the_jobs_do_not_affect_each_other(
     watched = feed()
     wait_until(lambda: not watched_job(watched, "ends").job.active)
     assert wait_until(lambda: watched_job(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
+
+
+def test_first_answer_brings_the_trials_with_the_counts(registry: Registry) -> None:
+    """A poll by this or another process has stored trials: the picture has them with the view, not a read later."""
+    job = swept.put(registry, 9)
+    rows = sweeps.segments(registry.database, job.id)
+    sweeps.forget(registry.database, job.id)
+    watched = JobFeed((job.id,))
+    watched.opened = job.id
+    watched._step(registry, None)
+    assert "no trial yet" in watched_job(watched, job.id).trials[0]
+    sweeps.take(registry.database, job.id, rows)
+    watched._show(poller.Seen(job, read_view(registry, job)))
+    assert "8 done, 1 failed" in watched_job(watched, job.id).trials[0]
 
 
 def test_live_view_sends_an_earned_retry(
