@@ -34,6 +34,7 @@ class SweepState:
         if line["e"] == "start":
             segment = Segment(**line["segment"])
             self.open[segment.key] = segment
+            self.results.pop(segment.key, None)  # a failure before a resume
             self.places[segment.trial] = line["place"]
             self.sources |= set() if segment.source is None else {segment.source}
             return

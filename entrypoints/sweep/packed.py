@@ -26,7 +26,7 @@ from ..errors import TaskError
 from ..format import span
 from ..rank import heartbeat, variables
 from .journal import Journal
-from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of
+from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of, values_of
 from .segments import Meeting, SegmentEnd, SlotRunner, metric_of
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -197,14 +197,14 @@ class _Driver:
         self._search = replace(search, parallel=min(search.parallel, total))
         self._running: dict[tuple[int, int], _Placed] = {}
         self._pending = list(journal.state.open.values())  # interrupted at the last end, in the order of their starts
-        if self._has_no_result():  # the user may have mended the task since
-            journal.state.results.clear()
         self._saved = ""  # why the sweep leaves early
         self._tries: dict[tuple[int, int], int] = {}  # of killed segments
         self._fault = ""  # the first failure, if no segment has a result
 
     def drive(self) -> int:
         """Run the search to its end or to a stop; return the exit code. Raises TaskError if all trials fail."""
+        if self._has_no_result():
+            self._forget_failures()
         while True:
             if _stops and not self._saved:
                 self._saved = "sigterm"
@@ -233,6 +233,16 @@ class _Driver:
     def _has_no_result(self) -> bool:
         """Return whether segments have ended, and all of them have failed."""
         return bool(self._state.results) and all(value is None for value in self._state.results.values())
+
+    def _forget_failures(self) -> None:
+        """Begin the failed segments again, all on the first rung: the user may have mended the task since."""
+        until = self._search.rungs[0]
+        failed = [Segment(each, 0, 0, until, values_of(self._search, {}, each, 0)) for each, _ in self._state.results]
+        for segment in failed:
+            self._journal.add("start", segment=asdict(segment), place=self._state.places.get(segment.trial, ""))
+        for segment in failed:
+            self._say(segment, "saved", 0, None, "failed before, and trains again")
+        self._pending[:0] = failed
 
     def _start_due(self) -> None:
         """Start interrupted segments, then the segments that the search chooses, on free slots."""

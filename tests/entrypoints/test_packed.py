@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cloudtrain.entrypoints import events, processes
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.journal import NAME, Journal
-from cloudtrain.entrypoints.sweep.packed import _Gang
+from cloudtrain.entrypoints.sweep.packed import _Driver, _Gang
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import SegmentEnd, place_of, trial_spec
 from doubles import warmpython
@@ -332,6 +332,53 @@ def test_damaged_line_drops_itself_and_its_trial_trains_again(tmp_path: Path, ca
                 assert set(found.state.results) == {(1, 0)}
 
 
+class _Slots:
+    """Two slots of a machine without trainings: each segment ends at once with its trial's number as value."""
+
+    slots, place = 2, "a"
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ends: list[SegmentEnd] = []
+
+    def start(self, segment: Segment) -> None:
+        self.begun.append(segment.trial)
+        self.ends.append(SegmentEnd(segment.trial, segment.rung, "done", segment.until_step, float(segment.trial)))
+
+    def look(self) -> list[SegmentEnd]:
+        ends, self.ends = self.ends, []
+        return ends
+
+    def finish(self, exported: int | None, kept: Any) -> None:
+        assert exported == 0
+
+    def end(self) -> None:
+        pass
+
+
+def test_failures_are_forgotten_for_good_and_all_trials_train_again(tmp_path: Path, capfd: Any) -> None:
+    """After a resume the failed trials begin again beside an interrupted one, and stay forgotten at a later start."""
+    search = {**SEARCH, "algorithm": "random", "trials": 5, "rungs": [2]}
+    spec = JobSpec(sweep={"search": search, "until": "rung", "keep": None, "metric": None})
+    journal, slots = Journal(tmp_path), _Slots()
+    for trial in range(4):  # the last is interrupted
+        journal.add("start", segment=asdict(Segment(trial, 0, 0, 2, {})), place="a")
+    for trial in range(3):
+        journal.add("end", trial=trial, rung=0, value=None, start_s=None, step_s=None)
+    driver: Any = _Driver(spec, journal, [slots], None)  # type: ignore[list-item]
+    driver._forget_failures()
+    told = [event for line in capfd.readouterr().out.splitlines() if (event := events.parse(line)[1])]
+    assert [(each["trial"], each["state"], each["sweep"]["done"]) for each in told] == [
+        (n, "saved", 0) for n in range(3)
+    ]
+    journal.close()
+    journal = Journal(tmp_path)
+    assert (journal.state.results, {trial for trial, _ in journal.state.open}) == ({}, {0, 1, 2, 3})
+    assert _Driver(spec, journal, [slots], None).drive() == 0  # type: ignore[list-item]
+    journal.close()
+    assert sorted(slots.begun) == [0, 1, 2, 3, 4]
+
+
 def end_of(state: str, value: float | None = None, *, is_fault: bool = False) -> SegmentEnd:
     """Return the end of a segment on a machine."""
     return SegmentEnd(0, 0, state, 4, value, is_fault=is_fault)
@@ -421,9 +468,14 @@ def test_task_without_the_metric_fails_early_and_begins_again(tmp_path: Path) ->
     assert 3 <= len(failed) <= 4
     cause = json.loads((tmp_path / "result" / "rank-0.json").read_text())["message"]
     assert cause.startswith("no trial has a result; the first failure: the evaluation has no accuracy; it has loss")
+    begun = {each["trial"] for each in failed}
     sweep.training = {}
-    assert sweep.run()[0] == 0
+    code, found = sweep.run()
+    assert code == 0
     assert len(results(tmp_path)) == 6
+    trials = [each for each in found if each["e"] == "trial"]  # the failures count no more, for all who read the log
+    assert {each["trial"] for each in trials[: len(begun)] if each["state"] == "saved"} == begun
+    assert trials[0]["sweep"]["done"] == 0
 
 
 @pytest.mark.slow
