@@ -158,12 +158,14 @@ class JobView:
 
     @property
     def advice(self) -> ResumeAdvice | None:
-        """How to continue an ended job, with the necessary money and time; None for an active job."""
+        """How to continue an ended job, with the necessary money and time; None for an active and for a done job."""
+        if self.job.active or self.state.state == "succeeded":
+            return None
         from cloudtrain.entrypoints.notices.resume_cost import resume_advice
 
         from ..money.job_facts import job_facts
 
-        return None if self.job.active else resume_advice(job_facts(self.job, self.money))
+        return resume_advice(job_facts(self.job, self.money))
 
     @property
     def next_steps(self) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cloudtrain.entrypoints import events
 
@@ -24,8 +23,7 @@ _STATES: dict[str, SegmentState] = {
 }
 
 
-@dataclass(frozen=True)
-class SegmentRecord:
+class SegmentRecord(NamedTuple):
     """A segment of a trial, or a report about it."""
 
     trial: int
@@ -43,7 +41,7 @@ def take(database: Database, job_id: str, reports: Sequence[SegmentRecord]) -> N
     for each in reports:
         key = each.trial, each.rung
         used_s[key] = used_s.get(key, 0.0) + each.seconds
-        row = (*astuple(each)[:5], used_s[key], each.ended_s)
+        row = (*each[:5], used_s[key], each.ended_s)
         database.execute("INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (job_id, *row))
 
 
@@ -73,7 +71,7 @@ def reports_in(lines: Iterable[tuple[str, float]]) -> list[SegmentRecord]:
 def segments(database: Database, job_id: str) -> list[SegmentRecord]:
     """Return the segments of a sweep's job, by trial and rung."""
     rows = database.execute("SELECT * FROM segments WHERE job_id = ? ORDER BY trial, rung", (job_id,))
-    return [SegmentRecord(*row[1:]) for row in rows]  # the columns are the fields, in their order
+    return [SegmentRecord._make(row[1:]) for row in rows]  # the columns are the fields, in their order
 
 
 def forget(database: Database, job_id: str) -> None:

@@ -152,7 +152,8 @@ def _best(
         values = values_of(search, results, trial, rung)
         at = {"step": search.rungs[rung], "trained": steps.get(key)}
         found.append({"trial": trial, "value": results[key], **at, "values": values})
-        left = {each: value for each, value in left.items() if each[0] != trial}
+        for at_rung in range(len(search.rungs)):
+            left.pop((trial, at_rung), None)
     return found
 
 
