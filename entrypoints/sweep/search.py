@@ -236,11 +236,10 @@ class _Standing:
 
     def next(self, allowance: Allowance) -> tuple[int, int] | None:
         """Return the segment to start on a free slot."""
-        due = list(self.due())
-        key = next((each for each in due if self._whole(each, allowance) <= allowance.left), None)
-        if key is None and due:
+        key = next((each for each in self.due() if self._whole(each, allowance) <= allowance.left), None)
+        if key is None and any(self.due()):
             ready = (each for each in self._ready() if self._whole(each, allowance) <= allowance.left)
-            short = (each for each in due if self._cost(each, allowance) <= allowance.left)
+            short = (each for each in self.due() if self._cost(each, allowance) <= allowance.left)
             key = next(ready, None) or next(short, None)
         return key if self.is_finished else self._kept(key, allowance)
 
