@@ -175,9 +175,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
         # The most seconds that an instance can be billed: the platform's limit plus its tail, for each start.
         float((plan.cap_s + plan.terms.tail_s) * plan.terms.starts),
     )
-    if (
-        not runs and whole.ended_s is None
-    ):  # the end is unknown: as counted by the platform, else at most until its limit
+    if not runs and whole.ended_s is None:  # an unknown end: as the platform counted, else at most its limit
         began_s = attempt.created_s if state.started_s is None else state.started_s
         used_s = 0.0 if state.started_s is None else whole.most_s or 0.0
         whole = replace(whole, ended_s=began_s + (used_s if state.billed_s is None else state.billed_s))
