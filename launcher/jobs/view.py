@@ -336,6 +336,8 @@ def lacking_budgets(database: Database, view: JobView) -> list[str]:
 def unattended(job: Job) -> list[str]:
     """Return how to follow and to stop the job, and how to get alerts if alerts need a follower."""
     rows = [("follow it", f"cloudtrain logs -f {job.id}"), ("stop it", f"cloudtrain stop {job.id}")]
+    if job.config.get("sweep"):
+        rows.append(("goes on", "to the end of its trials by itself: no command has to run"))
     places = job.asked.notify
     others = [place for place in places if not place.get("from_job")]
     if others:

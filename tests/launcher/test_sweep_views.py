@@ -17,7 +17,7 @@ from cloudtrain.launcher import api, cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.view import read_view
+from cloudtrain.launcher.jobs.view import read_view, unattended
 from cloudtrain.launcher.report.sweep_page import best_curve
 from cloudtrain.launcher.store import progress, sweeps
 from cloudtrain.launcher.store.registry import Registry
@@ -117,6 +117,12 @@ def test_done_sweep_goes_on_only_with_more_trials(algorithm: str, hint: str, reg
         with pytest.raises(UsageError, match=f"{job.id} is done") as caught:
             refuse()
         assert hint in caught.value.hint
+
+
+def test_detached_sweep_needs_no_command(registry: Registry) -> None:
+    """`submit -d` says that the sweep chooses its trials without a launcher."""
+    found = unattended(swept.put(registry, 9))
+    assert "  goes on     to the end of its trials by itself: no command has to run" in found
 
 
 def test_interrupted_trials_are_saved_and_short_ends_have_their_step(registry: Registry) -> None:
