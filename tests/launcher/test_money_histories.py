@@ -15,7 +15,8 @@ import pytest
 
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import reserve, stopping
-from cloudtrain.launcher.money import bill, period, shared_ledger
+from cloudtrain.launcher.jobs.view import read_view
+from cloudtrain.launcher.money import period, shared_ledger
 from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
@@ -76,10 +77,10 @@ def _rows(world: World, home: int) -> dict[tuple[str, int], int | None]:
         assert found.setdefault((row[0], row[1]), row[2]) == row[2]
     for standing in ledger.standings(database, world.now_s):
         limit = _limit(world, home, standing.budget)
-        assert standing.spent_micro + standing.reserved_micro <= limit, standing
-    assert ledger.spent(database, None, None) + sum(each or 0 for each in held.values()) == sum(
-        each or 0 for each in found.values()
-    )
+        assert standing.money.spent_micro + standing.money.held_micro <= limit, standing
+    assert sum(sum(each.values()) for each in ledger.months(database).values()) + sum(
+        each or 0 for each in held.values()
+    ) == sum(each or 0 for each in found.values())
     return found
 
 
@@ -90,8 +91,8 @@ def _shared_rows(world: World) -> dict[tuple[int, str, int], int]:
     for key, end in book.closed.items():
         assert key not in found, "counted twice"
         found[key] = sum(end.months.values())
-    for standing in shared_ledger.standings(book, world.now_s):
-        assert standing.spent_micro + standing.reserved_micro <= _limit(world, None, standing.budget), standing
+    for standing in shared_ledger.accounts(book).standings(world.now_s):
+        assert standing.money.spent_micro + standing.money.held_micro <= _limit(world, None, standing.budget), standing
     rows = [(key.split("/"), micro) for key, micro in found.items()]
     assert len({tuple(parts[:3]) for parts, _ in rows}) == len(rows), "counted twice"
     return {(world.own.index(parts[0]), parts[1], int(parts[2])): micro for parts, micro in rows}
@@ -148,23 +149,23 @@ def _require_exact(world: World, counted: int | None, job: BilledJob) -> None:
 
 def _require_bill(world: World, registry: Registry, job: Job) -> None:
     """Assert that `cost` has the reported seconds at the list price, of a sweep also by trial, and by month."""
-    found = bill.bill(job, registry.attempts(job), world.now_s)
+    view = read_view(registry, job)
+    spent = view.money.spent_micro
     told = [each for each in world.platform.jobs.values() if each.job_id == job.id and each.told_s is not None]
-    seconds = sum(each.instances * (each.told_s or 0.0) for each in told)
-    if found.spent_micro is None:
+    if spent is None:
         assert "unpriced" in job.config["tags"]
         return
-    expected = seconds * world.platform.list_micro / 3600
+    expected = sum(each.instances * (each.told_s or 0.0) for each in told) * world.platform.list_micro / 3600
     is_upper = world.platform.form == "no end" and bool(told)
-    assert expected - 1 <= found.spent_micro, (job.id, expected, found)
-    assert is_upper or found.spent_micro <= expected + 1 + len(told), (job.id, expected, found)
+    assert expected - 1 <= spent, (job.id, expected, spent)
+    assert is_upper or spent <= expected + 1 + len(told), (job.id, expected, spent)
     months = period.spent_between(registry.database, 0.0, world.now_s, world.now_s)
-    assert abs(sum(each.spent_micro for each in months if each.job_id == job.id) - found.spent_micro) <= len(told)
+    assert abs(sum(each.spent_micro for each in months if each.job_id == job.id) - spent) <= len(told)
     if job.config.get("sweep"):
-        shares = costs.costs_of(registry, job, world.now_s)
+        shares = costs.costs_of(registry.database, view)
         parts = (costs.total(shares.segments) or 0) + shares.idle_micro
-        assert shares.spent_micro == found.spent_micro
-        assert abs(parts - found.spent_micro) <= len(shares.segments)
+        assert shares.money.spent_micro == spent
+        assert abs(parts - spent) <= len(shares.segments)
 
 
 def covers(budget: Budget, home: int, job: BilledJob) -> bool:
