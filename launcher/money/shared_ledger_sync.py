@@ -50,7 +50,11 @@ def push(database: Database, *, patient: bool = False) -> list[str]:
         if not patient and time.monotonic() < _not_before_s.get(uri, 0.0):
             continue
         try:
-            _change(database, uri, lambda book: None, most_s=QUICK_S)
+            if uri not in ledger.ledgers(database).values() and shared_ledger.read(ConditionalObject(uri)) is None:
+                # A submit named a ledger that does not exist, and died: the address is stored before the first write.
+                ledger.leave(database, uri, only_released=True)
+            if uri in ledger.unsynced(database):
+                _change(database, uri, lambda book: None, most_s=QUICK_S)
         except CloudtrainError as error:
             _not_before_s[uri] = time.monotonic() + AGAIN_S
             failures.append(failure(uri, error))

@@ -244,9 +244,10 @@ def mark_closed(database: Database, closed: Closing, uri: str) -> None:
     )
 
 
-def leave(database: Database, uri: str) -> None:
-    """Remove all queue entries for a shared ledger that was deleted."""
-    database.execute("DELETE FROM tellings WHERE ledger = ?", (uri,))
+def leave(database: Database, uri: str, *, only_released: bool = False) -> None:
+    """Remove the queue entries for a shared ledger that does not exist: all, or those of released attempts."""
+    some = "(job_id, attempt) IN (SELECT job_id, attempt FROM reservations WHERE state = 'released')"
+    database.execute(f"DELETE FROM tellings WHERE ledger = ?{f' AND {some}' if only_released else ''}", (uri,))
 
 
 def unsynced(database: Database) -> list[str]:

@@ -164,7 +164,7 @@ def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
 def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
     homes: list[Registry], place: str, journal: Journal, tmp_path: Path
 ) -> None:
-    """A mistyped address is refused and forgotten; the right ledger, shared later, counts the running job."""
+    """A wrong address is refused and forgotten, also after a kill; the right ledger, shared later, counts the job."""
     database = homes[0].database
     early = journal(homes[0], "early")
     homes[0].mark_sent(early.attempt, {"x": 1})
@@ -173,6 +173,9 @@ def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
         with pytest.raises((UnreachableError, ConfigError)):
             hold(homes[0], lost)
         homes[0].mark_never_sent(lost.attempt, State("failed", "error"))
+    killed = journal(homes[0], "killed-before-its-hold", uri=place)
+    homes[0].mark_never_sent(killed.attempt, State("failed", "error"))  # by the next command
+    assert shared_ledger_sync.push(database) == []
     assert (ledger.ledgers(database), ledger.unsynced(database)) == ({}, [])
     share(homes[1], place, 15)
     late = journal(homes[0], "late", uri=place)
