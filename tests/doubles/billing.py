@@ -7,10 +7,9 @@ or do something else in between.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from cloudtrain.launcher.errors import CapacityError, ConfigError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.plan import Plan
 
-FORMS = ("times", "count", "no end")  # of a report: start and end; the platform's own seconds; no time of the end
 ENDS = (("succeeded", None), ("failed", "error"), ("failed", "preempted"), ("failed", "node_failure"))
 
 
@@ -29,18 +27,15 @@ ENDS = (("succeeded", None), ("failed", "error"), ("failed", "preempted"), ("fai
 class BilledJob:
     """One attempt on the platform. `runs`: its spans of time on machines; `over_s`: when it has ended."""
 
-    name: str
     home: Path
     job_id: str
     number: int
-    instances: int
+    asked: dict[str, Any]
     micro_h: int
     """What an instance costs in an hour, as billed."""
-    request: dict[str, Any]
     runs: list[tuple[float, float]]
     over_s: float
     end: tuple[str, str | None]
-    billing: Callable[[list[float]], int] = field(repr=False)
     told_s: float | None = None
     """The seconds that the report of the end gives, without the idle time afterwards."""
 
@@ -48,36 +43,19 @@ class BilledJob:
         """Return how long each run has taken until then."""
         return [min(end, at_s) - begin for begin, end in self.runs if min(end, at_s) > begin]
 
-    def bill_micro(self, at_s: float) -> Fraction:
-        """Return the bill until then."""
-        return Fraction(self.instances * self.micro_h * self.billing(self.lengths(at_s)), 3600)
-
-    def share(self, from_s: float, to_s: float, at_s: float) -> float:
-        """Return the share of the bill that falls between two times, by the time from the first start to the end."""
-        if not self.lengths(at_s):
-            return 0.0
-        begin, end = self.runs[0][0], min(at_s, self.runs[-1][1])
-        return max(0.0, min(end, to_s) - max(begin, from_s)) / (end - begin)
-
 
 class Platform:
     """The stand-in for a backend; terms, price and the form of reports are drawn."""
 
     def __init__(self, rnd: random.Random, clock: Callable[[], float], event: Callable[[str], None]) -> None:
         self.rnd, self.clock, self.event = rnd, clock, event
-        self.jobs: dict[str, BilledJob] = {}
-        self.refused: set[str] = set()  # names that `find` has not found: a late request cannot take them
+        self.jobs, self.refused = dict[str, BilledJob](), set[str]()
         starts = rnd.choice([1, 1, 1, 4])
         self.stop_s, self.idle_s = rnd.choice([0, 20, 60, 300]), 0 if starts > 1 else rnd.choice([0, 0, 120])
-        self.terms = backends.Terms(
-            tail_s=self.stop_s + self.idle_s,
-            unit_s=rnd.choice([1, 1, 30, 60]),
-            starts=starts,
-            minimum_bill_s=rnd.choice([0, 0, 60]),
-            lead_s=rnd.choice([0, 300]),
-            warns=rnd.random() < 0.3,
-        )
-        self.form = "count" if starts > 1 else rnd.choice(FORMS)
+        units = {"unit_s": rnd.choice([1, 1, 30, 60]), "minimum_bill_s": rnd.choice([0, 0, 60])}
+        limits = {"tail_s": self.stop_s + self.idle_s, "lead_s": rnd.choice([0, 300]), "warns": rnd.random() < 0.3}
+        self.terms = backends.Terms(starts=starts, **units, **limits)  # type: ignore[arg-type]
+        self.form = "count" if starts > 1 else rnd.choice(["times", "count", "no end"])  # of a report
         self.late_s = rnd.choice([0, 0, 30, 7200])
         self.list_micro = rnd.choice([100_000, 3_060_000, 98_000_000, rnd.randrange(1000, 10**8)])
         self.uncertainty = rnd.choice([1.0, 1.05, 1.155, 1.4333])
@@ -86,6 +64,10 @@ class Platform:
         """Return what seconds of a single run cost at the highest possible price."""
         rate = instances * self.list_micro * Fraction(str(self.uncertainty))
         return rate * self._billed_s([seconds]) / 3600
+
+    def bill_micro(self, job: BilledJob) -> Fraction:
+        """Return the bill until now."""
+        return Fraction(job.asked["instances"] * job.micro_h * self._billed_s(job.lengths(self.clock())), 3600)
 
     # -- the calls of the launcher
 
@@ -97,10 +79,9 @@ class Platform:
     def request(self, plan: Plan, config: Any, job_id: str, attempt: int, sha256: str) -> backends.Request:
         """Return a request with the limit, and with what the user has asked for."""
         budget = None if config.budget is None or config.budget.on_limit == "alert" else config.budget.limit
-        body = {"job": job_id, "number": attempt, "cap_s": plan.cap_s, "instances": plan.instances}
-        project, is_unpriced = config.project and config.project.name, "unpriced" in config.tags
-        asked = {"budget": budget, "project": project, "sweep": config.sweep is not None, "unpriced": is_unpriced}
-        return backends.Request(f"{job_id}-{attempt}", {**body, **asked}, "")
+        asked = {"instances": plan.instances, "cap_s": plan.cap_s, "budget": budget, "sweep": config.sweep is not None}
+        asked |= {"project": config.project and config.project.name, "unpriced": "unpriced" in config.tags}
+        return backends.Request(f"{job_id}-{attempt}", {"job": [job_id, attempt], "asked": asked}, "")
 
     def check(self, request: backends.Request) -> list[Any]:
         """Find no fault."""
@@ -117,7 +98,7 @@ class Platform:
         if request.name in self.refused:
             raise ConfigError("a search for the job came before its request")
         assert request.name not in self.jobs, "sent twice"
-        self.jobs[request.name] = self._job(request, shipment.home)
+        self.jobs[request.name] = self._job(shipment.home, *request.body["job"], request.body["asked"])
         self.event("created")
         return {"name": request.name}
 
@@ -136,27 +117,21 @@ class Platform:
         lengths, is_over = job.lengths(seen_s), seen_s >= job.over_s
         if not lengths:
             return State("failed", "node_failure", True, ended_s=job.over_s) if is_over else State("pending")
-        count_s = float(self._count_s(lengths)) if self.form == "count" else None
-        begun_s = job.runs[0][0]
+        count_s = float(lengths[0] if self.terms.starts == 1 else self._billed_s(lengths))
+        known = {"started_s": job.runs[0][0], "billed_s": count_s if self.form == "count" else None}
         if not is_over:
-            runs = any(begin <= seen_s < end for begin, end in job.runs)
-            return State("running" if runs else "pending", started_s=begun_s, billed_s=count_s)
-        end_s = job.runs[-1][1]
-        job.told_s = end_s - begun_s if count_s is None else count_s
-        state, reason = job.end
-        ended_s = None if self.form == "no end" else end_s
-        common = {"started_s": begun_s, "ended_s": ended_s, "billed_s": count_s, "idle_s": float(self.idle_s) or None}
-        return State(state, reason, state != "succeeded", **common)  # type: ignore[arg-type]
+            return State("running" if any(begin <= seen_s < end for begin, end in job.runs) else "pending", **known)
+        job.told_s = count_s  # a platform with several starts reports its count, so the times are of a single run
+        known |= {"ended_s": None if self.form == "no end" else job.runs[-1][1], "idle_s": float(self.idle_s) or None}
+        return State(*job.end, job.end[0] != "succeeded", **known)  # type: ignore[arg-type]
 
     def logs(self, ref: dict[str, Any], cursor: Any, ranks: Any = None, *, now: bool = False) -> backends.LogPage:
         """Return the reports of a sweep's trials, once."""
-        job, begin = self.jobs[ref["name"]], (cursor or {}).get("at", 0)
-        texts = []
-        if job.request["sweep"] and not begin and job.lengths(self.clock()):
-            for trial, state in itertools.product((0, job.number), ("running", "paused")):
+        job, begin, lines = self.jobs[ref["name"]], (cursor or {}).get("at", 0), list[backends.LogLine]()
+        if job.asked["sweep"] and not begin and job.lengths(self.clock()):
+            for trial, state in ((0, "running"), (0, "paused"), (job.number, "running"), (job.number, "paused")):
                 fields = {"trial": trial, "rung": 0, "state": state, "value": 1.0, "step": 90, "seconds": 10.0}
-                texts.append(events.format_line("trial", "a trial", fields))
-        lines = [backends.LogLine(text, 0, 0, self.clock()) for text in texts]
+                lines.append(backends.LogLine(events.format_line("trial", "a trial", fields), 0, 0, self.clock()))
         return backends.LogPage(lines, {"at": begin + len(lines)})
 
     def pace(self, ref: dict[str, Any]) -> backends.Pace:
@@ -167,44 +142,32 @@ class Platform:
         """End the job at once, or after some time for a save."""
         self.event("stop")
         job, at_s = self.jobs[ref["name"]], self.clock()
-        if at_s >= job.over_s:
-            return
-        end_s = _whole(at_s if now else at_s + self.rnd.uniform(0, 120))
-        job.runs = [(begin, min(end, end_s)) for begin, end in job.runs if begin <= at_s]
-        job.over_s = max([at_s, *(end for _, end in job.runs)])
-        job.end = ("stopped", "user")
+        if at_s < job.over_s:
+            end_s = _whole(at_s if now else at_s + self.rnd.uniform(0, 120))
+            job.runs = [(begin, min(end, end_s)) for begin, end in job.runs if begin <= at_s]
+            job.over_s, job.end = max([at_s, *(end for _, end in job.runs)]), ("stopped", "user")
 
     # -- the platform's own rules
 
-    def _job(self, request: backends.Request, home: Path) -> BilledJob:
-        body, rnd = request.body, self.rnd
-        at_s, runs, end = _whole(self.clock() + rnd.uniform(1, 900)), [], ("failed", "node_failure")
+    def _job(self, home: Path, job_id: str, number: int, asked: dict[str, Any]) -> BilledJob:
+        rnd = self.rnd
+        over_s, runs, end = _whole(self.clock() + rnd.uniform(1, 900)), [], ENDS[-1]
         for _ in range(0 if rnd.random() < 0.05 else rnd.randint(1, self.terms.starts)):
+            begin_s = over_s if not runs else _whole(over_s + rnd.uniform(60, 600))
+            most_s = asked["cap_s"] + rnd.choice([0.0, 1.0, rnd.random()]) * self.stop_s
             is_whole = rnd.random() < 0.4
-            seconds = body["cap_s"] + rnd.choice([0.0, 1.0, rnd.random()]) * self.stop_s
-            seconds = _whole(seconds if is_whole else rnd.uniform(1, body["cap_s"]))
-            runs.append((at_s, at_s + seconds))
-            at_s = _whole(at_s + seconds + rnd.uniform(60, 600))
+            over_s = begin_s + _whole(most_s if is_whole else rnd.uniform(1, asked["cap_s"]))
             end = ("stopped", "budget") if is_whole else rnd.choice(ENDS)
-        micro_h = rnd.randint(self.list_micro, int(self.list_micro * self.uncertainty))
-        micro_h = rnd.choice([self.list_micro, int(self.list_micro * self.uncertainty), micro_h])
-        over_s = runs[-1][1] if runs else at_s
-        who = (request.name, home, body["job"], body["number"], body["instances"])
-        return BilledJob(*who, micro_h, body, runs, over_s, end, self._billed_s)
+            runs.append((begin_s, over_s))
+        least, most = self.list_micro, int(self.list_micro * self.uncertainty)
+        micro_h = rnd.choice([least, most, rnd.randint(least, most)])
+        return BilledJob(home, job_id, number, asked, micro_h, runs, over_s, end)
 
     def _billed_s(self, lengths: list[float]) -> int:
         """Return the billed seconds of an instance: each start by itself, the idle time with the last."""
-        if not lengths:
-            return 0
-        return sum(self._units(length) for length in lengths[:-1]) + self._units(lengths[-1] + self.idle_s)
-
-    def _count_s(self, lengths: list[float]) -> float:
-        """Return the seconds that the platform reports: of a single start, before any rounding."""
-        return lengths[0] if self.terms.starts == 1 else sum(map(self._units, lengths))
-
-    def _units(self, seconds: float) -> int:
-        unit = self.terms.unit_s
-        return max(self.terms.minimum_bill_s, -(-Fraction(seconds) // unit) * unit)
+        unit, idle = self.terms.unit_s, [0] * (len(lengths) - 1) + [self.idle_s]
+        whole = (-(-Fraction(length + more) // unit) * unit for length, more in zip(lengths, idle, strict=False))
+        return sum(max(self.terms.minimum_bill_s, each) for each in whole)
 
 
 def _whole(seconds: float) -> float:

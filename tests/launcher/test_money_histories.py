@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -19,88 +21,94 @@ from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.money import period, shared_ledger
 from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.budgets import Standing
+from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import costs
 from doubles.billing import BilledJob
-from doubles.twohomes import BEGIN_S, DAY_S, Budget, World, two_homes
-
-
-def owned(world: World) -> Iterator[tuple[int, BilledJob]]:
-    """Yield the platform's jobs with their homes."""
-    for job in world.platform.jobs.values():
-        yield world.homes.index(job.home), job
+from doubles.twohomes import BEGIN_S, DAY_S, World, two_homes
 
 
 def audit(world: World) -> None:
     """Compare the bills with the budgets, and with the ledgers, which must count each attempt once."""
-    bills = {job.name: job.bill_micro(world.now_s) for _, job in owned(world)}
-    of_job = dict[str, list[BilledJob]]()
-    for _, job in owned(world):
-        of_job.setdefault(job.job_id, []).append(job)
+    bills, of_job = list[tuple[BilledJob, Fraction]](), defaultdict[str, list[tuple[BilledJob, Fraction]]](list)
+    for job in world.platform.jobs.values():
+        bills.append((job, world.platform.bill_micro(job)))
+        of_job[job.job_id].append(bills[-1])
     for attempts in of_job.values():
-        limit = attempts[-1].request["budget"]
-        assert limit is None or sum(bills[each.name] for each in attempts) <= limit, attempts
-    for budget in world.budgets:
-        jobs = [job for home, job in owned(world) if covers(budget, home, job)]
-        assert not any(job.request["unpriced"] for job in jobs), budget
-        if budget.period == "all":
-            assert sum(bills[job.name] for job in jobs) <= budget.limit_micro, budget
-        else:
-            _audit_months(world, budget, jobs, bills)
-    books = [_rows(world, home) for home in range(2)]
-    shared = _shared_rows(world)
-    for home, job in owned(world):
-        counted = books[home][job.job_id, job.number]
-        assert counted is None or counted >= bills[job.name], ("too little is counted", job)
-        if any(budget.place is None and covers(budget, home, job) for budget in world.budgets):
-            assert shared[home, job.job_id, job.number] >= bills[job.name], ("too little is shared", job)
+        limit = attempts[-1][0].asked["budget"]
+        assert limit is None or sum(bill for _, bill in attempts) <= limit, attempts
+    for place, project, each in world.limits:
+        limit = world.limits[place, project, each]
+        covered = [(job, bill) for job, bill in bills if covers(place, project, job)]
+        assert not any(job.asked["unpriced"] for job, _ in covered), (place, project)
+        if each == "all":
+            assert sum(bill for _, bill in covered) <= limit, (place, project)
+            continue
+        first, last = (time.gmtime(at_s)[:2] for at_s in (BEGIN_S, world.now_s))
+        for month in range(first[0] * 12 + first[1] - 1, last[0] * 12 + last[1]):
+            span = period.month_span(f"{month // 12}-{month % 12 + 1:02}")
+            billed = sum(float(bill) * share(job, *span, world.now_s) for job, bill in covered)
+            assert billed <= limit + len(covered), (place, project, month)
+    rows, shared = {home: own_rows(world, home) for home in world.homes}, shared_rows(world)
+    for job, bill in bills:
+        counted = rows[job.home].get((job.job_id, job.number), -1)
+        assert counted is None or counted >= bill, ("too little is counted", job)
+        if any(place is None and covers(place, project, job) for place, project, _ in world.limits):
+            assert shared.get((job.home, job.job_id, job.number), -1) >= bill, ("too little is shared", job)
 
 
-def _audit_months(world: World, budget: Budget, jobs: list[BilledJob], bills: dict[str, Any]) -> None:
-    first, last = (time.gmtime(at_s)[:2] for at_s in (BEGIN_S, world.now_s))
-    for number in range(first[0] * 12 + first[1] - 1, last[0] * 12 + last[1]):
-        from_s, to_s = period.month_span(f"{number // 12}-{number % 12 + 1:02}")
-        billed = sum(float(bills[job.name]) * job.share(from_s, to_s, world.now_s) for job in jobs)
-        assert billed <= budget.limit_micro + len(jobs), (budget, number)
+def covers(place: Path | None, project: str, job: BilledJob) -> bool:
+    """Return whether the budget is over the job."""
+    return place in (None, job.home) and project in ("", job.asked["project"])
 
 
-def _rows(world: World, home: int) -> dict[tuple[str, int], int | None]:
+def share(job: BilledJob, from_s: float, to_s: float, now_s: float) -> float:
+    """Return the share of the bill that falls between two times, by the time from the first start to the end."""
+    if not job.lengths(now_s):
+        return 0.0
+    begin, end = job.runs[0][0], min(now_s, job.runs[-1][1])
+    return max(0.0, min(end, to_s) - max(begin, from_s)) / (end - begin)
+
+
+def own_rows(world: World, home: Path) -> dict[tuple[str, int], int | None]:
     """Return what the home's ledger counts for each attempt, after a check of its sums."""
     database = world.opened(home).database
-    held = {(each.job_id, each.attempt): each.amount_micro for each in ledger.held(database)}
-    found = dict(held)
-    for row in database.execute("SELECT job_id, attempt, SUM(spent_micro) AS spent FROM spends GROUP BY 1, 2"):
-        assert (row["job_id"], row["attempt"]) not in held, "counted twice"
-        found[row["job_id"], row["attempt"]] = row["spent"]
+    accounts = ledger.accounts(database, world.now_s)
+    rows = {(each.job_id, each.attempt): each.amount_micro for each in accounts.held}
+    total = sum(micro or 0 for micro in rows.values()) + sum(sum(each.values()) for each in accounts.months.values())
+    for row in database.execute("SELECT job_id, attempt, SUM(spent_micro) FROM spends GROUP BY 1, 2"):
+        assert (row[0], row[1]) not in rows, "counted twice"
+        rows[row[0], row[1]] = row[2]
     for row in database.execute("SELECT job_id, attempt, spent_micro FROM reservations WHERE state = 'settled'"):
-        assert found.setdefault((row[0], row[1]), row[2]) == row[2]
-    for standing in ledger.standings(database, world.now_s):
-        limit = _limit(world, home, standing.budget)
-        assert standing.money.spent_micro + standing.money.held_micro <= limit, standing
-    assert sum(sum(each.values()) for each in ledger.months(database).values()) + sum(
-        each or 0 for each in held.values()
-    ) == sum(each or 0 for each in found.values())
-    return found
+        assert rows.setdefault((row[0], row[1]), row[2]) == row[2]
+    assert total == sum(micro or 0 for micro in rows.values())
+    _require_within(world, home, accounts.standings(world.now_s))
+    return rows
 
 
-def _shared_rows(world: World) -> dict[tuple[int, str, int], int]:
+def shared_rows(world: World) -> dict[tuple[Path, str, int], int]:
     """Return what the shared ledger counts for each attempt, after a check of its sums."""
-    book = shared_ledger.read(ConditionalObject(world.place)) or shared_ledger.Book()
-    found = {key: each.amount_micro or 0 for key, each in book.held.items()}
-    for key, end in book.closed.items():
-        assert key not in found, "counted twice"
-        found[key] = sum(end.months.values())
-    for standing in shared_ledger.accounts(book).standings(world.now_s):
-        assert standing.money.spent_micro + standing.money.held_micro <= _limit(world, None, standing.budget), standing
-    rows = [(key.split("/"), micro) for key, micro in found.items()]
-    assert len({tuple(parts[:3]) for parts, _ in rows}) == len(rows), "counted twice"
-    return {(world.own.index(parts[0]), parts[1], int(parts[2])): micro for parts, micro in rows}
+    book, homes = book_of(world), {identity(home)[:12]: home for home in world.homes}
+    _require_within(world, None, shared_ledger.accounts(book).standings(world.now_s))
+    rows = dict[tuple[Path, str, int], int]()
+    held = [(key, each.amount_micro or 0) for key, each in book.held.items()]
+    for key, micro in [*held, *((key, sum(end.months.values())) for key, end in book.closed.items())]:
+        owner, job_id, number, _ = key.split("/")
+        assert rows.setdefault((homes[owner], job_id, int(number)), micro) is micro, "counted twice"
+    assert len(rows) == len(book.held) + len(book.closed), "counted twice"
+    return rows
 
 
-def _limit(world: World, place: int | None, stored: LedgerBudget) -> int:
-    key = (place, stored.project, stored.period)
-    return next(each.limit_micro for each in world.budgets if (each.place, each.project, each.period) == key)
+def book_of(world: World) -> shared_ledger.Book:
+    """Return the content of the shared ledger."""
+    return shared_ledger.read(ConditionalObject(world.place)) or shared_ledger.Book()
+
+
+def _require_within(world: World, place: Path | None, standings: Iterable[Standing]) -> None:
+    for each in standings:
+        limit = world.limits[place, each.budget.project, each.budget.period]
+        assert (each.money.spent_micro or 0) + (each.money.held_micro or 0) <= limit, each
 
 
 def finish(world: World) -> None:
@@ -108,20 +116,20 @@ def finish(world: World) -> None:
     world.is_well = False
     for _ in range(2):
         world.now_s = max([world.now_s, *(job.over_s for job in world.platform.jobs.values())]) + DAY_S
-        for home in range(2):
+        for home in world.homes:
             world.command(home, _settle)
     audit(world)
-    shared = _shared_rows(world)
-    for home in range(2):
-        rows = _rows(world, home)
+    shared, rows = shared_rows(world), {home: own_rows(world, home) for home in world.homes}
+    for job in world.platform.jobs.values():
+        counted = rows[job.home][job.job_id, job.number]
+        _require_exact(world, counted, job)
+        assert shared.get((job.home, job.job_id, job.number), 0) in (0, counted), job
+    for home in world.homes:
         registry = world.opened(home)
         assert (ledger.held(registry.database), ledger.unsynced(registry.database)) == ([], [])
-        for name, job in ((job.name, job) for owner, job in owned(world) if owner == home):
-            _require_exact(world, rows[job.job_id, job.number], job)
-            assert shared.get((home, job.job_id, job.number), 0) in (0, rows[job.job_id, job.number]), name
-        for job in registry.jobs():
-            _require_bill(world, registry, job)
-    assert not (shared_ledger.read(ConditionalObject(world.place)) or shared_ledger.Book()).held
+        for each in registry.jobs():
+            _require_bill(world, registry, each)
+    assert not book_of(world).held
 
 
 def _settle(registry: Registry) -> None:
@@ -134,43 +142,37 @@ def _settle(registry: Registry) -> None:
 
 def _require_exact(world: World, counted: int | None, job: BilledJob) -> None:
     """Assert that an ended attempt counts at the reported seconds and the highest price; None at an unknown price."""
-    platform, told_s = world.platform, job.told_s
-    if job.request["unpriced"]:
+    platform, told_s, instances = world.platform, job.told_s, job.asked["instances"]
+    if job.asked["unpriced"]:
         assert counted == (0 if told_s is None else None)
         return
-    expected = 0 if told_s is None else math.ceil(platform.worst_micro(told_s, job.instances))
-    assert counted is not None
+    expected = 0 if told_s is None else math.ceil(platform.worst_micro(told_s, instances))
+    most = expected
     if platform.form == "no end" and told_s is not None:
-        most = platform.worst_micro(job.request["cap_s"] + platform.stop_s, job.instances)
-        assert expected <= counted <= math.ceil(most), (counted, expected, job)
-    else:
-        assert counted == expected, (counted, expected, job)
+        most = math.ceil(platform.worst_micro(job.asked["cap_s"] + platform.stop_s, instances))
+    assert counted is not None
+    assert expected <= counted <= most, (counted, expected, job)
 
 
 def _require_bill(world: World, registry: Registry, job: Job) -> None:
     """Assert that `cost` has the reported seconds at the list price, of a sweep also by trial, and by month."""
     view = read_view(registry, job)
-    spent = view.money.spent_micro
-    told = [each for each in world.platform.jobs.values() if each.job_id == job.id and each.told_s is not None]
+    spent, ran = view.money.spent_micro, list[BilledJob]()
+    ran += [each for each in world.platform.jobs.values() if each.job_id == job.id and each.told_s is not None]
     if spent is None:
         assert "unpriced" in job.config["tags"]
         return
-    expected = sum(each.instances * (each.told_s or 0.0) for each in told) * world.platform.list_micro / 3600
-    is_upper = world.platform.form == "no end" and bool(told)
+    seconds = sum(each.asked["instances"] * (each.told_s or 0.0) for each in ran)
+    expected, is_upper = seconds * world.platform.list_micro / 3600, world.platform.form == "no end" and ran
     assert expected - 1 <= spent, (job.id, expected, spent)
-    assert is_upper or spent <= expected + 1 + len(told), (job.id, expected, spent)
+    assert is_upper or spent <= expected + 1 + len(ran), (job.id, expected, spent)
     months = period.spent_between(registry.database, 0.0, world.now_s, world.now_s)
-    assert abs(sum(each.spent_micro for each in months if each.job_id == job.id) - spent) <= len(told)
+    assert abs(sum(each.spent_micro for each in months if each.job_id == job.id) - spent) <= len(ran)
     if job.config.get("sweep"):
         shares = costs.costs_of(registry.database, view)
         parts = (costs.total(shares.segments) or 0) + shares.idle_micro
         assert shares.money.spent_micro == spent
         assert abs(parts - spent) <= len(shares.segments)
-
-
-def covers(budget: Budget, home: int, job: BilledJob) -> bool:
-    """Return whether the budget is over the job."""
-    return budget.place in (None, home) and budget.project in ("", job.request["project"])
 
 
 def play(seed: int) -> None:
