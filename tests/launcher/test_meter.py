@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,15 +32,6 @@ def spent(*attempts: Attempt, now_s: float = 10_000.0) -> int | None:
 # -- the exact cost ----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Told:
-    """The attempts of a job as stored in the registry, and the exact cost of all nodes."""
-
-    attempts: list[Attempt]
-    truth_ms: int  # micro-dollars times the milliseconds of an hour: whole numbers, so exact
-    node_minute_ms: int  # of the most expensive attempt, all nodes
-
-
 class Clock:
     """The local clock: off by up to 30 s, and with jumps."""
 
@@ -53,12 +45,6 @@ class Clock:
         return true_s + self.off_s
 
 
-def looked(known: State, told: State, clock: Clock, true_s: float) -> tuple[State, float]:
-    """Return the state that a poll at the time stores in the registry, and the local time."""
-    now_s = clock.at(true_s)
-    return meter.steady(known, told, now_s), now_s
-
-
 def some(rnd: random.Random, least: float, most: float) -> float:
     """Return a time in whole milliseconds."""
     return rnd.randrange(round(least * 1000), round(most * 1000) + 1) / 1000
@@ -67,6 +53,27 @@ def some(rnd: random.Random, least: float, most: float) -> float:
 def ms(seconds: float) -> int:
     """Return a span in milliseconds."""
     return round(seconds * 1000)
+
+
+def polled(
+    rnd: random.Random,
+    clock: Clock,
+    begun_s: float,
+    over_s: float,
+    report: Callable[[float, bool], State],
+    *,
+    ends: bool,
+) -> tuple[State, float, float]:
+    """Return the state that up to four polls store in the registry, the local time, and the true time of the last."""
+    state, now_s, look_s = State("pending"), 0.0, over_s
+    times = sorted(some(rnd, begun_s, over_s) for _ in range(rnd.randrange(4)))
+    for look_s in times:
+        now_s = clock.at(look_s)
+        state = meter.steady(state, report(look_s, False), now_s)
+    if not ends and times:
+        return state, now_s, look_s
+    now_s = clock.at(over_s + 5)
+    return meter.steady(state, report(over_s, True), now_s), now_s, over_s
 
 
 def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
@@ -80,16 +87,13 @@ def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int,
     def billed_s(true_s: float) -> float:
         return sum(max(0.0, min(true_s, end) - begin) for begin, end in pieces)
 
-    state, now_s, look_s = State("pending"), 0.0, at_s
-    for _ in range(rnd.randrange(4)):  # polls while the attempt runs
-        look_s = some(rnd, max(look_s, begun_s), over_s)
-        running = any(begin <= look_s <= end for begin, end in pieces)
-        told = State("running" if running else "pending", started_s=begun_s, billed_s=billed_s(look_s))
-        state, now_s = looked(state, told, clock, look_s)
-    if ends or state.started_s is None:
-        told = State("succeeded", started_s=begun_s, ended_s=over_s, billed_s=float(round(billed_s(over_s))))
-        state, now_s = looked(state, told, clock, over_s + 5)
-        look_s = over_s
+    def report(true_s: float, is_over: bool) -> State:
+        if is_over:
+            return State("succeeded", started_s=begun_s, ended_s=over_s, billed_s=float(round(billed_s(over_s))))
+        running = any(begin <= true_s <= end for begin, end in pieces)
+        return State("running" if running else "pending", started_s=begun_s, billed_s=billed_s(true_s))
+
+    state, now_s, look_s = polled(rnd, clock, begun_s, over_s, report, ends=ends)
     return state, now_s, over_s, nodes * price * ms(billed_s(look_s))
 
 
@@ -97,54 +101,44 @@ def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *
     """Return an attempt on own machines; some machines are lost and given up after up to 15 s."""
     wall_off_s = some(rnd, -2 * HOUR, 2 * HOUR)  # the nodes' clock is set once during the run
     begun_s, over_s = at_s, at_s + rnd.choice([some(rnd, 5, 200), some(rnd, 200, 20_000)])
-    zero_s = 1000.0
     lost = {node: some(rnd, begun_s, over_s) for node in range(1, nodes) if rnd.random() < 0.2}
     given_up = {node: min(true_s + some(rnd, 10, 15), over_s) for node, true_s in lost.items()}
+    verdict = {"state": "succeeded", "reason": None, "error": None, "restarts": 0, "resumable": False}
 
-    def look(true_s: float, ended: dict[str, Any] | None) -> NodeStatus:
+    def report(true_s: float, is_over: bool) -> State:
         gone_s = {str(node): up_s - begun_s for node, up_s in given_up.items() if up_s <= true_s}
-        state = {"pid": 1, "started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": zero_s}
-        told = {"state": {**state, "gone_s": gone_s}, "exit": None, "alive": not ended, "asked": None}
-        if ended is not None:
+        state = {"pid": 1, "started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": 1000.0}
+        told = {"state": {**state, "gone_s": gone_s}, "exit": None, "alive": not is_over, "asked": None}
+        if is_over:
             held_s = sum(gone_s.get(str(node), true_s - begun_s) for node in range(nodes)) / nodes
-            exit_ = {**ended, "held_s": held_s, "gone_s": gone_s}
-            return NodeStatus.load({**told, "exit": exit_, "ended_ago_s": 40.0})
-        return NodeStatus.load({**told, "held_s": true_s - begun_s})
+            told |= {"exit": {**verdict, "ended_s": over_s + wall_off_s, "held_s": held_s, "gone_s": gone_s}}
+        more = {"ended_ago_s": 40.0} if is_over else {"held_s": true_s - begun_s}
+        state_now = agent_state.fold({0: NodeStatus.load({**told, **more})}, nodes)
+        assert state_now is not None
+        return state_now
 
-    state, now_s, look_s = State("pending"), 0.0, begun_s
-    for _ in range(rnd.randrange(4)):
-        look_s = some(rnd, look_s, over_s)
-        told = agent_state.fold({0: look(look_s, None)}, nodes)
-        assert told is not None
-        state, now_s = looked(state, told, clock, look_s)
-    if ends or state.started_s is None:
-        verdict = {"state": "succeeded", "reason": None, "error": None, "restarts": 0, "resumable": False}
-        told = agent_state.fold({0: look(over_s, {**verdict, "ended_s": over_s + wall_off_s})}, nodes)
-        assert told is not None
-        state, now_s = looked(state, told, clock, over_s + 5)
-        look_s = over_s
+    state, now_s, look_s = polled(rnd, clock, begun_s, over_s, report, ends=ends)
     used_ms = sum(ms(min(lost.get(node, over_s), look_s)) - ms(begun_s) for node in range(nodes))
     return state, now_s, over_s, price * used_ms
 
 
-def history(rnd: random.Random) -> tuple[Told, float]:
-    """Return a job of up to four attempts with random sizes and prices, and the local time of the last poll."""
-    clock, when_s, found, truth, minute = Clock(rnd), 1_790_000_000.0, [], 0, 0
-    kind = rnd.choice([cloud, own])
-    last = rnd.randrange(1, 5)
-    now_s = 0.0
+def history(rnd: random.Random) -> tuple[list[Attempt], float, int, int]:
+    """Return a job of up to four attempts, the local time of the last poll, and exact costs: of all nodes, of a minute.
+
+    The exact costs are micro-dollars times the milliseconds of an hour; the minute is the most expensive attempt's.
+    """
+    clock, when_s, now_s, attempts, truth, minute = Clock(rnd), 1_790_000_000.0, 0.0, [], 0, 0
+    kind, last = rnd.choice([cloud, own]), rnd.randrange(1, 5)
     for number in range(1, last + 1):
-        nodes, price = (
-            rnd.choice([1, 2, 3, 8, 64]),
-            rnd.choice([100_000, 3_060_000, 63_296_000, rnd.randrange(1, 10**8)]),
-        )
+        nodes = rnd.choice([1, 2, 3, 8, 64])
+        price = rnd.choice([100_000, 3_060_000, 63_296_000, rnd.randrange(1, 10**8)])
         ends = number < last or rnd.random() < 0.7
         state, now_s, when_s, cost = kind(rnd, clock, when_s, price, nodes, ends=ends)
         # The cap is after the end, and never cuts an attempt.
-        found.append(attempt(number, state, instances=nodes, price_micro=price, cap_s=200_000, hourly_usd=None))
+        attempts.append(attempt(number, state, instances=nodes, price_micro=price, cap_s=200_000, hourly_usd=None))
         truth, minute = truth + cost, max(minute, 60_000 * nodes * price)
         when_s += some(rnd, 0, 8 * HOUR)
-    return Told(found, truth, minute), now_s
+    return attempts, now_s, truth, minute
 
 
 @pytest.mark.parametrize("histories", [4000, pytest.param(40_000, marks=pytest.mark.soak)])
@@ -152,11 +146,10 @@ def test_meter_holds_on_random_histories(histories: int) -> None:
     """The error is at most 0.5 % or a node-minute, with restarts, resizes, lost nodes, gaps, and clock changes."""
     rnd = random.Random(8)
     for number in range(histories):
-        told, now_s = history(rnd)
-        found = spent(*told.attempts, now_s=now_s)
+        attempts, now_s, truth, minute = history(rnd)
+        found = spent(*attempts, now_s=now_s)
         assert found is not None
-        off = abs(found * HOUR_MS - told.truth_ms)
-        assert off <= max(told.truth_ms // 200, told.node_minute_ms), number
+        assert abs(found * HOUR_MS - truth) <= max(truth // 200, minute), number
 
 
 # -- individual rules --------------------------------------------------------------------------------------------
