@@ -195,36 +195,6 @@ def test_submit_polls_jobs_that_fill_the_budget(
     assert reserved(cli) == (0, [])
 
 
-KILLED = {
-    "before the team's hold": ("cloudtrain.launcher.money.shared_ledger_sync:hold", "before", False),
-    "between the team's hold and its note": ("cloudtrain.launcher.store.ledger:mark_held", "before", False),
-    "after the send": ("cloudtrain.backends.local.backend:LocalBackend.send", "after", True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", KILLED)
-def test_submit_killed_at_a_step_leaves_no_reservation(
-    cli: Any,
-    project: Callable[..., Path],
-    idle_python: Path,
-    killed_submit: Callable[..., None],
-    tmp_path: Path,
-    step: str,
-) -> None:
-    """`budget show` finds the truth: only a running job is held, locally and in the shared ledger."""
-    target, when, runs = KILLED[step]
-    folder = project(paid(idle_python, "project: vision\n"))
-    assert cli("budget", "set", "vision", "15", "--ledger", tmp_path).code == 0
-    killed_submit(folder, target, when, "-y", "--name", "mine")
-    assert reserved(cli) == ((10, ["mine"]) if runs else (0, []))
-    book = json.loads((tmp_path / "ledger.json").read_text())
-    assert len(book["held"]) == runs
-    if runs:
-        assert cli("stop", "mine", "--now", "-y").code == 0
-        assert json.loads((tmp_path / "ledger.json").read_text())["held"] == {}
-
-
 @pytest.mark.slow
 def test_two_machines_share_a_budget(cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path) -> None:
     """The second machine names the holder of the money; an unreachable ledger refuses, and gets the end later."""

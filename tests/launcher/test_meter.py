@@ -170,12 +170,8 @@ def test_legs_are_added_exactly_and_rounded_up() -> None:
     assert meter.spent_micro(legs, end_s) == 87_600 * 1000 * 10**12 + -(-1000 * 10**12 // (HOUR * 10**6))
 
 
-def test_legs_count_only_the_billed_time() -> None:
-    """A queue between attempts and interruptions of a platform are free, as is an end before its start."""
-    first = attempt(1, ran(0, HOUR), instances=8, price_micro=63_296_000)
-    second = attempt(2, ran(9 * HOUR, 10 * HOUR), instances=2, price_micro=63_296_000)
-    assert spent(first, second, now_s=10 * HOUR) == 632_960_000
-    assert spent(attempt(state=ran(0, 1000, billed_s=400.0))) == 8_000_000
+def test_end_before_a_start_is_free() -> None:
+    """Times of two clocks may contradict each other."""
     assert spent(attempt(state=ran(200, 100))) == 0
     assert spent(attempt(state=ran(20_000, None)), now_s=100.0) == 0
 

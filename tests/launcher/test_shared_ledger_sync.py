@@ -96,30 +96,6 @@ def totals(place: str) -> tuple[int, int]:
     return standing.money.spent_micro, standing.money.held_micro
 
 
-def test_running_job_joins_a_ledger_created_later(homes: list[Registry], place: str, journal: Journal) -> None:
-    """The shared ledger counts the job's reservation, and later the end of the job."""
-    job = journal(homes[0], "early")
-    homes[0].mark_sent(job.attempt, {"x": 1})
-    assert share(homes[0], place, 15).money.held_micro == 10 * USD
-    late = journal(homes[1], "late", uri=place)
-    with pytest.raises(BudgetError, match="by early of"):
-        hold(homes[1], late)
-    settle(homes[0], job)
-    hold(homes[1], late)
-    assert held(place) == ["late"]
-
-
-def test_overall_ledger_holds_jobs_without_their_own_ledger(
-    homes: list[Registry], place: str, journal: Journal
-) -> None:
-    """A shared budget over all jobs counts every project's job and a job without a project."""
-    share(homes[0], place, 25, "")
-    hold(homes[0], journal(homes[0], "one"))
-    hold(homes[0], journal(homes[0], "two", None))
-    with pytest.raises(BudgetError, match="the overall 25 USD"):
-        hold(homes[0], journal(homes[0], "three", "speech"))
-
-
 def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
     homes: list[Registry], place: str, journal: Journal, tmp_path: Path
 ) -> None:
@@ -138,27 +114,6 @@ def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
     assert held(place) == held(own) == ["one"]
     settle(homes[0], one)
     assert totals(place) == totals(own) == (5 * USD, 0)
-
-
-def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
-    homes: list[Registry], place: str, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job is not sent without the ledger's answer; the next command reports the missed end, once."""
-    monkeypatch.setattr(shared_ledger_sync, "AGAIN_S", 0.0)
-    share(homes[0], place, 15)
-    job = hold(homes[0], journal(homes[0], "one"))
-    (tmp_path / "disk").rename(tmp_path / "away")
-    other = journal(homes[1], "two", uri=place)
-    with pytest.raises(UnreachableError, match="no folder"):
-        hold(homes[1], other)
-    homes[1].mark_never_sent(other.attempt, State("failed", "error"))
-    end(homes[0], job)
-    pushed = [len(shared_ledger_sync.push(home.database)) for home in homes]
-    assert pushed == [1, 0]  # the refused job was never written
-    (tmp_path / "away").rename(tmp_path / "disk")
-    assert [shared_ledger_sync.push(home.database) for home in homes] == [[], []]
-    assert [ledger.unsynced(home.database) for home in homes] == [[], []]
-    assert totals(place) == (5 * USD, 0)
 
 
 def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
@@ -251,14 +206,6 @@ def test_deleted_ledger_can_be_forgotten(homes: list[Registry], place: str, jour
     (tmp_path / "away").rename(tmp_path / "disk")
     shared_ledger_sync.forget(database, "vision", place)
     assert (ledger.unsynced(database), ledger.ledgers(database)) == ([], {})
-
-
-def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Journal) -> None:
-    """A name is free on each machine, and the ledger separates the home folders."""
-    share(homes[0], place, 25)
-    hold(homes[0], journal(homes[0], "same"))
-    hold(homes[1], journal(homes[1], "same", uri=place))
-    assert len(book(place).held) == 2
 
 
 def test_copied_home_folder_has_separate_reservations(homes: list[Registry], place: str, journal: Journal) -> None:
