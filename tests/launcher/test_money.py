@@ -28,6 +28,7 @@ from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.charts import UNICODE
 from cloudtrain.launcher.ui import pages, site
+from doubles import swept
 from doubles.plans import plan_of
 
 NOW_S = 1_795_780_800.0  # 2026-11-27 12:00 UTC
@@ -65,7 +66,7 @@ def count(plan: Plan, state: State, *, sent: bool) -> Counted:
     cost = Fraction(plan.instances * plan.price_micro, 3600)
     unit_s = plan.terms.unit_s
     billed_s = up(Fraction(seconds + int(state.idle_s or 0), unit_s)) * unit_s if seconds else 0
-    worst = up(up(cost * billed_s) * Fraction(str(plan.uncertainty)))
+    worst = up(cost * billed_s * Fraction(str(plan.uncertainty)))
     if not ended:
         return Counted(up(cost * seconds), (0, worst), max(0, (plan.worst_case_micro or 0) - worst))
     begin_s, end_s = state.started_s or NOW_S, min(NOW_S, until_s if state.ended_s else NOW_S)
@@ -104,7 +105,8 @@ def put(registry: Registry, rng: random.Random, number: int) -> tuple[str, list[
     """Store a job of up to three attempts; return its project and the money of its attempts."""
     kinds = [*rng.choices(ENDS[:3], k=rng.choice([0, 0, 1, 2])), rng.choice(ENDS + RUNS)]
     project, counted = rng.choice(list(LIMITS)), list[Counted]()
-    config = {"project": {"name": project or None}, **({"budget": {"limit": "30 USD"}} if rng.random() < 0.5 else {})}
+    config = swept.config_of(9) if rng.random() < 0.3 else {}
+    config |= {"project": {"name": project or None}, **({"budget": {"limit": "30 USD"}} if rng.random() < 0.5 else {})}
     job: Job | None = None
     for place, kind in enumerate(kinds, 1):
         back_s = rng.randrange(3000, 3600) if kind in RUNS else rng.randrange(4000, 60 * 86_400)
@@ -181,6 +183,8 @@ def test_all_screens_show_the_same_money(
     known = sum(each.spent or 0 for _, parts in counted.values() for each in parts)
     assert (month["at_least_usd"], month["jobs_without_a_price"]) == (usd(known), list(by_job.values()).count(None))
     _check_budgets(registry, run, counted)
+    run("rm", *(job.id for job in registry.jobs() if not job.active), "-y")
+    _check_budgets(registry, run, counted)  # a removed job counts at its end
 
 
 def _check_job(
