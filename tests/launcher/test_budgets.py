@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.entrypoints.format import amount, up
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.money import budget_text
-from cloudtrain.launcher.store.budgets import Accounts, Held, LedgerBudget, Standing, by_month, month_of, require_room
+from cloudtrain.launcher.store.budgets import Accounts, Held, LedgerBudget, Standing, by_month, require_room
 
 USD = 1_000_000
 
@@ -133,13 +133,11 @@ def test_spend_is_split_over_months_in_utc() -> None:
     assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
 
 
-@pytest.mark.parametrize(
-    ("start_s", "end_s"),
-    [(None, at("2026-11-05 00:00")), (at("2026-12-05 00:00"), at("2026-11-05 00:00")), (0.0, 0.0)],
-)
-def test_cost_with_invalid_times_is_not_split(start_s: float | None, end_s: float) -> None:
+def test_cost_with_invalid_times_is_not_split() -> None:
     """For an end before its start, or without a start, the sum counts in the month of the end."""
-    assert by_month(5, start_s, end_s) == {month_of(end_s): 5}
+    for start_s in (None, at("2026-12-05 00:00")):
+        assert by_month(5, start_s, at("2026-11-05 00:00")) == {"2026-11": 5}
+    assert by_month(5, 0.0, 0.0) == {"1970-01": 5}
 
 
 @pytest.mark.parametrize("micro", [0, 432, 4_149, 52_340, 995_000, 12_300_000, 999_999_000_000, 1_500_000_000_000])

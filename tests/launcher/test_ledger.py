@@ -25,14 +25,12 @@ PRICED = {"instances": 1, "nproc_per_node": 1, "ranks": 1, "hourly_usd": 10.0, "
 def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
     """Return a function that journals a job with its worst case, as submit does."""
 
-    def add(
-        name: str, amount_usd: float | None = 10, project: str | None = "vision", more: dict[str, Any] | None = None
-    ) -> Job:
+    def add(name: str, amount_usd: float | None = 10, project: str = "vision") -> Job:
         worst_micro = None if amount_usd is None else round(amount_usd * USD)
-        plan = plan_of(**{**PRICED, **(more or {}), "worst_case_micro": worst_micro})
+        plan = plan_of(**PRICED, worst_case_micro=worst_micro)
 
         def make(job_id: str, number: int) -> Job:
-            job = make_job(job_id, number, plan=plan, config={"project": {"name": project}} if project else {})
+            job = make_job(job_id, number, plan=plan, config={"project": {"name": project}})
             reserve.reserve(registry, job.attempt, job.config)
             return job
 
@@ -41,31 +39,9 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
     return add
 
 
-@pytest.fixture
-def sent(registry: Registry, submit: Callable[..., Job]) -> Callable[..., Job]:
-    """Return a function that journals a job like `submit`, and marks the attempt as sent."""
-
-    def add(name: str = "one", *args: Any, **named: Any) -> Job:
-        job = submit(name, *args, **named)
-        registry.mark_sent(job.attempt, {"x": 1})
-        return job
-
-    return add
-
-
 def limit(registry: Registry, usd: float, project: str = "vision", period: Any = "all") -> None:
     """Set a budget."""
     ledger.set_budget(registry.database, LedgerBudget(project, period, round(usd * USD)))
-
-
-def left(registry: Registry, project: str = "vision") -> list[int]:
-    """Return the sum left in each applicable budget of the project."""
-    return [each.money.left_micro for each in ledger.standings(registry.database, time.time(), project)]
-
-
-def ended(job: Job, started_s: float, ended_s: float) -> State:
-    """Return a state at the end."""
-    return State("succeeded", started_s=started_s, ended_s=ended_s)
 
 
 def test_refused_job_is_not_journalled(registry: Registry, submit: Callable[..., Job]) -> None:
@@ -90,15 +66,16 @@ def test_unknown_price_is_refused_if_a_budget_applies(registry: Registry, submit
     submit("one")
 
 
-def test_end_of_an_attempt_is_split_over_months(registry: Registry, sent: Callable[..., Job]) -> None:
+def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Callable[..., Job]) -> None:
     """A day on each side of the border between two past months: each month has half, the present month has 0.
 
     A project's name is never a part of an SQL statement.
     """
     project = "'; DROP TABLE budgets; --"
-    job = sent("one", 480, project)
+    job = submit("one", 480, project)
     border_s = 1_790_812_800.0  # 2026-10-01 00:00 UTC
-    registry.set_state(job.attempt, ended(job, border_s - 86_400, border_s + 86_400), {})
+    state = State("succeeded", started_s=border_s - 86_400, ended_s=border_s + 86_400)
+    registry.set_state(job.attempt, state, {})
     assert ledger.months(registry.database) == {project: {"2026-09": 240 * USD, "2026-10": 240 * USD}}
 
 
@@ -119,7 +96,7 @@ def test_end_at_an_unknown_cost_counts_as_the_worst_case(registry: Registry, sub
     limit(registry, 20)
     job = submit("one")
     ledger.settle(registry.database, job.id, 1, None, time.time())
-    assert left(registry) == [10 * USD]
+    assert ledger.standings(registry.database, time.time())[0].money.left_micro == 10 * USD
     ledger.remove_budget(registry.database, "vision", "all")
     other = submit("two", None)
     ledger.settle(registry.database, other.id, 1, None, time.time())
@@ -145,7 +122,7 @@ def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Calla
 
 
 def test_reconcile_continues_past_jobs_that_cannot_be_asked(
-    registry: Registry, sent: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent backend tells nothing about its job's money; a removed plug-in blocks no further job's budget."""
 
@@ -153,7 +130,7 @@ def test_reconcile_continues_past_jobs_that_cannot_be_asked(
         def state(self, ref: Any) -> State:
             raise UnreachableError("no answer")
 
-    sent("one")
+    registry.mark_sent(submit("one").attempt, {"x": 1})
     with monkeypatch.context() as outage:
         outage.setattr(backends, "load", lambda name: Away())
         failures = reserve.reconcile(registry)
@@ -166,7 +143,7 @@ def test_reconcile_continues_past_jobs_that_cannot_be_asked(
 
 
 def test_slow_poll_returns_the_end_stored_meanwhile(
-    registry: Registry, sent: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backend reported `running`, and a second process stored the end meanwhile: the end is right."""
 
@@ -182,6 +159,7 @@ def test_slow_poll_returns_the_end_stored_meanwhile(
             return backends.LogPage([], {"at": 1})
 
     monkeypatch.setattr(backends, "load", lambda name: Slow())
-    job = sent("one")
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
     assert refresh(registry, registry.find("one")).attempt.state.state == "failed"
     assert registry.find("one").attempt.state.state == "failed"

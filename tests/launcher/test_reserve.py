@@ -147,11 +147,10 @@ def settle_all():
             "spent_usd": sum(sum(each.values()) for each in sums.months.values()) / USD,
             "cost_usd": sum(float(told) for told in there.values() if told != "runs")}
 
-codes, first = forked(submit, 40), settle_all()
-for name, told in jobs().items():
-    if told == "runs": end(name, 1.5)
-faults = lambda: [path.read_text() for path in platform.glob("*.fault")]
-print(json.dumps({"codes": codes, "first": first, "last": settle_all(), "faults": faults()}))
+found = {"codes": forked(submit, 40), "first": settle_all()}
+for name in found["first"]["runs"]: end(f"{name}-1", 1.5)
+found |= {"last": settle_all(), "faults": [path.read_text() for path in platform.glob("*.fault")]}
+print(json.dumps(found))
 """
 
 
