@@ -42,7 +42,6 @@ from doubles.billing import Platform
 
 BEGIN_S = 1_900_000_000.0  # 2030-03-17
 DAY_S = 86_400.0
-LEFT = ("failed", "stopped")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a disk would sync at each commit
 JOB = {
     "name": "j",
@@ -132,8 +131,8 @@ class World:
         self.now_s += self.rnd.choice([1, 60, 600, DAY_S / 3, 3 * DAY_S]) * self.rnd.random()
         home, acts = self.rnd.choice(self.homes), {self.submit: 5, self.raise_limit: 1}
         if home in self.used:
-            acts |= {reserve.reconcile: 4, self.resume: 9, self.retry: 5, self.stop: 3, queue.advance_queue: 2}  # type: ignore[dict-item]
-            acts |= {self.remove: 1}
+            acts |= {self.resume: 9, self.retry: 5, self.stop: 3, self.remove: 1}
+            acts |= {reserve.reconcile: 4, queue.advance_queue: 2}  # type: ignore[dict-item]
         self.command(home, self.rnd.choices([*acts], [*acts.values()])[0])
 
     def submit(self, registry: Registry) -> None:
@@ -169,9 +168,10 @@ class World:
 
     def resume(self, registry: Registry) -> None:
         """Resume a job, often with more money, or with another number of machines; a sweep also with more trials."""
-        job, rnd = refresh(registry, self._any(registry, LEFT)), self.rnd
+        job, rnd = refresh(registry, self._any(registry, ("failed", "stopped"))), self.rnd
         more = int(self.least[1] * 20 ** rnd.uniform(-1, 1))
-        settings, text = list[str](), rnd.choice(["", f"+{usd(more)}", f"+{usd(more)}", usd(more * 5)])
+        amounts = "", f"+{more / 1e6:.6f}USD", f"+{more / 1e6:.6f}USD", f"{more * 5 / 1e6:.6f}USD"
+        settings, text = list[str](), rnd.choice(amounts)
         if job.config.get("sweep") and rnd.random() < 0.5:
             settings.append(f"sweep.trials={retry.trials_after(registry, job, '+3')}")
         if rnd.random() < 0.2:
@@ -194,7 +194,7 @@ class World:
 
     def remove(self, registry: Registry) -> None:
         """Remove an ended job from the list."""
-        job = self._any(registry, ("succeeded", *LEFT))
+        job = self._any(registry, ("succeeded", "failed", "stopped"))
         remove.require_over([job])
         remove.remove(registry, job)
 
@@ -232,11 +232,6 @@ class World:
         jobs = registry.jobs()
         fitting = [job for job in jobs if job.attempt.state.state in states and job.attempt.phase != "never_sent"]
         return self.rnd.choice((fitting if self.rnd.random() < 0.9 else jobs) or jobs or [registry.find("last")])
-
-
-def usd(micro: int) -> str:
-    """Return an amount as a user writes it."""
-    return f"{micro // 1_000_000}.{micro % 1_000_000:06d}USD"
 
 
 @functools.cache

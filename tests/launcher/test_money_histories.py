@@ -157,8 +157,8 @@ def _require_exact(world: World, counted: int | None, job: BilledJob) -> None:
 def _require_bill(world: World, registry: Registry, job: Job) -> None:
     """Assert that `cost` has the reported seconds at the list price, of a sweep also by trial, and by month."""
     view = read_view(registry, job)
-    spent, ran = view.money.spent_micro, list[BilledJob]()
-    ran += [each for each in world.platform.jobs.values() if each.job_id == job.id and each.told_s is not None]
+    spent = view.money.spent_micro
+    ran = [each for each in world.platform.jobs.values() if each.job_id == job.id and each.told_s is not None]
     if spent is None:
         assert "unpriced" in job.config["tags"]
         return
