@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain.entrypoints.format import amount, cell, left
 
 from ..metering.money import Money
-from ..store import ledger
 from ..store.budgets import OVERALL, Held, LedgerBudget, Standing
-from ..store.database import Database
 from ..text.tables import table
 from ..text.terminal import when
 from ..text.units import as_usd
+
+if TYPE_CHECKING:
+    from ..store.database import Database
 
 WIDTH = 80
 MOST_BAR, LEAST_BAR = 24, 8
@@ -32,6 +33,8 @@ _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 
 def own_rows(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
     """Return the local machine's budgets; for a project without a budget, its spent and reserved sums."""
+    from ..store import ledger  # a dry run without budgets needs no database
+
     known = ledger.accounts(database, now_s)
     limits = [each for each in known.budgets if project in (None, each.project)]
     wanted = {OVERALL, *ledger.projects(database)} if project is None else {project}

@@ -89,7 +89,8 @@ def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
     rest_s = left_s(progress)
     if rest_s is None:
         return None
-    finish_at_s = float(progress.get("stepped_s", now_s) + rest_s)
+    stepped_s = progress.get("stepped_s")  # a stored row may be damaged
+    finish_at_s = rest_s + (stepped_s if isinstance(stepped_s, float | int) else now_s)
     grace_s = max(_GRACE_S, _GRACE_STEPS * (step_s(progress) or 0.0))
     return max(now_s, finish_at_s) if now_s - finish_at_s <= grace_s else None
 
