@@ -15,6 +15,8 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.sweep.journal import NAME
 from doubles.aws.handle import ROLE, Aws
+from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.host import Host
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +149,42 @@ def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: P
     broken, whole = (cli("status", name, "--json").json["sweep"] for name in ("broken", "whole"))
     assert broken["rungs"] == whole["rungs"]
     wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), wholejobs.weights(cli, "whole", folder))
+
+
+PAIRS = HEAD.replace("parallel: 2", "instances: 2") + (
+    "backend: ssh\nresources: {instances: 4, min_instances: 2}\n"
+    'ssh: {hosts: [h0, h1, h2, h3], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}", price_per_hour: 1}\n'
+)
+
+
+def ours(host: Host, words: str) -> list[int]:
+    """Return the host's processes with the words in their commands."""
+    return [pid for pid, command in host.processes() if words in command]
+
+
+@pytest.mark.soak  # trials of two machines: tests/entrypoints/test_packed.py
+def test_pairs_of_hosts_survive_kills(
+    cli: Any, cluster: Callable[[int], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed ranks, a killed agent and a host without power change neither the results nor the best trial's weights."""
+    four = cluster(4)
+    four.apply(monkeypatch)
+    folder = write(tmp_path / "project", PAIRS)
+    cli.ok("submit", "-y", "--name", "whole", cwd=folder, timeout_s=400)
+    whole = cli("status", "whole", "--json").json["sweep"]
+    for name in ("ranks", "agent", "host"):
+        cli.ok("submit", "-d", "-y", "--name", name, cwd=folder)
+        cli.watch("] step 6/12", "logs", "-f", name, timeout_s=200)
+        if name == "host":
+            four.hosts[3].power_off()
+        else:
+            host = four.hosts[1 if name == "ranks" else 3]
+            for pid in ours(host, "agent.worker task" if name == "ranks" else "agent.starting"):
+                host.kill(pid)
+        cli.ok("wait", name, timeout_s=400)
+        found = cli("status", name, "--json").json["sweep"]
+        assert (found["rungs"], found["best"]) == (whole["rungs"], whole["best"]), name
+        wholejobs.assert_equal(wholejobs.weights(cli, name, folder), wholejobs.weights(cli, "whole", folder))
 
 
 SCRIPT = """
