@@ -94,7 +94,7 @@ def _step_s(compression: str, rate: str, repo: Path | None) -> dict[str, Any]:
             ranks = [_started(rank, folder, repo) for rank in range(2)]
             if sum(rank.wait(570) != 0 for rank in ranks):  # wait for both
                 raise RuntimeError((folder / "output.0").read_text()[-3000:])
-        return [event for event in contest._events(folder / "output.0") if event["e"] == "step"][-1]
+        return [event for event in contest.events_of(folder / "output.0") if event["e"] == "step"][-1]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

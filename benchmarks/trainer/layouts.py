@@ -52,7 +52,7 @@ def _step_s(training: dict[str, Any], repo: Path | None) -> float:
         spec = contest.spec_of(contest.Model("charlm", 2, STEPS), **more)
         spec |= {"params": PARAMS, "run": {"kind": "task", "target": str(example)}}
         contest.launch(contest.OURS, spec, folder, repo=repo)
-        steps = [event for event in contest._events(folder / "output.txt") if event["e"] == "step"]
+        steps = [event for event in contest.events_of(folder / "output.txt") if event["e"] == "step"]
         return float(steps[-1]["step_s"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)

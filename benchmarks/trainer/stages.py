@@ -87,7 +87,7 @@ def _measured(
         )
         spec |= {"params": params, "run": {"kind": "task", "target": "stages_task.py"}}
         contest.launch(contest.OURS, spec, folder, ranks=parallel["pipeline"], repo=repo)
-        steps = [event for event in contest._events(folder / "output.txt") if event["e"] == "step"]
+        steps = [event for event in contest.events_of(folder / "output.txt") if event["e"] == "step"]
         return steps[-1]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
