@@ -13,16 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from cloudtrain.entrypoints import events, processes
 
@@ -59,7 +58,7 @@ def loss(model, batch):
 def run(kills: int = 5, damages: int = 50, clocks: int = 2, exits: int = 3, signals: int = 2) -> Report:
     """Count them all."""
     report = Report(f"Faults of the trainer: 2 ranks, {STEPS} steps, a checkpoint every {EVERY} behind the training")
-    with _folder() as folder:
+    with fresh_folder() as folder:
         whole = _train(folder / "whole")
         report.count("undisturbed run's exit code", whole[0], 0)
         losses = _losses(whole[1])
@@ -266,15 +265,6 @@ def _end(process: subprocess.Popen[str], lines: Iterator[str]) -> None:
 
 def _losses(found: list[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in found if event["e"] == "step"}
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,19 +94,25 @@ class Sandbox:
 
 
 @contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """Give an empty folder, and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
 def sandbox(more: Mapping[str, str] | None = None) -> Iterator[Sandbox]:
     """Give a fresh sandbox; then stop its jobs, kill what is left, remove its folders."""
-    root = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    (root / "project").mkdir()
-    box = Sandbox(root / "home", root / "project", more or {})
-    try:
-        yield box
-    finally:
-        if box.home.exists():
-            box.stop_all()
-        for pid in box.processes():
-            processes.kill(pid, 9)
-        shutil.rmtree(root, ignore_errors=True)
+    with fresh_folder() as root:
+        (root / "project").mkdir()
+        box = Sandbox(root / "home", root / "project", more or {})
+        try:
+            yield box
+        finally:
+            if box.home.exists():
+                box.stop_all()
+            for pid in box.processes():
+                processes.kill(pid, 9)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, every_s: float = 0.01) -> Any:

@@ -13,7 +13,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from report import Report
+from sandbox import fresh_folder
 from torch import nn
 
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
@@ -85,9 +85,8 @@ def _code(density: float, repeats: int) -> tuple[float, float]:
 
 def _step_s(compression: str, rate: str, repo: Path | None) -> dict[str, Any]:
     """Return the last step event of a run on two ranks, whose figures are means over the steps since the first."""
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     spec = contest.spec_of(contest.MODELS[2], compression=compression, max_steps=STEPS, log_every=STEPS)
-    try:
+    with fresh_folder() as folder:
         shutil.copy(Path(__file__).with_name("workload.py"), folder)
         (folder / "spec.json").write_text(json.dumps(spec))
         with _link(rate):
@@ -95,8 +94,6 @@ def _step_s(compression: str, rate: str, repo: Path | None) -> dict[str, Any]:
             if sum(rank.wait(570) != 0 for rank in ranks):  # wait for both
                 raise RuntimeError((folder / "output.0").read_text()[-3000:])
         return [event for event in contest.events_of(folder / "output.0") if event["e"] == "step"][-1]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _started(rank: int, folder: Path, repo: Path | None) -> subprocess.Popen[bytes]:

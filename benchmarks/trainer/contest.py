@@ -72,12 +72,6 @@ class Run:
         return 1e3 * statistics.median(b - a for a, b in pairwise(times))
 
     @property
-    def mean_step_ms(self) -> float:
-        """The mean step, in which whatever happens once in a while counts too."""
-        times = self.wall_s[SKIP:]
-        return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
-
-    @property
     def cpu_ms(self) -> float:
         """The processor's milliseconds a step."""
         times = self.cpu_s[SKIP:]

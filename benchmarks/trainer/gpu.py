@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from report import BELOW, PASS, Report
+from sandbox import fresh_folder
 
 from cloudtrain.entrypoints.trainer.metrics import peak_tflops
 from trainer import contest
@@ -103,12 +102,9 @@ def _run(way: Way, ranks: int, batch: int, is_tiny: bool, repo: Path | None) -> 
         log_every=10,
         **compiled,
     )
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     script = contest.HERE / "gpu_bare.py" if way.contestant == "bare" else None
-    try:
+    with fresh_folder() as folder:
         return contest.run(way.contestant, spec, folder, ranks=ranks, repo=repo, script=script, BENCH_SYNC_AT=str(WARM))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _table(

@@ -5,14 +5,13 @@ All layouts train the same 16 samples a step, in micro-batches of 2, one run aft
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from trainer import contest
 
@@ -45,8 +44,7 @@ def run(rounds: int, repo: Path | None, say: Callable[[str], None]) -> Report:
 
 def _step_s(training: dict[str, Any], repo: Path | None) -> float:
     """Return the mean seconds of a run's steps after the first."""
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
+    with fresh_folder() as folder:
         example = Path(__file__).parents[2] / "examples" / "charlm" / "task.py"
         more = {"global_batch_size": 16, "log_every": STEPS, "eval_batches": 1, **training}
         spec = contest.spec_of(contest.Model("charlm", 2, STEPS), **more)
@@ -54,5 +52,3 @@ def _step_s(training: dict[str, Any], repo: Path | None) -> float:
         contest.launch(contest.OURS, spec, folder, repo=repo)
         steps = [event for event in contest.events_of(folder / "output.txt") if event["e"] == "step"]
         return float(steps[-1]["step_s"])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from trainer import contest
 
@@ -71,9 +71,8 @@ class Result:
 def run(rounds: int, repo: Path | None, say: Callable[[str], None]) -> Report:
     """Train with each method and seed; return the table."""
     table = Report(f"Methods that send less: mean of {rounds} seeds", ("method", "accuracy, loss, bytes", "least", ""))
-    root = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     dense = 0.0
-    try:
+    with fresh_folder() as root:
         for method in METHODS:
             found = []
             for seed in range(1, rounds + 1):
@@ -87,8 +86,6 @@ def run(rounds: int, repo: Path | None, say: Callable[[str], None]) -> Report:
             measured = f"{mean:.4f} +- {spread:.4f}, {loss:.3f}, {sent:,.0f} a step: 1/{dense / sent:.1f} of ddp's"
             bar = "" if method.least is None else f">= {method.least}"
             table.timing(method.name, measured, bar, ok=None if method.least is None else mean >= method.least)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     return table
 
 

@@ -11,13 +11,12 @@ it. Processor times are those of both ranks together.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from report import BELOW, PASS, Report
+from sandbox import fresh_folder
 
 from trainer import contest
 from trainer.paired_ranks import BESIDE_DDP, BLOCK_S, BLOCKS, ITSELF, OURS, OWN_PACE
@@ -55,11 +54,8 @@ def run(rounds: int, models: Sequence[str], repo: Path | None, say: Callable[[st
 
 
 def _one(name: str, model: contest.Model, repo: Path | None) -> dict[str, list[float]]:
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
+    with fresh_folder() as folder:
         script = Path(__file__).with_name("paired_ranks.py")
         contest.launch("bare", contest.spec_of(model), folder, repo=repo, script=script, BENCH_PAIRED=name)
         told: dict[str, list[float]] = json.loads((folder / "paired.json").read_text())
         return told
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

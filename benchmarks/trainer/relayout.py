@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from trainer import contest
 
@@ -26,8 +26,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {"fsdp": FSDP, "tensor 2 x pipeline 2": {"p
 def run(rounds: int, repo: Path | None, say: Callable[[str], None]) -> Report:
     """Measure the layouts in turn; return the table."""
     table = Report("A resume on another layout")
-    root = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
+    with fresh_folder() as root:
         for name, layout in LAYOUTS.items():
             _run(root / name, STEPS, {**BATCH, **layout}, repo)
         taken: dict[str, list[float]] = {name: [] for name in LAYOUTS}
@@ -35,8 +34,6 @@ def run(rounds: int, repo: Path | None, say: Callable[[str], None]) -> Report:
             for name in LAYOUTS if round_ % 2 == 0 else reversed(LAYOUTS):
                 taken[name].append(_load_s(root / name, root / "again", repo))
                 say(f"round {round_ + 1} of {rounds}: from {name}: {1e3 * taken[name][-1]:.0f} ms")
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     like, other = (statistics.median(found) for found in taken.values())
     measured = f"{other / like:.2f}x of its own, {1e3 * other:.0f} ms"
     table.timing("fsdp loads tensor 2 x pipeline 2", measured, f"<= {TARGET}x", ok=other <= TARGET * like)

@@ -9,9 +9,7 @@ save shows how much of it is the machine's.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from trainer import contest
 from trainer.contest import OURS, Run
@@ -98,8 +97,7 @@ def run(rounds: int = ROUNDS, repo: Path | None = None, say: Callable[[str], Non
 
 def _measure(name: str, times: Times, repo: Path | None) -> None:
     """Train with saves, then once more from the last of them."""
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
+    with fresh_folder() as folder:
         first = _run(name, folder, STEPS, 0, repo)
         took = _took(name, first, folder)
         if name != NONE:
@@ -116,8 +114,6 @@ def _measure(name: str, times: Times, repo: Path | None) -> None:
         second = _run(name, folder, STEPS + MORE, done, repo)
         times.load += [1e3 * value for value in _took(name, second, folder)["load_s"]]
         times.first_step.append(second.first_step_s)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(name: str, folder: Path, max_steps: int, done: int, repo: Path | None) -> Run:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from report import Report
+from sandbox import fresh_folder
 
 from trainer import contest
 
@@ -75,9 +75,8 @@ def _measured(
     parallel: dict[str, Any], params: dict[str, Any], micro_batches: int, repo: Path | None
 ) -> dict[str, Any]:
     """Return the last step event of a run, whose figures are means over the steps since the first."""
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     micro = 32 if "widths" in params else 4
-    try:
+    with fresh_folder() as folder:
         shutil.copy(Path(__file__).with_name("stages_task.py"), folder)
         spec = contest.spec_of(
             contest.Model("stages", micro, STEPS),
@@ -89,5 +88,3 @@ def _measured(
         contest.launch(contest.OURS, spec, folder, ranks=parallel["pipeline"], repo=repo)
         steps = [event for event in contest.events_of(folder / "output.txt") if event["e"] == "step"]
         return steps[-1]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -7,13 +7,12 @@ neither absolute times nor single rounds say much. Processor time is the steadie
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from report import BELOW, PASS, Report
+from sandbox import fresh_folder
 
 from trainer import contest
 from trainer.contest import MODELS, OURS, Run
@@ -61,12 +60,9 @@ def run(
 
 
 def _one(name: str, model: contest.Model, repo: Path | None, env: dict[str, str]) -> Run:
-    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-    try:
+    with fresh_folder() as folder:
         pace = {"log_every": None} if name == OWN_PACE else {}
         return contest.run(SCRIPTS.get(name, name), contest.spec_of(model, **pace), folder, repo=repo, **env)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _row(model: str, name: str, runs: list[Run], bare: list[Run]) -> tuple[str, ...]:

@@ -14,10 +14,8 @@ import functools
 import inspect
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +34,8 @@ _inner_s = [0.0]  # of each call that is under way, the time its own calls took
 def main() -> None:
     """Run both contestants in turn; print what each spends."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
+    from sandbox import fresh_folder
+
     from trainer import contest
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -47,14 +47,11 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {"bare": [], contest.OURS: []}
     for _ in range(asked.rounds):
         for name in found:
-            folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
-            try:
+            with fresh_folder() as folder:
                 spec = contest.spec_of(model)
                 run = contest.run("bare", spec, folder, repo=asked.repo, script=Path(__file__), BENCH_WHERE=name)
                 times = json.loads((folder / "where.json").read_text())
                 found[name].append({**times, "all threads": {"us": 1e3 * run.cpu_ms, "calls": 1}})
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
     for name, rounds in found.items():
         print(f"\n{name}, {asked.model}: microseconds and calls a step, medians of {asked.rounds} runs")
         rows = {key: statistics.median(r.get(key, {"us": 0.0})["us"] for r in rounds) for key in rounds[0]}
