@@ -7,23 +7,19 @@ lets credentials expire, gives empty pages, and shows lines seconds late. It is 
 from __future__ import annotations
 
 import json
-import random
-import re
-import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from clouds import PORTIONS, add_times, follow, portions, submit
 from report import Report
-from sandbox import COMMAND, Sandbox, sandbox
-from startup import measure
+from sandbox import Sandbox, sandbox
 
 from doubles.aws.handle import ROLE, Aws
 
@@ -59,14 +55,7 @@ def cost() -> Report:
     report = Report("SageMaker: processor time of whole commands, medians of 7")
     with account() as (box, aws):
         lines = {"submit --dry-run": (0.25, ["submit", "--dry-run"]), "submit -d": (1.0, ["submit", "-d", "-y"])}
-        runs: dict[str, list[float]] = {name: [] for name in lines}
-        for number in range(8):
-            for name, (_, line) in lines.items():
-                cpu_s, _ = measure(box, [COMMAND, *line])
-                runs[name] += [cpu_s] if number else []
-        for name, (most_s, _) in lines.items():
-            median_s = statistics.median(runs[name])
-            report.timing(f"cloudtrain {name}", f"{median_s:.2f} s", f"<= {most_s:.2f} s", ok=median_s <= most_s)
+        add_times(report, box, lines)
         before = len(aws.journal())
         box.call("submit", "-d", "-y")
         calls = [call["operation"] for call in aws.journal()[before:]]
@@ -95,26 +84,14 @@ def causes(jobs: int = 3) -> Report:
 def submits(count: int = 20) -> Report:
     """Submit until each key has its job, while answers are lost, calls refused, and processes killed."""
     report = Report(f"SageMaker: {count} submits with lost answers, throttling and kill -9")
-    seed = random.Random(1)
-    killed = tries = 0
+    tries: Counter[str] = Counter()
     with account() as (box, aws):
         faults = (("lost", 3), ("drop", 5), ("throttle", 4), ("500", 6))
         for kind, every in faults:
             aws.fault("CreateTrainingJob", kind, every=every)
         aws.fault("PutObject", "lost", every=7)
         aws.fault("DescribeTrainingJob", "500", every=5)
-        jobs = []
-        for number in range(count):
-            while True:
-                tries += 1
-                process = box.start("submit", "-d", "-y", "--json", "--idempotency-key", f"k{number}")
-                if seed.random() < 0.4:
-                    threading.Timer(seed.uniform(0.2, 1.6), process.kill).start()
-                out, _ = process.communicate(timeout=300)
-                killed += process.returncode == -9
-                if process.returncode == 0:
-                    jobs.append(json.loads(out)["job"])
-                    break
+        jobs = [submit(box, number, (0.2, 1.6), tries) for number in range(count)]
         aws.clear_faults()
         listed = [job["job"] for job in box.jobs(active=True)]
         pages = aws.client("sagemaker").get_paginator("list_training_jobs").paginate()
@@ -122,9 +99,8 @@ def submits(count: int = 20) -> Report:
         report.count("jobs at SageMaker", len(there), count)
         report.count("jobs in the list that are active", len(set(listed)), count)
         report.count("keys with a job of their own", len(set(jobs)), count)
-        report.notes.append(
-            f"{tries} tries, {killed} killed, {len(aws.journal('CreateTrainingJob'))} calls to start one"
-        )
+        calls = len(aws.journal("CreateTrainingJob"))
+        report.notes.append(f"{tries['all']} tries, {tries['killed']} killed, {calls} calls to start one")
     return report
 
 
@@ -138,32 +114,10 @@ def lines(total: int = 20_000, hosts: int = 16) -> Report:
         faults = (("throttle", 7), ("500", 11), ("drop", 13), ("expired", 29), ("empty", 5))
         for kind, every in faults:
             aws.fault(["GetLogEvents", "DescribeLogStreams"], kind, every=every, **_once(kind))
-        begin = time.monotonic()
-        with (box.home / "followed").open("w+") as out:
-            process = box.start_program([COMMAND, "logs", "-f", "lines", "--raw", "--json"], stdout=out)
-            peaks: list[int] = []
-            _write(aws, hosts, each, lambda: peaks.append(_peak_mb(process.pid)))
-            peaks.append(_peak_mb(process.pid))
-            aws.end("lines-1")
-            process.communicate(timeout=600)
-            took_s = time.monotonic() - begin
-            out.seek(0)
-            came = [json.loads(line) for line in out]
-        numbers: dict[int, list[int]] = {}
-        for line in came:
-            numbers.setdefault(line["node"], []).append(int(re.split(r"\s", line["text"])[-1]))
-        lost = sum(each - len(set(found)) for found in numbers.values()) + each * (hosts - len(numbers))
-        repeated = sum(len(found) - len(set(found)) for found in numbers.values())
-        report.count("lost", lost, 0)
-        report.count("repeated", repeated, 0)
-        report.count("hosts out of their own order", sum(found != sorted(found) for found in numbers.values()), 0)
-        early = sum(b["time_s"] < a["time_s"] for a, b in pairwise(came))
+        took_s, peak_mb = follow(report, box, hosts, each, lambda look: _write(aws, hosts, each, look))
         faulty = sum(call["outcome"] not in ("ok",) for call in aws.journal("GetLogEvents"))
-        growth = peaks[-1] / peaks[len(peaks) // 2]
-        report.timing("peak memory at the end, of that at half-way", f"{growth:.2f}x", "<= 1.10x", ok=growth <= 1.1)
         calls = len(aws.journal("GetLogEvents"))
-        report.notes.append(f"{early} lines came after a later one of another host, whose stream could be read sooner")
-        report.notes.append(f"{took_s:.0f} s, {calls} reads, {faulty} of them went wrong, peak {peaks[-1]} MB")
+        report.notes.append(f"{took_s:.0f} s, {calls} reads, {faulty} of them went wrong, peak {peak_mb} MB")
     return report
 
 
@@ -172,27 +126,15 @@ def _once(kind: str) -> dict[str, Any]:
     return {"count": 6} if kind == "expired" else {}
 
 
-def _write(aws: Aws, hosts: int, each: int, look: Any, rounds: int = 60) -> None:
-    """Write each host's lines over half a minute; the last host begins late, and one machine is replaced half-way."""
-    done = dict.fromkeys(range(hosts), 0)
-    for number in range(rounds):
+def _write(aws: Aws, hosts: int, each: int, look: Callable[[], None]) -> None:
+    """Write each host's lines, and end the job; one machine is replaced half-way."""
+    for round_, host, numbers in portions(hosts, each, look):
+        epoch = 2 if host == 1 and round_ >= PORTIONS // 2 else 1
+        texts = [f"[{host}] line {n}" for n in numbers]
         stamp = int(time.time() * 1000)
-        for host in range(hosts):
-            if host == hosts - 1 and number < rounds // 3:
-                continue
-            upto = each if number == rounds - 1 else each * (number + 1) // rounds
-            epoch = 2 if host == 1 and number >= rounds // 2 else 1
-            texts = [f"[{host}] line {n}" for n in range(done[host], upto)]
-            aws.write_logs(GROUP, f"lines-1/algo-{host + 1}-{epoch}", messages=texts, timestamp=stamp)
-            done[host] = upto
-        look()
-        time.sleep(0.3)
-
-
-def _peak_mb(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+)", status)
-    return int(found[1]) // 1024 if found else 0
+        aws.write_logs(GROUP, f"lines-1/algo-{host + 1}-{epoch}", messages=texts, timestamp=stamp)
+    look()
+    aws.end("lines-1")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
@@ -59,6 +60,23 @@ def measure(box: Sandbox, command: list[str]) -> tuple[float, float]:
     return cpu_s, peak_mb
 
 
+def medians(box: Sandbox, commands: Mapping[str, list[str]], runs: int = RUNS) -> dict[str, tuple[float, float]]:
+    """Return each command's median CPU seconds and peak memory in MB.
+
+    The commands run in turn, so that a slow moment of the machine meets them all. Their first runs do not count: they
+    compile modules and fill the page cache.
+    """
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    for round_ in range(runs + 1):
+        for name, command in commands.items():
+            measured = measure(box, command)
+            figures[name] += [measured] if round_ else []
+    return {
+        name: (statistics.median(cpu_s for cpu_s, _ in found), statistics.median(peak_mb for _, peak_mb in found))
+        for name, found in figures.items()
+    }
+
+
 def settings(line: str) -> list[str]:
     """Return the options that a cloud of the command line needs."""
     pairs = CLOUDS.get(line.rpartition("--backend ")[2], "").split()
@@ -66,7 +84,7 @@ def settings(line: str) -> list[str]:
 
 
 def run() -> Report:
-    """Measure every command, round by round, so that a slow moment of the machine meets them all."""
+    """Measure every command."""
     report = Report("Start-up: processor time and peak memory", ("command", "CPU s", "MB", "target", ""))
     with sandbox() as box:
         box.write("name: bench\nscript: train.py\n", train="print('x')\n")
@@ -77,13 +95,7 @@ def run() -> Report:
         for typed, _ in TABS:
             lines[f"cloudtrain {typed}<TAB>"] = ["/usr/bin/env", "_CLOUDTRAIN_COMPLETE=zsh", COMMAND, *typed.split(" ")]
         lines |= {name: [sys.executable, "-c", program] for name, program in BASELINES.items()}
-        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
-        for command in lines.values():
-            measure(box, command)  # once for the page cache and the compiled modules
-        for _ in range(RUNS):
-            for name, command in lines.items():
-                runs[name].append(measure(box, command))
-    median = {name: tuple(statistics.median(column) for column in zip(*runs[name], strict=True)) for name in runs}
+        median = medians(box, lines)
     targets = {f"cloudtrain {line}": (cpu_s, mb) for line, cpu_s, mb in COMMANDS}
     targets |= {f"cloudtrain {typed}<TAB>": (cpu_s, None) for typed, cpu_s in TABS}
     for name, (cpu_s, mb) in median.items():

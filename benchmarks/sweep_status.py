@@ -5,26 +5,25 @@ The store's functions write 2,000 trials by asha: 2,888 segments. `status` of a 
 
 from __future__ import annotations
 
-import statistics
 import sys
 from pathlib import Path
 
 from report import Report
 from sandbox import COMMAND, sandbox
-from startup import measure
+from startup import RUNS, medians
 
 from cloudtrain.launcher.store.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from doubles import swept
 
-TRIALS, RUNS, MOST_S = 2000, 7, 0.2
+TRIALS, MOST_S = 2000, 0.2
 COMMANDS = ("status last", "status last --json", "cost last", "best last", "list")
 PYTHON = "python -c pass"
 
 
 def run() -> Report:
-    """Measure the commands in rounds: a slow moment of the machine meets all commands."""
+    """Measure every command."""
     report = Report(f"a sweep of {TRIALS:,} trials: processor time, less the start of Python, medians of {RUNS}")
     with sandbox() as box:
         box.home.mkdir(parents=True, exist_ok=True)
@@ -33,13 +32,9 @@ def run() -> Report:
         registry.close()
         lines = {f"cloudtrain {line}": [COMMAND, *line.split()] for line in COMMANDS}
         lines[PYTHON] = [sys.executable, "-c", "pass"]
-        runs: dict[str, list[float]] = {name: [] for name in lines}
-        for _ in range(RUNS + 1):
-            for name, command in lines.items():
-                runs[name].append(measure(box, command)[0])
-    medians = {name: statistics.median(figures[1:]) for name, figures in runs.items()}  # the first compiles modules
-    base_s = medians.pop(PYTHON)
-    for name, cpu_s in medians.items():
+        median = medians(box, lines)
+    base_s, _ = median.pop(PYTHON)
+    for name, (cpu_s, _) in median.items():
         ok = cpu_s - base_s < MOST_S if " status" in name else None
         report.timing(name, f"{cpu_s - base_s:.3f} s", "" if ok is None else f"{MOST_S} s", ok=ok)
     return report

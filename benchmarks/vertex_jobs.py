@@ -7,7 +7,6 @@ and misbehaves as services do. It is no Google Cloud: it proves our side.
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -17,9 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from clouds import add_times
 from report import Report
-from sandbox import COMMAND
-from startup import measure
 from vertex_submits import project
 
 from cloudtrain.entrypoints import events
@@ -40,15 +38,7 @@ def cost() -> Report:
             "status": (None, ["status", "told"]),
             "submit -d": (None, ["submit", "-d", "-y"]),
         }
-        runs: dict[str, list[float]] = {name: [] for name in lines}
-        for number in range(8):
-            for name, (_, line) in lines.items():
-                cpu_s, _ = measure(box, [COMMAND, *line])
-                runs[name] += [cpu_s] if number else []
-        for name, (most_s, _) in lines.items():
-            median_s = statistics.median(runs[name])
-            target, ok = ("", None) if most_s is None else (f"<= {most_s:.2f} s", median_s <= most_s)
-            report.timing(f"cloudtrain {name}", f"{median_s:.2f} s", target, ok=ok)
+        add_times(report, box, lines)
         before = len(google.journal())
         box.call("submit", "-d", "-y")
         calls = [f"{call['operation']} ({call['protocol']})" for call in google.journal()[before:]]

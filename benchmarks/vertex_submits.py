@@ -7,9 +7,7 @@ seconds later, and answers with errors, while submits are killed at any moment a
 from __future__ import annotations
 
 import json
-import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from clouds import submit
 from report import Report
 from sandbox import Sandbox, sandbox
 
@@ -34,7 +33,7 @@ vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """
 FAULTS = (("lost", 3), ("late", 5), ("drop", 7), ("UNAVAILABLE", 11), ("INTERNAL", 13), ("RESOURCE_EXHAUSTED", 17))
 LATE_S = 4.0
-KILLED_SHARE, WORKERS = 0.4, 2
+WORKERS = 2
 OVER = ("JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_CANCELLING")
 
 
@@ -93,7 +92,7 @@ def submits(count: int = 200) -> Report:
         google.fault("storage.*", "lost", every=23)
         google.fault("jobs.list", "503", every=7)
         with ThreadPoolExecutor(WORKERS) as pool:
-            jobs = list(pool.map(lambda number: _submit(box, number, tries), range(count)))
+            jobs = list(pool.map(lambda number: submit(box, number, (0.3, 4.0), tries), range(count)))
         google.clear_faults()
         before = len(google.jobs())
         time.sleep(LATE_S + 1)  # what is under way arrives, and the list's look cancels what came twice
@@ -111,21 +110,6 @@ def submits(count: int = 200) -> Report:
         )
         report.notes.append(f"{len(google.journal('jobs.create'))} calls to make one, {made - count} jobs too many")
     return report
-
-
-def _submit(box: Sandbox, number: int, tries: Counter[str]) -> str:
-    """Submit under a key until there is a job of it; return its name."""
-    seed = random.Random(number)
-    while True:
-        process = box.start("submit", "-d", "-y", "--json", "--idempotency-key", f"k{number}")
-        timer = threading.Timer(seed.uniform(0.3, 4.0), process.kill)
-        if seed.random() < KILLED_SHARE:
-            timer.start()
-        out, _ = process.communicate(timeout=300)
-        timer.cancel()
-        tries.update(["all"] + ["killed"] * (process.returncode == -9))
-        if process.returncode == 0:
-            return str(json.loads(out)["job"])
 
 
 def _would_run(google: Google) -> Counter[str]:
