@@ -1,4 +1,4 @@
-"""Everything that `make bench` promises: start-up, first step, many submits, killed ones, killed workers, the clouds.
+"""Everything that `make bench` promises: start-up, first step, killed workers, hosts by ssh, the clouds.
 
 Timings are ratios and processor seconds, so that they mean something on a busy machine. A count that is wrong makes
 the exit code 1; a timing that misses its target is only said.
@@ -10,9 +10,7 @@ import sys
 
 import aws_jobs
 import azure_jobs
-import crash
 import environments
-import fanout
 import faults
 import first_step
 import restart
@@ -26,7 +24,7 @@ import vertex_submits
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    local = (startup, first_step, environments, fanout, crash, restart, faults, ssh_fleet, sweep_decisions)
+    local = (startup, first_step, environments, restart, faults, ssh_fleet, sweep_decisions)
     aws = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines)
     azure = (azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
     vertex = (vertex_jobs.cost, vertex_submits.ambiguous, lambda: vertex_submits.submits(20), vertex_jobs.lines)

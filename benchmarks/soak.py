@@ -8,13 +8,10 @@ import alerts
 import aws_jobs
 import azure_jobs
 import budget_simulation
-import crash
-import fanout
 import faults
 import restart
 import ssh_faults
 import ssh_queue
-import ssh_submits
 import vertex_jobs
 import vertex_submits
 from report import Report
@@ -30,8 +27,8 @@ def main() -> int:
     aws = (lambda: aws_jobs.submits(200), lambda: aws_jobs.lines(100_000), lambda: aws_jobs.causes(10))
     azure = (lambda: azure_jobs.submits(200), lambda: azure_jobs.lines(100_000))
     vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
-    local = (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults)
-    ssh = (ssh_submits.killed, ssh_submits.races, ssh_submits.away, lambda: ssh_faults.run(20))
+    local = (lambda: restart.run(20), _faults)
+    ssh = (lambda: ssh_faults.run(20),)
     queue = (ssh_queue.run, lambda: ssh_queue.run(40, 0))
     for benchmark in (budget_simulation.run, alerts.run, *local, *aws, *azure, *vertex, *ssh, *queue):
         report = benchmark()

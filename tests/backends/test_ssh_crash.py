@@ -109,15 +109,24 @@ def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
     return "runs" if active else "never sent" if jobs and jobs[0]["state"] == "failed" else "nothing"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
-def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed, wait_until: Any, signum: int) -> None:
+@pytest.mark.parametrize(
+    ("signum", "count"),
+    [
+        (signal.SIGKILL, 6),
+        pytest.param(signal.SIGKILL, 70, marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, 30, marks=pytest.mark.soak),
+    ],
+)
+def test_submit_that_dies_at_any_time_leaves_one_job_or_none(
+    cli: Any, bed: Bed, wait_until: Any, signum: int, count: int
+) -> None:
     """After `kill -9` or Ctrl-C the job is adopted and complete, or was never sent and holds no host."""
     seed, folder = random.Random(f"submit {signum}"), bed.project()
     begin_s = time.monotonic()
     assert cli(*SUBMIT, cwd=folder).code == 0
     whole_s = time.monotonic() - begin_s
     assert settle(cli, bed, wait_until) == "runs"
-    for _ in range(6 if signum == signal.SIGKILL else 2):
+    for _ in range(count):
         submit = cli.start(*SUBMIT, cwd=folder)
         time.sleep(seed.uniform(0.2, 1.0) * whole_s)
         submit.send_signal(signum)
@@ -127,24 +136,34 @@ def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed,
         settle(cli, bed, wait_until)
 
 
-@pytest.mark.parametrize("how", ["power_off", pytest.param("cut", marks=pytest.mark.soak)])
-def test_host_that_vanishes_during_a_submit_leaves_nothing(cli: Any, bed: Bed, wait_until: Any, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        ("power_off", 1),
+        pytest.param("power_off", 10, marks=pytest.mark.soak),
+        pytest.param("cut", 10, marks=pytest.mark.soak),
+    ],
+)
+def test_host_that_vanishes_during_a_submit_leaves_nothing(
+    cli: Any, bed: Bed, wait_until: Any, how: str, count: int
+) -> None:
     """Exit code 7, and no process remains on the second host; when the first is back, the next submit works."""
     seed, folder = random.Random(how), bed.project()
-    submit = cli.start(*SUBMIT, cwd=folder)
-    time.sleep(seed.uniform(0.5, 2.0))
-    getattr(bed.hosts[1], how)()
-    _, said = submit.communicate(timeout=120)
-    assert "Traceback" not in said
-    assert submit.returncode in (0, 7), said
-    if submit.returncode == 7:
-        wait_until(lambda: bed.hosts[0].processes() == [], 15)
-    bed.hosts[1].boot() if how == "power_off" else bed.hosts[1].join()
-    for job in cli("list", "--json", "--active").json["jobs"]:
-        cli("stop", job["job"], "--now", "-y")
-    wait_until(lambda: bed.agents() == [0, 0], 30)
-    wait_until(lambda: cli(*SUBMIT, cwd=folder).code == 0, 120)  # a host that has just booted may be slow to answer
-    assert settle(cli, bed, wait_until) == "runs"
+    for _ in range(count):
+        submit = cli.start(*SUBMIT, cwd=folder)
+        time.sleep(seed.uniform(0.5, 2.0))
+        getattr(bed.hosts[1], how)()
+        _, said = submit.communicate(timeout=120)
+        assert "Traceback" not in said
+        assert submit.returncode in (0, 7), said
+        if submit.returncode == 7:
+            wait_until(lambda: bed.hosts[0].processes() == [], 15)
+        bed.hosts[1].boot() if how == "power_off" else bed.hosts[1].join()
+        for job in cli("list", "--json", "--active").json["jobs"]:
+            cli("stop", job["job"], "--now", "-y")
+        wait_until(lambda: bed.agents() == [0, 0], 30)
+        wait_until(lambda: cli(*SUBMIT, cwd=folder).code == 0, 120)  # a host that has just booted may be slow to answer
+        assert settle(cli, bed, wait_until) == "runs"
 
 
 def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
@@ -157,9 +176,12 @@ def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
     return [(code, said) for said, code in ended]
 
 
-def test_simultaneous_submits_for_the_same_hosts_have_one_winner(cli: Any, bed: Bed, wait_until: Any) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_simultaneous_submits_for_the_same_hosts_have_one_winner(
+    cli: Any, bed: Bed, wait_until: Any, count: int
+) -> None:
     """One submit gets all hosts, the second learns the holder with exit code 5; never both, and never neither."""
-    for _ in range(2):
+    for _ in range(count):
         ended = race(cli, bed)
         assert sorted(code for code, _ in ended) == [0, 5], ended
         said = next(said for code, said in ended if code == 5)

@@ -28,10 +28,11 @@ STEPS = {
     "before the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", RUNS),
     "after the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "after", RUNS),
 }
+AGAIN = [pytest.param(step, id=f"{step} {number}", marks=pytest.mark.soak) for number in range(1, 21) for step in STEPS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*STEPS, *AGAIN])
 def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
     cli: Any,
     project: Callable[..., Path],
@@ -51,12 +52,12 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
         expected = NEVER_SENT if state == "failed" else RUNS
     if expected == NEVER_SENT:
         assert (state, "nothing runs" in jobs[0]["detail"]) == ("failed", True)
-        # A late starter may still be about to exit.
-        wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
     if expected == RUNS:
         assert state in ("pending", "running")
         assert cli("stop", "last", "--now", "-y", "--json").json["state"] == "stopped"
     assert cli("list", "--json", "--active").json["jobs"] == []
+    # A late starter may still be about to exit.
+    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
 
 
 @pytest.mark.slow
@@ -96,20 +97,24 @@ def test_key_of_a_killed_submit_gives_one_job(
 
 
 @pytest.mark.slow
-def test_simultaneous_submits_are_distinct_jobs(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
-    """Eight processes with a single config give eight jobs in the list, eight attempts on disk, and one bundle."""
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.soak)])
+def test_simultaneous_submits_are_distinct_jobs(
+    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any], count: int
+) -> None:
+    """Each of the processes with a single config gives a job in the list and an attempt on disk; all share a bundle."""
     folder = project(f"local: {{python: {idle_python}}}\n")
-    submits = [cli.start("submit", "-d", "--json", cwd=folder) for _ in range(8)]
-    answers = [submit.communicate(timeout=120) for submit in submits]
-    assert [submit.returncode for submit in submits] == [0] * 8, answers
+    submits = [cli.start("submit", "-d", "--json", cwd=folder) for _ in range(count)]
+    answers = [submit.communicate(timeout=300) for submit in submits]
+    assert [submit.returncode for submit in submits] == [0] * count, answers
     listed = [job["job"] for job in cli("list", "--json").json["jobs"]]
     on_disk = Counter(path.parent.name for path in cli.home.glob("local/*/attempt-*"))
-    assert (len(set(listed)), on_disk) == (8, Counter(listed))
+    assert (len(set(listed)), on_disk) == (count, Counter(listed))
     assert len(list((cli.home / "bundles").iterdir())) == 1
     stops = [cli.start("stop", job, "--now", "-y") for job in listed]
-    assert [stop.wait(60) for stop in stops] == [0] * 8
+    assert [stop.wait(120) for stop in stops] == [0] * count
     for stop in stops:
         stop.communicate()
+    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
 
 
 @pytest.mark.slow
