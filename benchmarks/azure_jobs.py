@@ -20,7 +20,8 @@ from clouds import add_times, follow, portions, submit
 from report import Report
 from sandbox import Sandbox, sandbox
 
-from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.azure.handle import Azure
+from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
 CONFIG = f"""\

@@ -24,14 +24,14 @@ from report import Report
 from cloudtrain.entrypoints.atomic_json import sync
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.checkpoints import shards
-from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.entrypoints.models.order import ExportOrder
 
 TENSORS, ROWS, COLUMNS, RANKS, ROUNDS = 40, 4096, 3072, 4, 5  # 50 MB a tensor, 2 GB
 LARGEST_MB = ROWS * COLUMNS * 4 / 1e6
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
-from cloudtrain.entrypoints.contract import ExportOrder
+from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.entrypoints.export import build
 begin_s = time.perf_counter()
 build.build(ExportOrder.load(json.load(sys.stdin)))
