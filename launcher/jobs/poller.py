@@ -45,7 +45,6 @@ class Seen:
     job: Job
     view: JobView | None = None
     notices: tuple[Notice, ...] = ()
-    is_again: bool = False
     fault: CloudtrainError | None = None
     """The reason for a failed or partial poll."""
     ended: Attempt | None = None

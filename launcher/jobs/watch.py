@@ -87,7 +87,7 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
             if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
                 again = retry.send_if_due(registry, now)
             ended, view = None if now.active else now.attempt, read_view(registry, again or now)
-            return Seen(again or now, view, notices, again is not None, ended=ended, was_active=job.active)
+            return Seen(again or now, view, notices, ended=ended, was_active=job.active)
     except Exception as error:
         return Seen(job, fault=as_fault(error))
 

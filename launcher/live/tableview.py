@@ -72,13 +72,6 @@ def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:
         return dict.fromkeys(_HEADS, "") | {"JOB": watched.job.id, "STATE": fault}
 
 
-def _values(watched: WatchedJob) -> list[float | None]:
-    try:
-        return [each.loss for each in loss_bins.load(watched.job.attempt.progress.get("curve")).bins]
-    except (ValueError, TypeError, AttributeError):  # a damaged row
-        return []
-
-
 def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     view = replace(watched.view, now_s=now_s)
     job, state, fields, share = view.job, view.state, view.progress, view.share_done
@@ -125,7 +118,8 @@ def _row(
     for place, (head, columns) in enumerate(widths.items()):
         parts.append(" " * _GAP if place else "")
         if head == "LOSS" and spark:
-            parts += [(filled(charts.chart(_values(watched), spark, 1, signs)[0], spark), "cyan"), " "]
+            losses = [each.loss for each in loss_bins.load(watched.job.attempt.progress.get("curve")).bins]
+            parts += [(filled(charts.chart(losses, spark, 1, signs)[0], spark), "cyan"), " "]
         text = texts[head]
         if cell_len(text) > columns:
             text = text[: columns - 1] + signs.cut

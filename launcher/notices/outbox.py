@@ -100,15 +100,6 @@ def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
     return {row["key"] for row in rows}
 
 
-def is_open(database: Database, job_id: str, channel: str, key: str, now_s: float) -> bool:
-    """Return whether the notice may be delivered now: not delivered, not given up, and no later try is set."""
-    rows = database.execute(
-        f"SELECT 1 FROM notices {_ONE} AND (told_s IS NOT NULL OR tries >= ? OR MAX(lease_s, next_s) > ?)",
-        (job_id, channel, key, MOST_TRIES, now_s),
-    )
-    return not rows
-
-
 def sent(database: Database, job_id: str) -> list[Sent]:
     """Return the notices delivered about the job, the first delivery first."""
     found: dict[str, list[sqlite3.Row]] = {}
