@@ -13,19 +13,25 @@ from doubles.aws.handle import Aws
 from doubles.conftest import request_of
 from doubles.waiting import new_mark, sleepers, until
 
-# Runs a container in a separate process, for a choice of the mode: argv is the mode, a folder and a mark.
+# Runs a container in a separate process, for a choice of the mode: argv is the mode, a folder and a mark. With
+# namespaces the container has a read-only folder at the root, too.
 RUN = """
 import os, sys
 os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
 from pathlib import Path
 from doubles import sandbox
 root = Path(sys.argv[2])
-(root / "ml").mkdir()
-script = "echo here > /opt/ml/file; hostname; cat /opt/ml/file; ls /opt | wc -l; setsid sleep MARK & exit 3"
-script = script.replace("MARK", sys.argv[3])
-private = {"/opt/ml": root / "ml"}
-env = {"PATH": os.defpath}
-container = sandbox.Container(["/bin/sh", "-c", script], env, root / "own", "algo-1", private)
+for name in ("ml", "given"):
+    (root / name).mkdir()
+(root / "given/file").write_text("given")
+script = "echo here > /opt/ml/file; hostname; cat /opt/ml/file; ls /opt | wc -l; setsid sleep MARK & "
+places = {"private": {"/opt/ml": root / "ml"}}
+if sys.argv[1] != "none":
+    places["read_only"] = {"/given": root / "given"}
+    script += "cat /given/file; touch /given/new 2>/dev/null || touch /opt/ml/new; touch /tmp/new; "
+    script += "ls -d /given /proc/1; "
+script = script.replace("MARK", sys.argv[3]) + "exit 3"
+container = sandbox.Container(["/bin/sh", "-c", script], {"PATH": os.defpath}, root / "own", "algo-1", **places)
 running = sandbox.start(container)
 print(sandbox.mode())
 print(running.process.stdout.read().decode(), end="")
@@ -33,44 +39,16 @@ print("code", running.process.wait())
 """
 
 
-# The same with a read-only folder at the root.
-READ_ONLY = """
-import os, sys
-os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
-from pathlib import Path
-from doubles import sandbox
-root = Path(sys.argv[2])
-for name in ("given", "home"):
-    (root / name).mkdir()
-(root / "given/file").write_text("here")
-script = "cat /given/file; touch /given/new 2>/dev/null || touch /opt/home/new; touch /tmp/new; ls -d /given /proc/1"
-places = {"private": {"/opt/home": root / "home"}, "read_only": {"/given": root / "given"}}
-container = sandbox.Container(["/bin/sh", "-c", script], {"PATH": os.defpath}, root / "own", "algo-1", **places)
-print(sandbox.mode())
-print(sandbox.start(container).process.stdout.read().decode().split())
-"""
-
-
-@pytest.mark.parametrize("mode", ["root", "user"])
-def test_container_has_a_read_only_folder_at_the_root(mode: str, tmp_path: Path) -> None:
-    """A folder at the root is read-only, next to the private folders; the machine itself has no folder there."""
-    env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
-    done = subprocess.run([sys.executable, "-c", READ_ONLY, mode, tmp_path], env=env, capture_output=True, text=True)
-    found, _, told = done.stdout.partition("\n")
-    if found != mode:
-        pytest.skip(f"this machine lets us make no namespaces of the kind {mode}")
-    assert told.strip() == "['here/given', '/proc/1']"
-    assert (os.listdir(tmp_path / "given"), os.listdir(tmp_path / "home")) == (["file"], ["new"])
-    assert not Path("/given").exists()
-
-
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
 def test_container_has_private_folders_in_every_mode(mode: str, tmp_path: Path) -> None:
-    """Private folders work in all modes, with or without namespaces; all processes of the container are gone."""
+    """Private folders work in all modes, with or without namespaces; all processes of the container are gone.
+
+    A folder at the root is read-only, next to the private folders; the machine itself has no folder there.
+    """
     env, mark = {**os.environ, "PYTHONPATH": str(process.TESTS)}, new_mark()
     done = subprocess.run([sys.executable, "-c", RUN, mode, tmp_path, mark], env=env, capture_output=True, text=True)
     assert done.stderr == ""
-    found, name, content, opt, code = done.stdout.splitlines()
+    found, name, content, opt, *given, code = done.stdout.splitlines()
     if found != mode:
         pytest.skip(f"this machine lets us make no namespaces of the kind {mode}")
     assert (content, code) == ("here", "code 3")
@@ -78,6 +56,9 @@ def test_container_has_private_folders_in_every_mode(mode: str, tmp_path: Path) 
     if mode != "none":
         assert name == "algo-1"
         assert int(opt) == len({*os.listdir("/opt"), "ml"})
+        assert given == ["given/given", "/proc/1"]
+        assert (os.listdir(tmp_path / "given"), sorted(os.listdir(tmp_path / "ml"))) == (["file"], ["file", "new"])
+    assert not Path("/given").exists()
     assert sleepers(mark) == []
 
 
