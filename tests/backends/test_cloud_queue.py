@@ -1,7 +1,9 @@
 """Jobs in line for a cloud's quota: rows of the registry that are not sent, on the clouds' stand-ins."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +82,14 @@ def test_many_processes_send_a_job_once(cli: Any, folder: Path, account: Aws, no
     for name in ("one", "two"):
         assert cli(*QUEUE, "--name", name, cwd=folder).code == 0
     no_quota()
-    told: list[str] = []
 
-    def advance() -> None:
-        registry = Registry(home)
-        told.extend(queue.advance_queue(registry))
-        registry.close()
+    def advance(_: int) -> list[str]:
+        with closing(Registry(home)) as registry:
+            return queue.advance_queue(registry)
 
-    threads = [threading.Thread(target=advance) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(told) == ["sent: one", "sent: two"]
+    with ThreadPoolExecutor(8) as pool:
+        told = pool.map(advance, range(8))
+    assert sorted(chain(*told)) == ["sent: one", "sent: two"]
     assert sorted(sent(account)) == ["one-1", "two-1"]
 
 

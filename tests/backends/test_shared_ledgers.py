@@ -2,8 +2,8 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,8 @@ def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Pa
         except BudgetError as error:
             outcomes.append(error)
 
-    threads = [threading.Thread(target=want, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(want, range(8)))
     book = shared_ledger.read(opened(store))
     assert (len(book.held), outcomes.count(None), len(outcomes)) == (5, 5, 8)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,8 @@ def test_many_followers_send_each_notice_once(job: Job, home: Path, told: receiv
         one.offer(deliveries)
         one.close(20.0)
 
-    threads = [threading.Thread(target=follow, args=(one,)) for one in crowd]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(follow, crowd))
     assert sorted((path[-1], body["key"]) for path, _, body in told.asked) == sorted(
         (name, each.key) for name in "abc" for each in notices
     )
