@@ -394,6 +394,9 @@ class HasCheckpoints(Protocol):
     def checkpoint_place(self, ref: JobRef) -> str | None:
         """Return the checkpoint folder's uri or path, for `inputs` of a later job; None outside the storage."""
 
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+        """Return the files of the attempts `refs` that an attempt with `config` finds; the start judges damage."""
+
 
 @dataclass(frozen=True)
 class SavedFiles:
@@ -404,14 +407,6 @@ class SavedFiles:
     """The newest step of the trainer's checkpoints."""
     away: str = ""
     """The places that cannot be read, in words: `on h1 (no answer)`."""
-
-
-@runtime_checkable
-class KnowsSaved(Protocol):
-    """A backend that looks for a job's saved files between two attempts."""
-
-    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
-        """Return the files of the attempts `refs` that an attempt with `config` finds; the start judges damage."""
 
 
 @runtime_checkable

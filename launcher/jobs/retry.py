@@ -53,7 +53,7 @@ def older_start(registry: Registry, job: Job, config: JobConfig) -> OlderStart |
     step, number, _ = newest_save(attempts)
     backend = backends.load(job.backend)
     is_asked = number is not None and config.checkpoint.mirror is None and not job.attempt.state.all_damaged
-    if not is_asked or not isinstance(backend, backends.KnowsSaved):
+    if not is_asked or not isinstance(backend, backends.HasCheckpoints):
         return None
     files = backend.saved([attempt.ref for attempt in attempts if attempt.ref is not None], config)
     if files.is_any and not files.away if step is None or files.step is None else files.step >= step:

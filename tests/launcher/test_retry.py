@@ -104,7 +104,7 @@ def test_bucket_that_cannot_be_read_is_no_empty_bucket() -> None:
     ref = {**place, "checkpoint_uri": "s3://b/c", "output_uri": "s3://b/o", "name": "j-1-1", "nodes": 2}
     ref |= {"nproc_per_node": 1, "limit_reason": "time_limit", "secrets_prefix": "", "secrets": []}
     backend = backends.load("sagemaker")
-    assert isinstance(backend, backends.KnowsSaved)
+    assert isinstance(backend, backends.HasCheckpoints)
     files = backend.saved([ref], JobConfig(name="j"))
     assert (files.is_any, files.away.startswith("in s3://b/c (")) == (False, True)
 
