@@ -833,7 +833,8 @@ def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, rel
     line = relay(serve(), MIB, "hold")
     thread, faults, _ = started(line.port, "last.ckpt", here)
     until(lambda: list(here.glob(".*.tmp")))
-    (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
+    with (there / "last.ckpt").open("r+b") as file:  # at no moment shorter: that ends the connection
+        file.write(os.urandom(12 * MIB))
     line.let_go.set()
     thread.join()
     assert [type(fault) for fault in faults] == [copies.Gone]

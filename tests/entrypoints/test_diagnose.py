@@ -20,7 +20,7 @@ from torch import nn
 class Slow:
     def __len__(self): return 64
     def __getitem__(self, index):
-        time.sleep(0.005)
+        time.sleep(0.02)
         return torch.ones(4), index % 2
 
 def model(params): return nn.Linear(4, 2)
