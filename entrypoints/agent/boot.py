@@ -157,7 +157,7 @@ def exit_code(verdict: ExitReport) -> int:
 
 def is_done(folder: Path, spec: JobSpec, nodes_count: int) -> bool:
     """Return whether all ranks of this node have written their success, and joined a group with all ranks."""
-    return _left_code(folder, spec.nproc_per_node) == EXIT_DONE and _alone(folder, spec, nodes_count) is None
+    return heartbeat.left_code(folder, spec.nproc_per_node) == EXIT_DONE and _alone(folder, spec, nodes_count) is None
 
 
 def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -186,7 +186,9 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
 
         def relay(signum: int, frame: FrameType | None) -> None:
             is_for_all = signum == signal.SIGTERM and SLURM in os.environ
-            is_over = _left_code(folder, spec.nproc_per_node) == EXIT_DONE  # a script may obey the signal at once
+            is_over = (
+                heartbeat.left_code(folder, spec.nproc_per_node) == EXIT_DONE
+            )  # a script may obey the signal at once
             left_s = max((path.stat().st_mtime for path in folder.glob("left-*")), default=0.0)
             if is_for_all and time.time() - left_s < AT_ONCE_S:
                 is_over = False
@@ -248,24 +250,13 @@ def _patience_s(folder: Path, nproc: int) -> float | None:
     """
     if _trainer_code(folder) is not None:
         return EXIT_DEADLINE_S
-    return EXIT_DEADLINE_S + EXIT_BARRIER_S if _left_code(folder, nproc) is not None else None
+    return EXIT_DEADLINE_S + EXIT_BARRIER_S if heartbeat.left_code(folder, nproc) is not None else None
 
 
 def _trainer_code(folder: Path) -> int | None:
     """Return the exit code for the outcome that the trainer has written, None without an outcome."""
     outcome = atomic_json.read_json(folder / "outcome.json") or {}
     return {"done": EXIT_DONE, "saved": EXIT_SAVED, "paused": EXIT_SAVED}.get(outcome.get("outcome", ""))
-
-
-def _left_code(folder: Path, nproc: int) -> int | None:
-    """Return the code of this node's ranks, done or saved, after all ranks have written their codes; else None.
-
-    After the code comes the interpreter's teardown, which hangs or aborts one time in nine (torch 2.13, gloo).
-    """
-    codes = [path.read_text() for path in folder.glob("left-*")]
-    if len(codes) < nproc:
-        return None
-    return EXIT_DONE if set(codes) == {str(EXIT_DONE)} else EXIT_SAVED
 
 
 def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
@@ -284,7 +275,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         return EXIT_DONE, []
     if ended.failures:
         return EXIT_FAILED, list(ended.failures)
-    left = _left_code(folder, nproc)
+    left = heartbeat.left_code(folder, nproc)
     # After a stop request, a script that exits 0 has saved, or given up; the script is not done. The trainer is done.
     if left == EXIT_SAVED or (left == EXIT_DONE and (is_task or not ended.was_stopped)):
         return left, []

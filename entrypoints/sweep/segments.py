@@ -299,6 +299,11 @@ class SlotRunner:
         for each in self._running:
             _ask_to_leave(each)
 
+    def drop(self) -> None:
+        """Kill what runs: a trial's part that waits for a part that has failed on another machine."""
+        for each in self._running:
+            processes.kill(each.child.pid, signal.SIGKILL)
+
     def look(self) -> list[SegmentEnd]:
         """Relay new lines; return the segments that have ended since the last call."""
         ended, self._known = self._known, []
@@ -314,7 +319,8 @@ class SlotRunner:
                     processes.kill(each.child.pid, signal.SIGKILL)
                 continue
             self._running.remove(each)
-            ended.append(self._end(each, code))
+            left = heartbeat.left_code(each.result, self._sweep["slots"])
+            ended.append(self._end(each, code if left is None else left))  # torchrun may fail after its ranks
         for end in ended:
             if self._keeps_rungs and end.state == "paused":
                 keep_rung(self._checkpoints, end.trial, end.step)
@@ -384,8 +390,7 @@ class SlotRunner:
         if each.script is not None:
             each.script.close()
         took_s, key = time.monotonic() - each.began_s, each.segment.key
-        codes = {path.read_text() for path in each.result.glob("left-*")}
-        if not code or (codes and codes <= {"0", "75"}):
+        if code in (0, 75):
             return SegmentEnd(*key, "done", 0, seconds=took_s)
         if each.told_s is not None:
             return SegmentEnd(*key, "saved", 0, seconds=took_s)

@@ -19,7 +19,7 @@ from cloudtrain.entrypoints import events, processes
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.sweep.journal import NAME, Journal
-from cloudtrain.entrypoints.sweep.packed import _Driver, _Gang
+from cloudtrain.entrypoints.sweep.packed import PARTNER_S, _Driver, _Gang
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import SegmentEnd, place_of, trial_spec
 from doubles import warmpython
@@ -89,7 +89,8 @@ class Sweep:
 
     def start(self, **more: str) -> subprocess.Popen[str]:
         """Start the controller."""
-        (self.folder / "result").mkdir(parents=True, exist_ok=True)
+        for node in range(self.nodes):
+            (self.folder / "result" / str(node)).mkdir(parents=True, exist_ok=True)
         (self.folder / "task.py").write_text(TASK)
         (self.folder / "spec.json").write_text(json.dumps(self.spec().dump()))
         environment = {
@@ -104,8 +105,12 @@ class Sweep:
         }
         command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"]
         if self.nodes > 1:  # each rank is a node
-            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(self.nodes), "-m"]
-            command = [sys.executable, "-m", *torchrun, "cloudtrain.entrypoints.agent.worker", "sweep"]
+            node = (
+                'export CLOUDTRAIN_RESULT_DIR="$CLOUDTRAIN_RESULT_DIR/$RANK"; mkdir "$CLOUDTRAIN_RESULT_DIR"; exec "$@"'
+            )
+            worker = [sys.executable, "-m", "cloudtrain.entrypoints.agent.worker", "sweep"]
+            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(self.nodes), "--no-python"]
+            command = [sys.executable, "-m", *torchrun, "sh", "-c", node, "sh", *worker]
         return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
 
     def run(self, **more: str) -> tuple[int, list[dict[str, Any]]]:
@@ -580,6 +585,22 @@ def test_scripts_without_steps_train_to_their_own_ends(tmp_path: Path) -> None:
     (left,) = (each for each in found if each["e"] == "preempt")
     assert re.search(r"trial [1-9] to its end needs .*s, .*s are left", left["not_begun"])
     assert all(each["state"] in ("running", "done") for each in found if each["e"] == "trial")
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_machine_of_a_failed_one_is_not_held(tmp_path: Path) -> None:
+    """torchrun of the machine that has ended waits 300 s for one that failed; the trial has its result after 60 s."""
+    sweep = script_sweep(tmp_path, nodes=2)
+    sweep.search |= {"algorithm": "random", "trials": 1, "rungs": [1]}
+    sweep.own |= {"until": "end", "instances": 2, "nproc_per_node": 1}
+    last = "\nimport os\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n"
+    (tmp_path / "fit.py").write_text(SCRIPT + last)
+    begin_s = time.monotonic()
+    code, found = sweep.run()
+    assert PARTNER_S < time.monotonic() - begin_s < 2 * PARTNER_S
+    (end,) = (each for each in found if each["e"] == "trial" and each["state"] == "done")
+    assert (code, end["step"]) == (0, 30)
 
 
 @pytest.mark.slow
