@@ -152,7 +152,7 @@ def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str,
         raise _fault(f"{parent.id} has left no checkpoint that a job can read", f"cloudtrain status {parent.id}", "job")
     last = parent.attempt.progress.get("checkpoint_step")
     if checkpoint == "last" or (checkpoint is None and not (parent.config.get("checkpoint") or {}).get("keep_best")):
-        checkpoint = f"step-{last}" if isinstance(last, int) else checkpoint
+        checkpoint = checkpoint if last is None else f"step-{last}"
     if checkpoint is None or not checkpoint.startswith("step-"):
         return folder, checkpoint  # the node chooses: only the folder knows the best step
     end = "/" if "://" in folder else ""  # a prefix in a bucket

@@ -206,7 +206,7 @@ def _newest_checkpoint(view: JobView) -> Rows:
         hint = [] if is_known else _script_hint(view, "keeps checkpoints: docs/scripts.md, Files: keep")
         return [("checkpoint", "no checkpoint yet"), *hint] if is_running else []
     risk = ""
-    if isinstance(at, int) and at > step:
+    if at is not None and at > step:
         steps = counted(at - step, "step")
         seen_s = view.now_s if view.job.active else (state.ended_s or view.now_s)
         took = f" ({span(seen_s - saved_s)})" if saved_s is not None and not is_earlier and seen_s > saved_s else ""

@@ -64,7 +64,7 @@ class JobView:
         some = (each.progress for each in reversed(self.attempts))
         earlier = next((progress for progress in some if progress.keys() & {"step", "sweep"}), {})
         known = {name: earlier[name] for name in _KEPT if name in earlier}
-        if known and isinstance(own.get("resumed_step"), int):
+        if known and own.get("resumed_step") is not None:
             known["step"] = own["resumed_step"]
         if "sweep" in known and self.job.config.get("sweep"):  # a resume may have added trials
             from ..planning.search_spec import search_of
@@ -84,9 +84,7 @@ class JobView:
     def share_done(self) -> float | None:
         """The share of steps done, 0 to 1; None if unknown."""
         step, most = self.progress.get("step"), self.progress.get("max_steps")
-        if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
-            return None
-        return min(1.0, max(0.0, step / most))
+        return min(1.0, max(0.0, step / most)) if step is not None and most else None
 
     @property
     def took_s(self) -> float | None:
@@ -274,8 +272,8 @@ def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
 
     An attempt that dies right after a save may not have reported the save.
     """
-    steps = [attempt.progress.get("checkpoint_step"), after and after.progress.get("resumed_step")]
-    return max((step for step in steps if isinstance(step, int)), default=None)
+    steps = [attempt.progress.get("checkpoint_step"), after.progress.get("resumed_step") if after else None]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def failure_lines(error: dict[str, Any]) -> list[str]:

@@ -65,9 +65,8 @@ def newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, fl
     """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
         step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
-        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
-            is_time = isinstance(saved_s, float | int)
-            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
+        if step is not None or saved_s is not None:
+            return step, attempt.number, saved_s
     return None, None, None
 
 
@@ -89,21 +88,20 @@ def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
     rest_s = left_s(progress)
     if rest_s is None:
         return None
-    stepped_s = progress.get("stepped_s")  # a stored row may be damaged
-    finish_at_s = rest_s + (stepped_s if isinstance(stepped_s, float | int) else now_s)
+    stepped_s = progress.get("stepped_s")
+    finish_at_s = rest_s + (now_s if stepped_s is None else stepped_s)
     grace_s = max(_GRACE_S, _GRACE_STEPS * (step_s(progress) or 0.0))
     return max(now_s, finish_at_s) if now_s - finish_at_s <= grace_s else None
 
 
 def left_s(progress: dict[str, Any]) -> float | None:
     """Return the remaining seconds at the last step: as the job reported, else by its pace so far, as of a script."""
-    eta_s = progress.get("eta_s")
-    if isinstance(eta_s, float | int):
+    if (eta_s := progress.get("eta_s")) is not None:
         return float(eta_s)
     step, most, pace_s = progress.get("step"), progress.get("max_steps"), step_s(progress)
-    if not isinstance(most, int) or not isinstance(step, int) or pace_s is None:
+    if most is None or step is None or pace_s is None:
         return None
-    return max(0.0, pace_s * (most - step))
+    return max(0.0, pace_s * float(most - step))
 
 
 def step_s(progress: dict[str, Any]) -> float | None:

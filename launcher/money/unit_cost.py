@@ -110,9 +110,9 @@ def _latest(attempts: Sequence[Attempt], key: str) -> float | None:
 def _paid_share(attempts: Sequence[Attempt], found: Sequence[CostPoint]) -> float:
     """Return the share of the steps that this job has paid for: `checkpoint.resume: PATH` begins with another's."""
     before, step = attempts[0].progress.get("resumed_step"), attempts[-1].progress.get("step")
-    if not (found and isinstance(before, int) and isinstance(step, int) and before < min(found[0].step, step)):
+    if not found or before is None or step is None or before >= min(found[0].step, step):
         return 1.0
-    return 1 - before / step
+    return 1 - float(before) / float(step)
 
 
 def _each(spent_micro: float, count: float | None, paid: float = 1.0) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from ..job import Attempt, JobState, State
 from ..plan import Plan
 from ..text import sanitize
+from . import progress
 
 # The columns of an attempt `a` that its cost needs, under the names that `attempt_of` reads.
 COST_COLUMNS = (
@@ -31,7 +32,7 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
             submitter=object_of(row["submitter"]),
             ref=object_of(row["ref"]) if row["ref"] else None,
             state=sanitize.state_of(state),
-            progress=object_of(row["progress"]),
+            progress=progress.sound(object_of(row["progress"])),
             unreachable_since_s=row["unreachable_since_s"],
         )
         parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]

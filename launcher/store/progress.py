@@ -17,6 +17,7 @@ _FIGURES = (
     *("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes"),
     *exchange_figures.NAMES,
 )
+_NUMBERS = {*_COUNTS, "checkpoint_step", "saved_after", "resumed_step", "eta_s", "stepped_s", "saved_s"}
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_UNKEPT = 6  # names of files that are not kept
@@ -79,6 +80,13 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     if points:
         now["curve"] = loss_bins.dump(loss_bins.added(loss_bins.load(now.get("curve")), points))
     return now
+
+
+def sound(progress: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored progress without the counts and times that are no numbers: only a damaged row has them."""
+    return {
+        key: value for key, value in progress.items() if key not in _NUMBERS or isinstance(value, float | int | None)
+    }
 
 
 def _fold_sweep(now: dict[str, Any], event: dict[str, Any]) -> bool:

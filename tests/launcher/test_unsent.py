@@ -17,6 +17,7 @@ from cloudtrain.launcher.commands.rm import command as removal
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import remove, stopping, submit
+from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.registry import Registry
@@ -267,6 +268,9 @@ def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
                     key = "id" if place == "jobs" else "job_id"
                     now = text if other == column else json.dumps(values)
                     registry.database.execute(f"UPDATE {place} SET {other} = ? WHERE {key} = ?", (now, f"bad-{number}"))
+    for number in range(len(texts)):  # as long as nobody has asked the platform
+        job = registry.find(f"bad-{number}")
+        view_of(job, registry.attempts(job)).as_json()
     add("sound")
     every = ("status", "sound", *(f"bad-{number}" for number in range(len(texts))))
     for words in (("list", "--all"), ("list", "--all", "--json"), every, ("cost",), ("doctor",)):
