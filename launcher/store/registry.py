@@ -96,13 +96,16 @@ class Registry:
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
         """Journal the intent to send the next attempt; later attempts start from the config and bundle given here.
 
-        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt.
+        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt or
+        removed the job.
         """
         with self.database.transaction():
-            row = self.database.execute(
+            rows = self.database.execute(
                 "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
-            )[0]
-            if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
+            )
+            if not rows:  # by another process, or because its only attempt was never sent
+                raise NoSuchJobError(f"the job `{attempt.job_id}` was removed meanwhile", hint="cloudtrain submit")
+            if rows[0]["state"] in ACTIVE or rows[0]["number"] + 1 != attempt.number:
                 raise UsageError(
                     f"`{attempt.job_id}` is being resumed already", hint=f"cloudtrain logs -f {attempt.job_id}"
                 )

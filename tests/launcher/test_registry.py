@@ -147,7 +147,7 @@ def test_registry_returns_the_stored_values_newest_first(registry: Registry, mak
 
 
 def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """Of two simultaneous resumes the second finds the first; a missing attempt is refused by its number."""
+    """Of two simultaneous resumes the second finds the first; a missing attempt, or a removed job, is an error."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     assert registry.attempt(job, 1).name == "digits-1"
     with pytest.raises(NoSuchJobError, match="no attempt 2"):
@@ -160,6 +160,9 @@ def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, 
     with pytest.raises(UsageError):
         registry.add_attempt(second, {}, {})
     assert registry.find("digits").attempt.number == 2
+    registry.remove(job.id)  # by another process, while a resume was being prepared
+    with pytest.raises(NoSuchJobError, match="removed meanwhile"):
+        registry.add_attempt(replace(second, number=3), {}, {})
 
 
 def test_registry_refuses_an_unusable_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
