@@ -139,12 +139,16 @@ def _rehearse(
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
         chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())
-        shown = replace(overrides, settings=(*overrides.settings, *chosen.settings))
+        named = config.checkpoint.resume if config.checkpoint.resume not in ("auto", "never") else None
+        afresh = ("checkpoint.resume=auto",) if named else ()  # the sandbox has no other job's files
+        shown = replace(overrides, settings=(*overrides.settings, *chosen.settings, *afresh))
         prepared = prepare(shown.load(), overrides.file, own / "bundles", dry=False, shipped=whole.bundle)
         shipped = proofs.files_of(whole)
         unset = [name for name in config.secrets if name not in os.environ]
         secrets = {name: os.environ[name] for name in config.secrets if name in os.environ}
         verdict = rehearsing.rehearse(prepared, chosen, wish, secrets, say, own)
+        if named:
+            verdict.not_checked.append(f"the start from {named}: it began at step 0")
         if unset:
             verdict.not_checked.append(f"the secrets {', '.join(unset)}: not set here")
         verdict.folder = str(own) if wish.keeps else None

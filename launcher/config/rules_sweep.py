@@ -49,6 +49,10 @@ def faults_of(root: YamlNode) -> Iterator[Fault]:
     if written.get("algorithm") in COPYING:
         yield from _copies(root, written)
     yield from _pauses(root, written)
+    named = find(root, ("checkpoint", "resume"))
+    if named is not None and named.data() not in ("auto", "never"):
+        message = "one checkpoint cannot be resumed by all trials of a sweep"
+        yield Fault(message, "checkpoint.resume", named.place, "begin from its weights: `init_from`")
 
 
 def _fault(root: YamlNode, key: str, message: str, hint: str) -> Fault:

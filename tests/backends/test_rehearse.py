@@ -98,6 +98,7 @@ SHOWN = {"local", "sagemaker"}
     [
         *(pytest.param(name, False, marks=[pytest.mark.soak] * (name in SHOWN)) for name in BUILT_IN),
         TRAINER,
+        pytest.param("ssh", True, marks=pytest.mark.soak),
     ],
 )
 def test_rehearsal_proves_that_an_interrupted_job_resumes(
@@ -105,8 +106,10 @@ def test_rehearsal_proves_that_an_interrupted_job_resumes(
 ) -> None:
     """On every backend two nodes start, are interrupted and resume with equal losses; then spot is allowed."""
     folder = project(tmp_path / "project", backend, mode=None if is_task else "saves")
-    done = cli.ok("rehearse", "--preempt-at", "4", "--steps", "2", "--json", cwd=folder, timeout_s=280)
+    named = ["--set", "checkpoint.resume=/mnt/other/step-00000040"] if is_task and backend == "ssh" else []
+    done = cli.ok("rehearse", "--preempt-at", "4", "--steps", "2", "--json", *named, cwd=folder, timeout_s=280)
     told = done.json
+    assert any("it began at step 0" in each for each in told["not_checked"]) is bool(named)
     assert told["proven"] is True
     assert "equal bit for bit" in told["verdict"]
     assert 0 < told["left_s"] < told["grace_s"]

@@ -56,6 +56,12 @@ def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Pa
     assert any(re.search(words, fault.message + fault.key) for fault in caught.value.faults)
 
 
+def test_sweep_resumes_no_single_checkpoint(tmp_path: Path) -> None:
+    """The trials would have begun at step 0 in silence."""
+    with pytest.raises(ConfigError, match="one checkpoint cannot be resumed by all trials"):
+        load(tmp_path, {"space": {"training.optimizer.lr": [0.1, 0.2]}}, checkpoint={"resume": "/mnt/step-00000040"})
+
+
 @pytest.mark.parametrize("algorithm", ["grid", "asha"])
 @pytest.mark.parametrize(
     ("space", "words"),
