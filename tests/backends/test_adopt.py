@@ -111,6 +111,7 @@ def test_vertex_job_is_adopted(vertex: Any, google_project: Google, home: Path, 
     assert google_project.job("lost-1")["state"] in ("JOB_STATE_CANCELLING", "JOB_STATE_CANCELLED")
 
 
+@pytest.mark.soak
 def test_azureml_job_is_adopted(cli: Any, azure_account: Azure, folder: Callable[[str], Path]) -> None:
     """Row, handle and held money equal those of the submit."""
     azure_account.settings(execute=False)

@@ -113,6 +113,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     assert done.code == 0
 
 
+@pytest.mark.soak
 def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
     """Node 1 alone fails, after a silence: its traceback is shown within 10 s, and is the cause."""
     wholejobs.as_script(

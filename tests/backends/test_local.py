@@ -94,7 +94,12 @@ def pids(folder: Path, node: int, word: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "victim", ["entrypoints.agent.worker\0script", "entrypoints.agent.elastic", "entrypoints.agent.boot"]
+    "victim",
+    [
+        "entrypoints.agent.worker\0script",
+        pytest.param("entrypoints.agent.elastic", marks=pytest.mark.soak),
+        "entrypoints.agent.boot",
+    ],
 )
 def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
     """After kill -9 of a worker, of torchrun or of boot on one node, all nodes restart automatically."""

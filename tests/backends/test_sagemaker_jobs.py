@@ -22,6 +22,7 @@ def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: P
     wholejobs.train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
 
 
+@pytest.mark.soak
 def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, whole: wholejobs.Results) -> None:
     """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0

@@ -80,6 +80,7 @@ def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
     return submit
 
 
+@pytest.mark.soak
 def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], wait_until: Any) -> None:
     """Without `login`, the same commands work on the login node itself, from submit to artifacts.
 

@@ -229,6 +229,7 @@ while not told["done"]:
 """
 
 
+@pytest.mark.soak
 def test_killed_and_disconnected_reader_loses_and_repeats_nothing(
     cli: Any, bed: Bed, tmp_path: Path, wait_until: Any
 ) -> None:

@@ -116,6 +116,7 @@ def test_interrupted_sweep_continues_exactly(cli: Any, tmp_path: Path) -> None:
         assert cli("status", end, "--json").json["state"] == "succeeded"
 
 
+@pytest.mark.soak
 def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     """An ended sweep goes on with more trials; the trials before keep their results."""
     folder = write(tmp_path / "project", LOCAL)

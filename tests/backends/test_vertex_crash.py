@@ -72,6 +72,7 @@ def folder(folder: Path, google_project: Google) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_submit_killed_at_any_step_leaves_one_job_or_none(cli: Any, folder: Path, google: Google) -> None:
     """After `kill -9` the next command finds one job or no job, and cleans up after an unsent job."""
     dying = {

@@ -28,6 +28,7 @@ def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, t
     assert google_project.unserved() == []
 
 
+@pytest.mark.soak
 def test_killed_replica_changes_nothing(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
@@ -84,6 +85,7 @@ def test_scripts_checkpoints_survive_a_loss(
     assert names == {"last", "out-0", "out-1"}
 
 
+@pytest.mark.soak
 def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Google, folder: Path) -> None:
     """A folder and a file of the bucket are copied on a machine without /gcs, and read in place with /gcs."""
     google_project.settings(gcs=False)

@@ -333,6 +333,7 @@ def test_permanent_gap_does_not_block_later_lines(google_project: Google, reader
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_replica_whose_lines_are_ingested_late_is_shown(google_project: Google, reader: Reader) -> None:
     """All lines of node 1 come 15 s late and in order, so no gap is known: the lines are still shown."""
     for number in range(1, 9):

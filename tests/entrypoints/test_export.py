@@ -129,7 +129,9 @@ def evaluated(order: ExportOrder) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.soak] * (case not in ("ddp", "fsdp"))) for case in CASES]
+)
 def test_export_has_the_bits_that_were_evaluated(trained: Trained, tmp_path: Path, case: str) -> None:
     """Any strategy, number of ranks and type: pt2 and safetensors give the same bits in a new process, averages too."""
     order = replace(trained(case), place=str(tmp_path / "model"))
@@ -449,6 +451,7 @@ def loss(model, batch):
 """
 
 
+@pytest.mark.soak
 def test_transformers_opens_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from_pretrained` gives the bits of the averaged weights, tied names included; other programs read our part."""
     order = train(tmp_path, 1, {"ema_decay": 0.9}, {}, GPT)

@@ -60,6 +60,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_period_of_one_step_is_ddp_for_sgd_only(found: Any) -> None:
     """Means of weights and of gradients agree to rounding after 50 SGD steps; AdamW is another algorithm."""
     for case in ("sgd", "momentum"):

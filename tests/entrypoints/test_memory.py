@@ -235,6 +235,7 @@ def test_offloaded_activations_do_not_count(tmp_path: Path) -> None:
     assert needed(40)["bytes"] > 2 * long["bytes"]
 
 
+@pytest.mark.soak
 def test_estimate_of_gpipe_grows_by_a_micro_batch(tmp_path: Path) -> None:
     """Eight micro-batches need as much more than six as six than four, which run; stages of 1f1b need no more."""
 

@@ -201,6 +201,7 @@ def test_trials_equal_trainings_alone(whole: tuple[Path, list[dict[str, Any]]], 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stopped_sweep_goes_on_with_the_same_trials(whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """SIGTERM while two segments run: they save, and the next start ends with the same results and losses."""
     folder, expected = whole
@@ -229,6 +230,7 @@ def test_killed_trial_starts_again(whole: tuple[Path, list[dict[str, Any]]], tmp
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
     """A population of four, two ranks a trial: the lowest trial goes on from a copy of the highest."""
     space = {"training.optimizer.lr": SPACE["training.optimizer.lr"]}
@@ -450,6 +452,7 @@ def test_patience_counts_the_best_evaluation_and_exports_it(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_trial_on_two_machines_has_the_losses_of_one_machine(tmp_path: Path) -> None:
     """Four controllers train two trials at once, each by a pair; all results are those of two ranks on one machine."""
     search = {**SEARCH, "trials": 3, "rungs": [2, 6]}

@@ -487,6 +487,7 @@ def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, A
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_ordered_run_repeats_to_the_bit_through_kills(tmp_path: Path) -> None:
     """With `order: tickets`, a killed worker and a killed rank with a resume change no bit of losses and weights."""
     server = {"order": "tickets", "shards": 2, "lease_s": 5}

@@ -40,7 +40,11 @@ def state(folder: Path) -> dict[str, Any]:
 MOMENTUM = pytest.param({"optimizer": SGD}, marks=pytest.mark.soak)  # the optimizer's state is saved as AdamW's
 
 
-@pytest.mark.parametrize("settings", [{}, {"strategy": "fsdp"}, MOMENTUM], ids=["ddp", "fsdp", "momentum"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"strategy": "fsdp"}, marks=pytest.mark.soak), MOMENTUM],
+    ids=["ddp", "fsdp", "momentum"],
+)
 def test_run_paused_at_every_rung_equals_the_uninterrupted(settings: dict[str, Any], tmp_path: Path) -> None:
     """Losses, evaluations, weights, averages and optimizer state are equal; no evaluation is repeated."""
     whole = train(tmp_path / "whole", None, **settings)[0].events

@@ -690,7 +690,10 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         # two stages: test_stages_with_buffers_are_one_process_bit_for_bit
         pytest.param(2, {"parallel": {"pipeline": 2}}, marks=pytest.mark.soak),
-        (2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
+        pytest.param(
+            *(2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
+            marks=pytest.mark.soak,  # gpipe: the test with buffers; recomputed: test_memory_savers_change_no_bit
+        ),
         (4, {"parallel": {"pipeline": 4, "cut": "timed"}}),
         (2, {"parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2}}),
     ],
@@ -726,6 +729,7 @@ def test_stages_with_buffers_are_one_process_bit_for_bit(tmp_path: Path, schedul
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stale_weights_resume_bit_for_bit(tmp_path: Path) -> None:
     """With the schedule async the pipeline is empty at saves by steps, so a kill changes no loss and no weight."""
     settings = {**STAGES, "clip_norm": None, "log_every": 2, "parallel": {"pipeline": 2, "schedule": "async"}}
@@ -816,6 +820,7 @@ def test_model_that_cannot_be_split_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
     """ZeRO-1, killed on 2 ranks, killed on 1 rank, ended on 2: with `strict` all losses and tensors are equal."""
     settings = {**LANGUAGE, "eval_every": None, "shard": "optimizer", "reproducible": "strict"}
@@ -829,6 +834,7 @@ def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
     """ZeRO-1 on 4 ranks -> ZeRO-2 -> ddp -> ZeRO-1 on 2 -> fsdp -> 1 rank: the losses of one rank, to rounding."""
     settings = {**LANGUAGE, "eval_every": None, "checkpoint": {"every_steps": 2}}
@@ -856,7 +862,7 @@ def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
     [
         (1, {"precision": "bf16"}),
         (2, {"strategy": "fsdp", "activation_checkpointing": True}),
-        (2, {"parallel": {"tensor": 2}}),
+        pytest.param(2, {"parallel": {"tensor": 2}}, marks=pytest.mark.soak),
     ],
     ids=["autocast", "fsdp-recomputed", "tensor"],
 )
