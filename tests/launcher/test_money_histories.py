@@ -186,7 +186,11 @@ def play(seed: int) -> None:
         finish(world)
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 10_060), marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize(
+    "seeds",
+    [range(60), *(pytest.param(range(at, at + 2000), marks=pytest.mark.soak) for at in range(60, 10_060, 2000))],
+    ids=str,
+)
 def test_no_history_is_over_a_budget_or_forgets_a_cost(seeds: range) -> None:
     """Jobs, sweeps, refusals, kills, lost answers, retries, resumes and growth: each sum is the platform's."""
     for seed in seeds:
