@@ -17,6 +17,7 @@ from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 from cloudtrain.launcher.planning.job_spec import job_spec
+from doubles.signatures import MakeProject
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -170,9 +171,7 @@ WORKSPACE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group:
         ("vertex: {project: my-project, location: us-centrall1, staging_bucket: gs://b-1}", "vertex.location"),
     ],
 )
-def test_budget_without_a_price_names_the_unknown_region(
-    cli: Any, project: Callable[..., Path], block: str, key: str
-) -> None:
+def test_budget_without_a_price_names_the_unknown_region(cli: Any, project: MakeProject, block: str, key: str) -> None:
     """The region is a fault with its place, beside the missing price, which follows from the region."""
     settings = "resources: {accelerators: 'A100:8'}\nbudget: {limit: 50 USD}\n"
     done = cli("plan", cwd=project(f"backend: {block.partition(':')[0]}\n{settings}{block}\n"))
@@ -298,7 +297,7 @@ def test_plan_of_a_script_has_no_batch_and_promises_no_save(of_script: Callable[
     assert "only files in CLOUDTRAIN_CHECKPOINT_DIR" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
-def test_plan_of_an_example_has_at_most_eleven_lines(cli: Callable[..., Any]) -> None:
+def test_plan_of_an_example_has_at_most_eleven_lines(cli: Any) -> None:
     """A person reads all lines before the submit."""
     file = Path(__file__).parents[2] / "examples" / "digits" / "cloudtrain.yaml"
     lines = cli("plan", "-f", str(file)).stdout.splitlines()

@@ -15,7 +15,7 @@ from browser import contrast
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher import api, cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.view import read_view, unattended
 from cloudtrain.launcher.report.sweep_page import best_curve
@@ -23,7 +23,7 @@ from cloudtrain.launcher.store import progress, sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
-from doubles.terminals import Terminal
+from doubles.signatures import MakeJob, OpenTerminal
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 
 def test_sweep_is_a_line_of_the_list_and_a_job_of_status(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
+    registry: Registry, seed: MakeJob, run: Callable[..., Any]
 ) -> None:
     """One line, with the trials and the best value; status has the job's figures, the rungs and the best trials."""
     seed("older", State("succeeded", started_s=1.0, ended_s=2.0))
@@ -61,7 +61,7 @@ def test_sweep_is_a_line_of_the_list_and_a_job_of_status(
 
 
 def test_each_json_of_a_job_has_the_same_sweep_and_trials(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
+    registry: Registry, seed: MakeJob, run: Callable[..., Any]
 ) -> None:
     """`status`, `wait`, `watch` and Python show all of a sweep; a list only counts the trials."""
     job = swept.put(registry, 9)
@@ -86,9 +86,7 @@ def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Regis
     assert view.as_json()["trials"]["planned"] == 12
 
 
-def test_trial_is_named_only_where_it_is_one(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
-) -> None:
+def test_trial_is_named_only_where_it_is_one(registry: Registry, seed: MakeJob, run: Callable[..., Any]) -> None:
     """A trial has lines, and no job: `lr.1` is never the job `lr-1`; trials that do not exist are errors."""
     job = swept.put(registry, 9)
     for name in ("lr", "lr-1"):
@@ -175,7 +173,7 @@ def test_impossible_growth_is_refused(trials: str, words: str, registry: Registr
     assert retry.trials_after(registry, job, "+18") == retry.trials_after(registry, job, "27") == 27
 
 
-def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed: Callable[..., Job]) -> None:
+def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed: MakeJob) -> None:
     """A grid's trials are all in the sweep, a population keeps its size, and a job has no trials."""
     for algorithm in ("grid", "pbt"):
         space = {"training.optimizer.lr": [0.1, 0.01], "training.optimizer.name": ["adamw", "sgd"]}
@@ -186,7 +184,7 @@ def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed:
         retry.trials_after(registry, seed("alone"), "+2")
 
 
-def test_watch_of_an_ended_sweep_shows_its_trials(registry: Registry, terminal: Callable[..., Terminal]) -> None:
+def test_watch_of_an_ended_sweep_shows_its_trials(registry: Registry, terminal: OpenTerminal) -> None:
     """The live view of the job has the rungs."""
     job = swept.put(registry, 9)
     screen = terminal(job.id)

@@ -16,6 +16,7 @@ from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
+from doubles.signatures import MakeProject, WaitUntil
 
 # Reports a step each twentieth of a second, like the trainer; obeys SIGTERM.
 TELLING = """\
@@ -50,11 +51,7 @@ def visit(served: Served, open_page: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.slow
 def test_job_is_shown_running_stopped_and_resumed(
-    cli: Callable[..., Any],
-    project: Callable[..., Path],
-    served: Served,
-    visit: Callable[..., Any],
-    wait_until: Callable[..., Any],
+    cli: Any, project: MakeProject, served: Served, visit: Callable[..., Any], wait_until: WaitUntil
 ) -> None:
     """From the list to the job's page: lines and curve are live, and a stop and a resume within the budget work."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
@@ -226,7 +223,7 @@ def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(
 
 
 def test_spend_equals_the_cost_command_and_a_report_is_isolated(
-    cli: Callable[..., Any], served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
+    cli: Any, served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """The sum of the month is the command's; the report is drawn, and cannot read data of the page."""
     now_s = time.time()
