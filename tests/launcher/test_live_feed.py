@@ -26,6 +26,8 @@ from cloudtrain.launcher.store.registry import Registry
 from doubles import swept
 from doubles.signatures import MakeJob, SetAnswers, WaitUntil
 
+MakeFeed = Callable[..., JobFeed]
+
 
 def runs() -> State:
     """Return the state of a job that has run for a minute, counted from the test and not from its collection."""
@@ -38,7 +40,7 @@ def ended() -> State:
 
 
 @pytest.fixture
-def feed() -> Iterator[Callable[..., JobFeed]]:
+def feed() -> Iterator[MakeFeed]:
     """Return a function that starts a feed; each feed is closed at the end of the test."""
     begun: list[JobFeed] = []
 
@@ -60,7 +62,7 @@ def watched_job(feed: JobFeed, job_id: str) -> WatchedJob:
 
 
 def test_scene_is_available_before_any_backend_answers(
-    seed: MakeJob, feed: Callable[..., JobFeed], answers: SetAnswers, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The view shows the registry's state at once, and the time since when the poll waits."""
     is_answered = threading.Event()
@@ -83,7 +85,7 @@ def test_scene_is_available_before_any_backend_answers(
 
 
 def test_backends_of_the_jobs_do_not_affect_each_other(
-    seed: MakeJob, feed: Callable[..., JobFeed], answers: SetAnswers, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """Each job is polled separately: a silent backend's job keeps its state, and a broken one shows its fault."""
 
@@ -118,7 +120,7 @@ def test_first_answer_brings_the_trials_with_the_counts(registry: Registry) -> N
 
 
 def test_live_view_sends_an_earned_retry(
-    seed: MakeJob, feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The live view acts like the plain `watch`."""
 
@@ -131,9 +133,7 @@ def test_live_view_sends_an_earned_retry(
     wait_until(lambda: watched_job(watched, "again").job.attempt.number == 2)
 
 
-def test_new_job_joins_the_table(
-    seed: MakeJob, feed: Callable[..., JobFeed], answers: SetAnswers, wait_until: WaitUntil
-) -> None:
+def test_new_job_joins_the_table(seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil) -> None:
     """Active jobs come first, and the newest job comes first among them."""
     answers(lambda ref: runs())
     seed("ended", ended())
@@ -146,7 +146,7 @@ def test_new_job_joins_the_table(
 
 
 def test_opened_job_has_its_curves_and_alerts(
-    registry: Registry, seed: MakeJob, feed: Callable[..., JobFeed], wait_until: WaitUntil
+    registry: Registry, seed: MakeJob, feed: MakeFeed, wait_until: WaitUntil
 ) -> None:
     """Only an opened job needs curves and alerts."""
     seed("told", ended())
@@ -163,11 +163,7 @@ def test_opened_job_has_its_curves_and_alerts(
 
 
 def test_stop_from_the_live_view_saves_first(
-    seed: MakeJob,
-    feed: Callable[..., JobFeed],
-    answers: SetAnswers,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: WaitUntil,
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The view stops a job like the command and shows the result."""
     asked: list[bool] = []
@@ -180,9 +176,7 @@ def test_stop_from_the_live_view_saves_first(
     assert asked == [False]
 
 
-def test_running_stop_is_waited_for(
-    seed: MakeJob, feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_stop_is_waited_for(seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who leaves meanwhile gets the result, or a message that the result is unknown."""
     goes_on = threading.Event()
 
@@ -203,7 +197,7 @@ def test_running_stop_is_waited_for(
 
 
 def test_job_that_ended_long_ago_leaves_the_table(
-    seed: MakeJob, feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """An opened or marked job stays in the table."""
     for name in ("old", "opened", "marked"):
@@ -223,11 +217,7 @@ def test_job_that_ended_long_ago_leaves_the_table(
 
 
 def test_busy_registry_stops_polls_only_for_a_moment(
-    seed: MakeJob,
-    feed: Callable[..., JobFeed],
-    answers: SetAnswers,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: WaitUntil,
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """Meanwhile each job shows the reason."""
     answers(lambda ref: runs())
@@ -253,7 +243,7 @@ def test_busy_registry_stops_polls_only_for_a_moment(
 
 
 def test_suspension_waits_for_running_polls(
-    seed: MakeJob, feed: Callable[..., JobFeed], answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The suspension waits for the running poll and lets no new poll start, so that no lock is held meanwhile."""
     looks, goes_on = threading.Semaphore(0), threading.Event()

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,7 @@ AGAIN = [pytest.param(step, id=f"{step} {number}", marks=pytest.mark.soak) for n
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [*STEPS, *AGAIN])
 def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
-    cli: Any,
-    project: MakeProject,
-    idle_python: Path,
-    killed_submit: Callable[..., None],
-    wait_until: WaitUntil,
-    step: str,
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, wait_until: WaitUntil, step: str
 ) -> None:
     """The result is no job, a running job that can be stopped, or a job in the state never sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -64,7 +58,7 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
 def test_submit_works_after_a_killed_submit(
-    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Callable[..., None], step: str
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str
 ) -> None:
     """The next submit is a new job, and the rest of the killed submit is settled."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -80,7 +74,7 @@ def test_submit_works_after_a_killed_submit(
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "is_new"), [("after the send", False), ("before the starter", True)])
 def test_key_of_a_killed_submit_gives_one_job(
-    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Callable[..., None], step: str, is_new: bool
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str, is_new: bool
 ) -> None:
     """A repeated submit with the key gets the running job, or a new job if nothing was sent, without a `list`."""
     folder = project(f"local: {{python: {idle_python}}}\n")

@@ -24,10 +24,11 @@ from cloudtrain.launcher.ui.site import Pages, Pool, assets
 from doubles.signatures import MakeJob, SetAnswers, WaitUntil
 
 RUNS = State("running", started_s=time.time() - 60)
+StartWatcher = Callable[..., Watcher]
 
 
 @pytest.fixture
-def watcher(home: Path) -> Iterator[Callable[..., Watcher]]:
+def watcher(home: Path) -> Iterator[StartWatcher]:
     """Return a function that starts a watcher, as an open page does; each watcher ends with the test."""
     made: list[Watcher] = []
 
@@ -58,7 +59,7 @@ def state_of(home: Path, name: str) -> str:
 def test_open_page_sends_an_earned_retry(
     home: Path,
     seed: MakeJob,
-    watcher: Callable[..., Watcher],
+    watcher: StartWatcher,
     answers: SetAnswers,
     monkeypatch: pytest.MonkeyPatch,
     wait_until: WaitUntil,
@@ -76,7 +77,7 @@ def test_open_page_sends_an_earned_retry(
 def test_read_only_page_updates_the_registry_and_sends_nothing(
     home: Path,
     seed: MakeJob,
-    watcher: Callable[..., Watcher],
+    watcher: StartWatcher,
     answers: SetAnswers,
     monkeypatch: pytest.MonkeyPatch,
     wait_until: WaitUntil,
@@ -90,12 +91,7 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
-    home: Path,
-    registry: Registry,
-    seed: MakeJob,
-    watcher: Callable[..., Watcher],
-    answers: SetAnswers,
-    wait_until: WaitUntil,
+    home: Path, registry: Registry, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The remaining backends are polled, and the list is served."""
     hangs = threading.Event()
@@ -111,7 +107,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
 
 
 def test_unreachable_backend_is_polled_seldom(
-    home: Path, seed: MakeJob, watcher: Callable[..., Watcher], answers: SetAnswers, wait_until: WaitUntil
+    home: Path, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The registry keeps the job's last state."""
     asked: list[float] = []

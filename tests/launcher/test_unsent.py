@@ -24,6 +24,7 @@ from doubles.signatures import MakeJob, MakeProject
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
+Command = Callable[..., tuple[int, str]]
 
 
 def _spent(registry: Registry) -> int:
@@ -48,7 +49,7 @@ def add(registry: Registry, make_job: MakeJob) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs the command line in this process and returns the exit code and all output."""
 
     def run(*args: str) -> tuple[int, str]:
@@ -106,9 +107,7 @@ def test_number_stays_taken_until_the_teams_ledger_knows_the_release(registry: R
     assert [row["attempt"] for row in rows] == [1]
 
 
-def test_unsent_job_is_never_last_and_hidden_after_a_day(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]]
-) -> None:
+def test_unsent_job_is_never_last_and_hidden_after_a_day(registry: Registry, add: MakeJob, command: Command) -> None:
     """A list shows unsent jobs for a day as `not sent`, `--all` always; without a sent job there is no last job."""
     add("fresh", UNSENT)
     with pytest.raises(NoSuchJobError):
@@ -146,7 +145,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
 def test_damaged_row_hides_no_sound_job(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], damage: str, state: State
+    registry: Registry, add: MakeJob, command: Command, damage: str, state: State
 ) -> None:
     """The job is shown as damaged with advice, and `rm` removes the job; its possible cost still counts."""
     add("sound")
@@ -245,7 +244,7 @@ def retyped(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("column", SOUND)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
 def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], column: str, state: State
+    registry: Registry, add: MakeJob, command: Command, column: str, state: State
 ) -> None:
     """All commands that read rows show the sound job, whatever the damaged rows hold."""
     if (column, state.state) == ("ref", "running"):
@@ -271,7 +270,7 @@ def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
 @pytest.mark.parametrize("backend", BUILT_IN)
 @pytest.mark.parametrize("ref", [{}, {"nodes": "x", "name": [7]}])
 def test_damaged_handle_of_a_running_job_is_a_clear_error(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], backend: str, ref: dict[str, Any]
+    registry: Registry, add: MakeJob, command: Command, backend: str, ref: dict[str, Any]
 ) -> None:
     """A line names the damage; sound jobs are shown, and the damaged job still counts as running."""
     add("sound")
@@ -284,9 +283,7 @@ def test_damaged_handle_of_a_running_job_is_a_clear_error(
     assert registry.find("broken").active
 
 
-def test_removed_job_leaves_its_cost_and_frees_its_folder(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]]
-) -> None:
+def test_removed_job_leaves_its_cost_and_frees_its_folder(registry: Registry, add: MakeJob, command: Command) -> None:
     """Rows, folder and log are gone, but the cost counts; a never sent name is free, with the next number."""
     add("done")
     add("other")
@@ -308,9 +305,7 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
     assert ledger.reservation(registry.database, "one", 2) is not None
 
 
-def test_bundle_without_a_job_is_removed(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]]
-) -> None:
+def test_bundle_without_a_job_is_removed(registry: Registry, add: MakeJob, command: Command) -> None:
     """The freed size counts; a bundle in use stays, and a young bundle, which a submit may have just packed."""
     add("done", bundle={"sha256": "used-by-one"})
     add("also", bundle={"sha256": "shared"})
@@ -330,9 +325,7 @@ def test_bundle_without_a_job_is_removed(
     assert remove.UNSENT_S == 3600
 
 
-def test_active_job_is_not_removed(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], monkeypatch: Any
-) -> None:
+def test_active_job_is_not_removed(registry: Registry, add: MakeJob, command: Command, monkeypatch: Any) -> None:
     """If a single job of several may still run, no job is removed."""
     monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
     add("done")
@@ -342,9 +335,7 @@ def test_active_job_is_not_removed(
     assert len(registry.jobs()) == 2
 
 
-def test_prune_removes_old_jobs_alone(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]]
-) -> None:
+def test_prune_removes_old_jobs_alone(registry: Registry, add: MakeJob, command: Command) -> None:
     """The age counts from the end; running jobs and damaged jobs stay."""
     add("old")
     add("unsent", UNSENT)
@@ -358,7 +349,7 @@ def test_prune_removes_old_jobs_alone(
 
 
 def test_stop_finds_a_forgotten_job_that_appears_later(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], monkeypatch: Any
+    registry: Registry, add: MakeJob, command: Command, monkeypatch: Any
 ) -> None:
     """The backend does not answer and the user gives up; later the job appears, counts again, and is stopped."""
 
@@ -397,7 +388,7 @@ def test_forgotten_job_of_a_silent_backend_keeps_its_cost(registry: Registry, ad
 
 
 def test_stop_request_that_cannot_be_written_is_told(
-    registry: Registry, add: MakeJob, command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: Any
+    registry: Registry, add: MakeJob, command: Command, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """No agent of an ended job needs the request; for a live agent the error has the reason and `--now`."""
     add("done")
@@ -414,12 +405,7 @@ def test_stop_request_that_cannot_be_written_is_told(
 
 @pytest.mark.parametrize("step", ["before the row", "after the row", "with the team", "while sending"])
 def test_interrupted_submit_reports_a_possible_send(
-    registry: Registry,
-    command: Callable[..., tuple[int, str]],
-    project: MakeProject,
-    idle_python: Path,
-    monkeypatch: Any,
-    step: str,
+    registry: Registry, command: Command, project: MakeProject, idle_python: Path, monkeypatch: Any, step: str
 ) -> None:
     """Ctrl-C before the send leaves no row and no reservation; after the send began, a message says how to check."""
 

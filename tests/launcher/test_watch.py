@@ -50,7 +50,7 @@ def look(home: Path) -> Callable[[Job], Seen]:
 
 
 def test_only_a_single_watcher_acts_on_a_job(
-    seed: MakeJob, look: Callable[..., Any], home: Path, tmp_path: Path, wait_until: WaitUntil
+    seed: MakeJob, look: Any, home: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     """A process locks a byte of the lock file per job; the lock ends with the process."""
     job = seed("held", runs())
@@ -74,12 +74,7 @@ def test_only_a_single_watcher_acts_on_a_job(
 
 @pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
 def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
-    seed: MakeJob,
-    look: Callable[..., Any],
-    answers: SetAnswers,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    is_seen: bool,
+    seed: MakeJob, look: Any, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, number: int, is_seen: bool
 ) -> None:
     """ENOLCK means a file system without locks; EINVAL means a kernel with process locks only, which then serve."""
 
@@ -93,9 +88,7 @@ def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
     assert fault is None if is_seen else os.strerror(number) in str(fault)
 
 
-def test_threads_of_a_watcher_exclude_each_other_per_job(
-    seed: MakeJob, look: Callable[..., Any], answers: SetAnswers
-) -> None:
+def test_threads_of_a_watcher_exclude_each_other_per_job(seed: MakeJob, look: Any, answers: SetAnswers) -> None:
     """A process lock would not separate threads, and would end with the first poll that ends."""
     looked, goes_on = threading.Event(), threading.Event()
 
@@ -165,7 +158,7 @@ def test_slow_log_storing_delays_no_poll(seed: MakeJob, home: Path, monkeypatch:
     assert done == ["a", "b"]
 
 
-def test_faults_stay_with_their_job(seed: MakeJob, look: Callable[..., Any], answers: SetAnswers) -> None:
+def test_faults_stay_with_their_job(seed: MakeJob, look: Any, answers: SetAnswers) -> None:
     """A silent backend leaves the state and is named in the line; an internal error stays with its job."""
 
     def silent(ref: Any) -> State:
@@ -182,7 +175,7 @@ def test_faults_stay_with_their_job(seed: MakeJob, look: Callable[..., Any], ans
 
 
 def test_watch_sends_an_earned_retry_after_a_recent_end(
-    seed: MakeJob, look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job stays active with the new attempt; a job that ended long ago is not restarted."""
     asked: list[str] = []
