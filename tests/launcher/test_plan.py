@@ -21,6 +21,7 @@ from doubles.signatures import MakeProject
 
 CPU = Capacity(0, 0.0, "your own machine")
 MakePlan = Callable[..., Plan]
+BATCH_64 = "training.global_batch_size=64"
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 
 
@@ -57,12 +58,10 @@ def spec(loaded: Callable[..., JobConfig]) -> Callable[..., dict[str, Any]]:
 
 def test_plan_counts_a_rank_for_each_gpu(planned: MakePlan) -> None:
     """`auto` is the number of GPUs of the instance, or a single rank; the product of ranks is written out."""
-    gpus = planned("resources.instances=2", "training.global_batch_size=64", capacity=Capacity(8, 32.0, "list"))
+    gpus = planned("resources.instances=2", BATCH_64, capacity=Capacity(8, 32.0, "list"))
     assert (gpus.instances, gpus.nproc_per_node, gpus.ranks) == (2, 8, 16)
     assert planned("resources.instances=2").ranks == 2
-    lines = plan_text.lines(
-        planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
-    )
+    lines = plan_text.lines(planned("resources.instances=2", "distributed.nproc_per_node=8", BATCH_64))
     assert lines[0].startswith("2 instances x 8 = 16 ranks")
 
 
@@ -148,7 +147,7 @@ def test_price_in_a_plan_is_counted_or_unknown(planned: MakePlan) -> None:
     plan = planned("resources.instances=3", "limits.max_duration=90m", "training.global_batch_size=3",
                    capacity=Capacity(0, 2.0, "a list of today"))  # fmt: skip
     assert (plan.hourly_usd, plan.worst_case_usd) == (6.0, 9.0)
-    wanted = ("resources.instances=2", "limits.max_duration=90m", "training.global_batch_size=64")
+    wanted = ("resources.instances=2", "limits.max_duration=90m", BATCH_64)
     plan = planned(*wanted, capacity=Capacity(8, 0.0, "your cluster"))
     assert "no cost: your cluster, at most 24.00 GPU-hours" in plan_text.lines(plan)
     assert "no cost: your own machine" in plan_text.lines(planned(*wanted))
@@ -190,9 +189,7 @@ LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, 
 
 def test_plan_shows_the_parts_of_its_worst_case(planned: MakePlan) -> None:
     """The parts are the price with source and age, the rate, the cap, the worst case, and the alert sums."""
-    text = plan_text.lines(
-        planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
-    )
+    text = plan_text.lines(planned("resources.instances=2", BATCH_64, "budget.limit=21 USD", capacity=LISTED))
     most = "at most 4h 55m, as long as the budget allows, up to 5m of it for image and data"
     assert text[2] == f"{most}; after 4h 48m it saves and stops"
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
@@ -207,16 +204,14 @@ def test_plan_shows_the_parts_of_its_worst_case(planned: MakePlan) -> None:
 
 def test_plan_shows_only_reachable_thresholds(planned: MakePlan) -> None:
     """A short run holds much of the budget back; a run that a time limit ends shows the sum at that limit."""
-    short = plan_text.lines(planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED))
+    short = plan_text.lines(planned("budget.limit=2 USD", BATCH_64, capacity=LISTED))
     assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
-    timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
+    timed = planned("budget.limit=50 USD", "limits.max_duration=1h", BATCH_64, capacity=LISTED)
     assert plan_text.lines(timed)[5:] == [
         "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
-    alerted = plan_text.lines(
-        planned("budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED)
-    )
+    alerted = plan_text.lines(planned("budget.limit=2 USD", "budget.on_limit=alert", BATCH_64, capacity=LISTED))
     assert alerted[5].endswith(
         "it only sends alerts (on_limit: alert), and ends no job; the worst case is 48.58 USD over it"
     )
@@ -233,9 +228,7 @@ def test_plan_shows_only_reachable_thresholds(planned: MakePlan) -> None:
 )
 def test_plan_describes_the_action_at_the_limit(planned: MakePlan, on_limit: str, said: str) -> None:
     """The text appears before the job is sent."""
-    plan = planned(
-        "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
-    )
+    plan = planned("budget.limit=2 USD", f"budget.on_limit={on_limit}", BATCH_64, capacity=LISTED)
     assert any(said in line for line in plan_text.lines(plan))
     assert (plan.cap_reason, plan.cap_s < 86_400) == (
         ("time_limit", False) if on_limit == "alert" else ("budget", True)
@@ -254,7 +247,7 @@ def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: MakePlan) ->
 
     def of(micro: int) -> Plan:
         limit = f"budget.limit={micro / 1e6:.6f}"
-        return planned(limit, "training.global_batch_size=64", capacity=LISTED)
+        return planned(limit, BATCH_64, capacity=LISTED)
 
     with pytest.raises(BudgetError, match=r"the budget of 0\.10 USD buys no run at 2\.00 USD an hour") as caught:
         of(100_000)
@@ -271,9 +264,7 @@ def test_age_of_a_price(planned: MakePlan) -> None:
     assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
     assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
     source = Rate(2.0, "<=2025 (undated)", "a table").words
-    text = plan_text.lines(
-        planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
-    )
+    text = plan_text.lines(planned(BATCH_64, capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")))
     assert "(list price of 2025 or earlier, counted as " in text[3]
 
 
@@ -355,7 +346,7 @@ def test_micro_batch_stays_on_fewer_nodes(spec: Callable[..., dict[str, Any]]) -
     [
         (("resources.instances=3", "training.global_batch_size=60"), 10),
         (("resources.instances=3", "training.global_batch_size=63"), 21),
-        (("resources.instances=4", "training.global_batch_size=64"), 16),
+        (("resources.instances=4", BATCH_64), 16),
         (("resources.instances=4", "training.global_batch_size=48"), 4),
         (("resources.instances=4", "training.global_batch_size=48", "training.reproducible=strict"), 12),
         (("resources.instances=3", "training.global_batch_size=60", "training.micro_batch_size=20"), 20),
