@@ -117,7 +117,7 @@ def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: MakeJob, reg
 
 
 def test_partial_log_of_a_running_job_is_stored(
-    home: Path, seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next reader takes the stored part from disk, and the rest from the backend."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
@@ -216,7 +216,7 @@ def test_least_recently_read_logs_are_dropped(home: Path, seed: MakeJob, registr
 
 @pytest.mark.usefixtures("small_blocks")
 def test_log_above_the_size_limit_is_stored_in_part(
-    home: Path, seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit is reported, all lines are shown, and cached logs of older jobs are dropped first."""
     read_all(registry, seed("other", DONE))

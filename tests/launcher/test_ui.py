@@ -57,12 +57,7 @@ def state_of(home: Path, name: str) -> str:
 
 
 def test_open_page_sends_an_earned_retry(
-    home: Path,
-    seed: MakeJob,
-    watcher: StartWatcher,
-    answers: SetAnswers,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: WaitUntil,
+    seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The watcher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
