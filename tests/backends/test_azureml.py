@@ -24,6 +24,7 @@ from doubles.azure.names import SUBSCRIPTION
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 WHERE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research, region: eastus"
+NO_GPU = "resources.accelerators=null"
 
 # The minimum for a job, and a config with all settings.
 PLAIN = f"""
@@ -103,19 +104,15 @@ def test_order_contains_no_characters_that_azure_expands(render: Render) -> None
         (["azureml.subscription=abc"], "azureml.subscription", "`abc` is not a subscription id"),
         (["azureml.subscription=null"], "azureml.subscription", "no Azure subscription"),
         (["azureml.workspace=a/b"], "azureml.workspace", "cannot be part of an Azure id"),
-        (["resources.accelerators=null"], "resources", "which machines"),
+        ([NO_GPU], "resources", "which machines"),
         (["resources.accelerators=B300:8"], "resources.accelerators", "no Azure machine"),
         (
-            ["resources.accelerators=null", "resources.instance_type=NC96ads_A100_v4"],
+            [NO_GPU, "resources.instance_type=NC96ads_A100_v4"],
             "resources.instance_type",
             "is not an Azure machine size",
         ),
-        (
-            ["resources.accelerators=null", "resources.instance_type=Standard_NX9_v9"],
-            "resources.instance_type",
-            "how many GPUs",
-        ),
-        (["resources.accelerators=null", "azureml.compute=gpus"], "azureml.compute", "not known here"),
+        ([NO_GPU, "resources.instance_type=Standard_NX9_v9"], "resources.instance_type", "how many GPUs"),
+        ([NO_GPU, "azureml.compute=gpus"], "azureml.compute", "not known here"),
         (["azureml.compute=gpus", "resources.spot=true"], "resources.spot", "the cluster's own"),
         (["inputs.train=/data/x"], "inputs.train", "cannot mount"),
         (
@@ -190,12 +187,7 @@ def test_checkpoints_belong_to_the_job_not_the_attempt(render: Render) -> None:
         (["azureml.compute=gpus", "azureml.idle=10m"], 14.692, 600, "with 10m in which the cluster idles"),
         (["resources.spot=true"], 14.692, 0, "spot machines cost less"),
         (["azureml.price_per_hour=2.50 USD"], 2.5, 0, "azureml.price_per_hour"),
-        (
-            ["azureml.compute=gpus", "resources.accelerators=null", "distributed.nproc_per_node=4"],
-            None,
-            120,
-            "the machines of gpus",
-        ),
+        (["azureml.compute=gpus", NO_GPU, "distributed.nproc_per_node=4"], None, 120, "the machines of gpus"),
     ],
     ids=str,
 )

@@ -1,14 +1,13 @@
 """The package of examples/plugin: a backend with a config block, checks, prices and node detection."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints.agent import node
+from doubles.signatures import MakeProject
 
 SETTINGS = "backend: processes\nresources: {instances: 2}\n"
 
@@ -21,7 +20,7 @@ def installed(plugin_package: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) 
     return site
 
 
-def test_block_of_a_plugin_is_checked_like_every_key(installed: str, cli: Any, project: Callable[..., Path]) -> None:
+def test_block_of_a_plugin_is_checked_like_every_key(installed: str, cli: Any, project: MakeProject) -> None:
     """A wrong value and a key of a similar tool are reported with their places and with a hint."""
     folder = project(SETTINGS + "processes: {partition: smal, queue: x}\n")
     told = [
@@ -33,7 +32,7 @@ def test_block_of_a_plugin_is_checked_like_every_key(installed: str, cli: Any, p
     ]
 
 
-def test_plugins_prices_apply_to_budgets(installed: str, cli: Any, project: Callable[..., Path]) -> None:
+def test_plugins_prices_apply_to_budgets(installed: str, cli: Any, project: MakeProject) -> None:
     """The partition's price is the price of a node, and the block's price beats the partition's price."""
     folder = project(SETTINGS)
     plan = cli("plan", "--json", cwd=folder).json
@@ -43,7 +42,7 @@ def test_plugins_prices_apply_to_budgets(installed: str, cli: Any, project: Call
     assert limited["worst_case_micro"] <= 1_000_000 < plan["worst_case_micro"]
 
 
-def test_plugins_check_refuses_a_request(installed: str, cli: Any, project: Callable[..., Path]) -> None:
+def test_plugins_check_refuses_a_request(installed: str, cli: Any, project: MakeProject) -> None:
     """A fault of the plug-in's own check points at the line of the key."""
     folder = project("backend: processes\nresources: {instances: 3}\nprocesses: {partition: small}\n")
     done = cli("submit", "--dry-run", cwd=folder)
@@ -60,7 +59,7 @@ def test_keys_of_a_plugin_are_explained(installed: str, cli: Any) -> None:
     assert "processes" in cli("backends").stdout
 
 
-def test_block_of_a_missing_plugin_is_an_unknown_key(cli: Any, project: Callable[..., Path]) -> None:
+def test_block_of_a_missing_plugin_is_an_unknown_key(cli: Any, project: MakeProject) -> None:
     """Without the package the block and the backend's name are refused."""
     done = cli("validate", cwd=project(SETTINGS + "processes: {partition: small}\n"))
     assert done.code == 3

@@ -206,6 +206,7 @@ def test_refusal_is_one_sentence_with_a_remedy(
         ({}, ("sagemaker.role=arn:aws:iam::123456789012:role/none",), 3, "none"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, (), 7, "AWS does not answer"),
         ({}, ("secrets=[TOKEN]",), 3, "more than the 4096 bytes"),
+        ({}, ("sagemaker.region=eu-west-1",), 3, "is in us-east-1, the job in eu-west-1"),  # boto3 follows, no job does
     ],
 )
 def test_missing_requirement_is_reported(
@@ -225,12 +226,6 @@ def test_expired_credentials_are_reported(cli: Any, folder: Path, account: Aws) 
     account.fault("*", "expired")
     done = cli("submit", "-d", "-y", cwd=folder)
     assert (done.code, "the AWS credentials have expired" in done.stderr) == (4, True), done.stderr
-
-
-def test_bucket_of_the_wrong_region_is_refused(cli: Any, folder: Path, account: Aws) -> None:
-    """boto3 would follow the bucket to its region silently; SageMaker would not."""
-    done = cli("submit", "-d", "-y", "--set", "sagemaker.region=eu-west-1", cwd=folder)
-    assert (done.code, "is in us-east-1, the job in eu-west-1" in done.stderr) == (3, True), done.stderr
 
 
 def test_validate_refuses_the_same_configs_as_submit(cli: Any, folder: Path, account: Aws) -> None:

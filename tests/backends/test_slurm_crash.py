@@ -6,7 +6,6 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from cloudtrain.backends.channel.calls import open_fleet
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.slurm import jobs_submission as submission
 from cloudtrain.backends.slurm.channel import Login
+from doubles.signatures import MakeProject
 from doubles.slurm.handle import Slurm
 from doubles.waiting import until
 
@@ -35,7 +35,7 @@ REQUESTS = 2  # of a call of `scontrol show job`, by sdiag's count
 
 
 @pytest.fixture
-def folder(slurm: Slurm, project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(slurm: Slurm, project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project whose jobs wait in the queue of a Slurm that the command finds."""
     slurm.apply(monkeypatch)
     return project(CONFIG, script="train.py", text="print('x')\n")

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ def test_job_trains_and_ends(make: Make, slurm: Slurm) -> None:
 @pytest.mark.soak
 def test_killed_rank_starts_again_inside_the_job(make: Make, slurm: Slurm) -> None:
     """kill -9 of a rank restarts the ranks from the checkpoint: Slurm sees one run that succeeds."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(25)
+    attempt, number = _training(make, step=25)
     _kill(slurm.nodes[1], RANK)
     _assert_whole(attempt, number, make, restarts=1)
     assert slurm.record(number) == ["COMPLETED|0:0"]
@@ -93,9 +91,7 @@ def test_killed_rank_starts_again_inside_the_job(make: Make, slurm: Slurm) -> No
 @pytest.mark.soak
 def test_stop_word_saves(make: Make, slurm: Slurm) -> None:
     """The stop word in the nodes' folders ends the job within 10 s, saved, with the user as the reason."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     asked_s = time.monotonic()
     attempt.ask_to_stop()
     assert slurm.wait(number, "FAILED")["ExitCode"] == "75:0"
@@ -110,9 +106,7 @@ def test_stop_word_saves(make: Make, slurm: Slurm) -> None:
 def test_job_without_a_grace_saves_in_the_kill_wait(mode: str, make: Make, slurm: Slurm) -> None:
     """GraceTime is 0 by default: Slurm requeues or cancels the job at once, and kills the job after KillWait."""
     slurm.configure(spot_GraceTime="0", spot_PreemptMode=mode, KillWait="15")
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     pace(slurm, 0.1)
     slurm.wait(slurm.submit("true", "--nodes=3", "--exclusive"), "RUNNING", "COMPLETED")
     if mode == "CANCEL":
@@ -152,9 +146,7 @@ def test_job_survives_twenty_preemptions(make: Make, slurm: Slurm) -> None:
 @pytest.mark.soak
 def test_own_deadline_comes_before_slurms(make: Make, slurm: Slurm) -> None:
     """The agents stop and save the job at the deadline, long before Slurm's limit."""
-    attempt = make(max_duration_s=60.0, deadline_s=35.0)
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make, max_duration_s=60.0, deadline_s=35.0)
     pace(slurm, 0.1)
     assert slurm.wait(number, "FAILED", timeout_s=60)["ExitCode"] == "75:0"
     verdict = attempt.exit()
@@ -164,9 +156,7 @@ def test_own_deadline_comes_before_slurms(make: Make, slurm: Slurm) -> None:
 @pytest.mark.soak
 def test_killed_agent_requeues_the_job(make: Make, slurm: Slurm) -> None:
     """After kill -9 of an agent nothing of the job is left, and the job waits to go on, within 45 s."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     _kill(slurm.nodes[1], AGENT)
     until(lambda: slurm.state(number) == "PENDING", 45)
     assert attempt.processes() == []
@@ -178,9 +168,7 @@ def test_killed_agent_requeues_the_job(make: Make, slurm: Slurm) -> None:
 @pytest.mark.parametrize("node", [0, 1])
 def test_node_whose_slurmd_is_killed_is_fenced(node: int, make: Make, slurm: Slurm) -> None:
     """Slurm gives up the node and requeues the job: the node's own processes end without Slurm's help."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     pace(slurm, 0.2)
     slurm.slurmd[node].kill()
     until(lambda: slurm.state(number) == "PENDING", 45)
@@ -193,9 +181,7 @@ def test_node_whose_slurmd_is_killed_is_fenced(node: int, make: Make, slurm: Slu
 @pytest.mark.soak
 def test_killed_controller_does_no_harm(make: Make, slurm: Slurm) -> None:
     """The job trains on while the controller is dead, and its end is known after the controller's start."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     slurm.wait_until_saved(number)
     slurm.slurmctld.kill()
     attempt.wait_for_step(40)
@@ -206,9 +192,7 @@ def test_killed_controller_does_no_harm(make: Make, slurm: Slurm) -> None:
 @pytest.mark.soak
 def test_two_runs_of_a_job_are_never_at_work_at_once(make: Make, slurm: Slurm) -> None:
     """Slurm requeues a job of a lost node to another node, while the first run still trains: the first run ends."""
-    attempt = make("resources.instances=1", *SHARED)
-    number = attempt.submit("--nodelist=node0")
-    attempt.wait_for_step(15)
+    attempt, number = _training(make, "resources.instances=1", *SHARED, options=("--nodelist=node0",))
     pace(slurm, 0.3)
     slurm.slurmd[0].kill()
     until(lambda: slurm.state(number) == "PENDING", 45)
@@ -226,9 +210,7 @@ def test_two_runs_of_a_job_are_never_at_work_at_once(make: Make, slurm: Slurm) -
 @pytest.mark.soak
 def test_clock_goes_on_after_a_requeue(make: Make, slurm: Slurm) -> None:
     """The time of all runs counts against the limit, and the wait between the runs does not."""
-    attempt = make(max_duration_s=90.0, deadline_s=60.0)
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make, max_duration_s=90.0, deadline_s=60.0)
     pace(slurm, 0.2)
     used_s = until(lambda: used if (used := time.time() - attempt.started_s()) > 40 else 0, 60, 0.2)
     slurm.wait(slurm.submit("true", "--nodes=3", "--exclusive"), "RUNNING", "COMPLETED")
@@ -273,9 +255,7 @@ def test_lost_node_is_given_up(node: int, state: str, make: Make, slurm: Slurm) 
 
     Without the first node there is no batch script: the new leader ends the job.
     """
-    attempt = make("resources.instances=3", "resources.min_instances=2", *SHARED)
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make, "resources.instances=3", "resources.min_instances=2", *SHARED)
     slurm.nodes[node].power_off()
     lost_s, seen = time.monotonic(), len(attempt.steps_in_order())
     until(lambda: len(attempt.steps_in_order()) > seen, 60)
@@ -290,6 +270,16 @@ def pace(slurm: Slurm, pause_s: float) -> None:
     (slurm.home() / "pause.tmp").write_text(str(pause_s))
     (slurm.home() / "pause.tmp").chmod(0o644)
     (slurm.home() / "pause.tmp").replace(slurm.home() / "pause")
+
+
+def _training(
+    make: Make, *settings: str, options: Sequence[str] = (), step: int = 15, **changes: Any
+) -> tuple[SlurmAttempt, int]:
+    """Return a job that has trained to the step, and the job's number; `options` are of sbatch."""
+    attempt = make(*settings, **changes)
+    number = attempt.submit(*options)
+    attempt.wait_for_step(step)
+    return attempt, number
 
 
 def _kill(host: Host, pattern: str) -> None:
@@ -321,9 +311,7 @@ def _undisturbed(make: Make) -> dict[int, float]:
 
 def _left_by_agents(make: Make, slurm: Slurm) -> tuple[SlurmAttempt, int]:
     """Return a job whose agents have left for a requeue, with a dead controller, and the job's number."""
-    attempt = make()
-    number = attempt.submit()
-    attempt.wait_for_step(15)
+    attempt, number = _training(make)
     slurm.wait_until_saved(number)
     pace(slurm, 0.1)
     slurm.slurmctld.kill()

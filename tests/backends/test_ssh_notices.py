@@ -1,12 +1,11 @@
 """A job on the user's own machines sends its notifications itself, while the launcher's machine sleeps."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from doubles.signatures import MakeProject, WaitUntil
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
 
@@ -41,11 +40,7 @@ TRAIN = "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
 
 
 def test_job_on_hosts_sends_its_own_notices(
-    cli: Any,
-    ssh_pair: Cluster,
-    project: Callable[..., Path],
-    wait_until: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Any, ssh_pair: Cluster, project: MakeProject, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The address travels as a secret, and is in no file of the host; a sent notice is not repeated."""
     ssh_pair.apply(monkeypatch)

@@ -1,8 +1,6 @@
 """A resume whose newest save lies on a host that does not answer asks first, on real hosts."""
 
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import pages
+from doubles.signatures import MakeProject, WaitUntil
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
 
@@ -38,7 +37,7 @@ LOST = "step 50 is on h0 (no answer): the next attempt starts from the beginning
 
 
 def test_newest_save_on_a_silent_host_is_not_given_up(
-    cli: Any, pair: Cluster, project: Callable[..., Path], wait_until: Callable[..., Any]
+    cli: Any, pair: Cluster, project: MakeProject, wait_until: WaitUntil
 ) -> None:
     """`-y`, Python, the page and a retry refuse by one rule; --from-older agrees, a returned host helps."""
     where = project(CONFIG, script="train.py", text=TRAIN)

@@ -26,6 +26,7 @@ from cloudtrain.launcher.errors import ConfigError
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 WHERE = "project: my-project, location: us-central1, staging_bucket: gs://my-bucket"
+NO_GPU = "resources.accelerators=null"
 
 # The minimum for a job, and a config with all settings.
 PLAIN = f"""
@@ -113,7 +114,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
         (["vertex.staging_bucket=null"], "vertex.staging_bucket", "no bucket"),
         (["vertex.staging_bucket=s3://x"], "vertex.staging_bucket", "is not a bucket name"),
         (["vertex.staging_bucket=Gs://X"], "vertex.staging_bucket", "is not a bucket name"),
-        (["resources.accelerators=null"], "resources", "which machines"),
+        ([NO_GPU], "resources", "which machines"),
         (["resources.accelerators=B300:8"], "resources.accelerators", "no accelerator"),
         (["resources.accelerators=H100:3"], "resources.accelerators", "no machine of Google's"),
         (["resources.accelerators=T4:2", "vertex.machine_type=a2-highgpu-1g"], "vertex.machine_type", "has 1 x"),
@@ -123,27 +124,11 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
             "vertex.machine_type",
             "did you mean `n1-standard-4`?",
         ),
+        ([NO_GPU, "resources.instance_type=p4d"], "resources.instance_type", "not a Google machine type"),
+        ([NO_GPU, "resources.instance_type=z9-highgpu-8g"], "resources.instance_type", "not in our table"),
+        ([NO_GPU, "resources.instance_type=a2-highgpu-8"], "resources.instance_type", "did you mean `a2-highgpu-8g`?"),
         (
-            ["resources.accelerators=null", "resources.instance_type=p4d"],
-            "resources.instance_type",
-            "not a Google machine type",
-        ),
-        (
-            ["resources.accelerators=null", "resources.instance_type=z9-highgpu-8g"],
-            "resources.instance_type",
-            "not in our table",
-        ),
-        (
-            ["resources.accelerators=null", "resources.instance_type=a2-highgpu-8"],
-            "resources.instance_type",
-            "did you mean `a2-highgpu-8g`?",
-        ),
-        (
-            [
-                "resources.accelerators=null",
-                "resources.instance_type=a2-highgpu-8g",
-                "vertex.machine_type=a2-highgpu-1g",
-            ],
+            [NO_GPU, "resources.instance_type=a2-highgpu-8g", "vertex.machine_type=a2-highgpu-1g"],
             "vertex.machine_type",
             "says",
         ),
@@ -222,10 +207,7 @@ def test_request_that_vertex_would_refuse_is_found_offline(settings: list[str], 
             ["resources.accelerators=T4:2", "vertex.machine_type=n1-standard-16", "resources.spot=true"],
             ("n1-standard-16", "NVIDIA_TESLA_T4", 2, "pd-ssd", "SPOT"),
         ),
-        (
-            ["resources.accelerators=null", "resources.instance_type=n1-standard-8"],
-            ("n1-standard-8", None, None, "pd-ssd", None),
-        ),
+        ([NO_GPU, "resources.instance_type=n1-standard-8"], ("n1-standard-8", None, None, "pd-ssd", None)),
         (
             ["vertex.scheduling=flex_start", "vertex.boot_disk_type=pd-standard"],
             ("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8, "pd-standard", "FLEX_START"),

@@ -14,6 +14,7 @@ import pytest
 
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
+from doubles.killed import KILLED
 
 CONFIG = f"""\
 name: j
@@ -31,25 +32,6 @@ import hashlib, os
 print("ran", hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest(), flush=True)
 """
 
-# `cloudtrain ARGS`, killed before or after the call of MODULE:NAME.
-DRIVER = """\
-import importlib, os, signal, sys
-
-target, when, *sys.argv[1:] = sys.argv[1:]
-module, _, path = target.partition(":")
-*above, name = path.split(".")
-owner = importlib.import_module(module)
-for part in above: owner = getattr(owner, part)
-real = getattr(owner, name)
-
-def wrapped(*args, **kwargs):
-    answer = real(*args, **kwargs) if when == "after" else None
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(owner, name, wrapped)
-from cloudtrain.launcher.cli import main
-main()
-"""
 VERTEX = "cloudtrain.backends.vertex"
 FOLDER = "cloudtrain.backends.job_folder:JobFolder"
 STEPS = {
@@ -77,7 +59,7 @@ def test_submit_killed_at_any_step_leaves_one_job_or_none(cli: Any, folder: Path
     """After `kill -9` the next command finds one job or no job, and cleans up after an unsent job."""
     dying = {
         name: subprocess.Popen(
-            [sys.executable, "-c", DRIVER, target, when, *SUBMIT, "--name", name],
+            [sys.executable, "-c", KILLED, target, when, *SUBMIT, "--name", name],
             cwd=folder,
             env=cli.environment(TOKEN),
             stderr=subprocess.PIPE,

@@ -180,6 +180,15 @@ def last_words(google: Google, job: str) -> None:
         google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
 
 
+@pytest.fixture
+def running(vertex: Any, folder: Path, google: Google) -> Google:
+    """Return the project with the running job one-1, whose containers have written their last lines."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    return google
+
+
 def test_states_of_a_job_are_shown(vertex: Any, folder: Path, google: Google) -> None:
     """The states of the service appear as the states of the command."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
@@ -190,17 +199,14 @@ def test_states_of_a_job_are_shown(vertex: Any, folder: Path, google: Google) ->
     assert seen == ["pending", "pending", "running", "stopping"]
 
 
-def test_failure_waits_for_the_containers_exit_report(vertex: Any, folder: Path, google: Google) -> None:
+def test_failure_waits_for_the_containers_exit_report(vertex: Any, running: Google) -> None:
     """The report may be late; Google's exit code is not the cause. The report of any node counts."""
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
-    google.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
+    running.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
     assert vertex("status", "one", "--json").json["state"] == "stopping"
-    google.fault("storage.list", "403")
+    running.fault("storage.list", "403")
     assert vertex("status", "one", "--json").json["unreachable_since_s"] is not None
-    google.clear_faults()
-    tell(google, {**ERROR, "traceback": 'File "loop.py", line 1'}, node=1)
+    running.clear_faults()
+    tell(running, {**ERROR, "traceback": 'File "loop.py", line 1'}, node=1)
     found = vertex("status", "one", "--json").json
     assert (found["state"], found["reason"], found["error"]["rank"]) == ("failed", "error", 3)
     assert found["error"]["traceback"] == 'File "loop.py", line 1'
@@ -208,16 +214,13 @@ def test_failure_waits_for_the_containers_exit_report(vertex: Any, folder: Path,
 
 
 def test_missing_exit_report_is_awaited_only_for_a_limited_time(
-    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
+    vertex: Any, running: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An invalid report does not count either."""
     monkeypatch.setattr(status, "LATE_S", 0.0)
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
-    tell(google, "no JSON")
-    tell(google, "[1]", node=1)
-    google.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
+    tell(running, "no JSON")
+    tell(running, "[1]", node=1)
+    running.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
     found = vertex("status", "one", "--json").json
     assert (found["state"], found["error"]["message"]) == ("failed", EXITED.format(1))
 
@@ -226,17 +229,12 @@ def test_missing_exit_report_is_awaited_only_for_a_limited_time(
     ("name", "is_resumable"),
     [("step-5/a", True), (".hidden", False), ("x.tmp", False), ("damaged-1/x.damaged-3", True), (None, False)],
 )
-def test_job_with_a_checkpoint_is_resumable(
-    vertex: Any, folder: Path, google: Google, name: str | None, is_resumable: bool
-) -> None:
+def test_job_with_a_checkpoint_is_resumable(vertex: Any, running: Google, name: str | None, is_resumable: bool) -> None:
     """The checkpoints in the bucket decide, as the next attempt finds them, despite the report."""
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
-    tell(google, {**SIGNALLED, "resumable": not is_resumable})
+    tell(running, {**SIGNALLED, "resumable": not is_resumable})
     if name is not None:
-        google.put_object(f"cloudtrain/checkpoints/one/{name}", "x")
-    google.end("one-1", "JOB_STATE_CANCELLED")
+        running.put_object(f"cloudtrain/checkpoints/one/{name}", "x")
+    running.end("one-1", "JOB_STATE_CANCELLED")
     found = vertex("status", "one", "--json").json
     assert (found["state"], found["reason"], found["resumable"]) == ("stopped", "user", is_resumable)
 
@@ -247,40 +245,31 @@ def saved(google: Google) -> None:
     google.put_object("cloudtrain/jobs/one/attempt-1/ended-0.json", json.dumps(told).encode())
 
 
-def test_repeated_stop_is_no_error(vertex: Any, folder: Path, google: Google) -> None:
+def test_repeated_stop_is_no_error(vertex: Any, running: Google) -> None:
     """A stop is accepted for running, cancelled and ended jobs."""
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
-    saved(google)
-    google.settings(cancelling_s=0.5)
+    saved(running)
+    running.settings(cancelling_s=0.5)
     assert [vertex("stop", "one", "-y").code for _ in range(3)] == [0, 0, 0]
-    google.wait("one-1", "CANCELLED")
+    running.wait("one-1", "CANCELLED")
     assert (vertex("stop", "one").code, vertex("wait", "one").code) == (0, 9)
     assert vertex("status", "one", "--json").json["reason"] == "user"
 
 
-def test_stop_of_a_finished_job_is_no_error(vertex: Any, folder: Path, google: Google) -> None:
+def test_stop_of_a_finished_job_is_no_error(vertex: Any, running: Google) -> None:
     """A job that ended between two polls gives no message."""
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
     assert vertex("status", "one", "--json").json["state"] == "running"
-    google.end("one-1")
+    running.end("one-1")
     assert vertex("stop", "one").code == 0
     assert vertex("status", "one", "--json").json["state"] == "succeeded"
 
 
 @pytest.mark.parametrize("kind", ["lost", "503", "drop"])
-def test_stop_succeeds_despite_faults(vertex: Any, folder: Path, google: Google, kind: str) -> None:
+def test_stop_succeeds_despite_faults(vertex: Any, running: Google, kind: str) -> None:
     """The answer may be lost, or the first calls fail."""
-    assert vertex(*SUBMIT, cwd=folder).code == 0
-    google.begin("one-1")
-    last_words(google, "one-1")
-    saved(google)
-    google.fault("jobs.cancel", kind, count=2)
+    saved(running)
+    running.fault("jobs.cancel", kind, count=2)
     assert vertex("stop", "one", "-y").code == 0
-    google.wait("one-1", "CANCELLED")
+    running.wait("one-1", "CANCELLED")
 
 
 def test_preempted_attempt_is_retried(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
+from doubles.signatures import MakeJob
 
 BEGAN_S = 1_790_000_000.0
 STEP_S = 2.0
@@ -69,7 +69,7 @@ def attempt_lines(number: int, first: int, last: int) -> list[str]:
     return lines
 
 
-def put(registry: Registry, make_job: Callable[..., Job], name: str = "seeded", **config: Any) -> Job:
+def put(registry: Registry, make_job: MakeJob, name: str = "seeded", **config: Any) -> Job:
     """Journal the job: a preemption, then a node failure after steps that were lost, then an error."""
     ends = [
         (0, 260, State("stopped", "preempted", resumable=True)),
@@ -96,7 +96,7 @@ def put(registry: Registry, make_job: Callable[..., Job], name: str = "seeded", 
     return registry.find(name)
 
 
-def made(make_job: Callable[..., Job], name: str, bundle: dict[str, Any], config: dict[str, Any]) -> Job:
+def made(make_job: MakeJob, name: str, bundle: dict[str, Any], config: dict[str, Any]) -> Job:
     """Return the job before it is journalled."""
     job = make_job(name, created_s=BEGAN_S - 60, config=CONFIG | config, bundle=bundle)
     return replace(job, attempt=replace(job.attempt, plan=PLAN, created_s=BEGAN_S - 60))

@@ -35,20 +35,6 @@ def test_group_and_stream_are_unknown_before_the_first_line(aws: Aws) -> None:
         get(aws)
 
 
-def test_repeated_token_marks_the_present_end(aws: Aws) -> None:
-    """The token stays valid, and later returns the events that have arrived since."""
-    aws.write_logs(GROUP, "s", messages=["a", "b"])
-    page = get(aws, limit=1)
-    assert texts(page) == ["a"]
-    page = get(aws, nextToken=page["nextForwardToken"])
-    assert texts(page) == ["b"]
-    token = page["nextForwardToken"]
-    page = get(aws, nextToken=token)
-    assert (page["events"], page["nextForwardToken"]) == ([], token)
-    aws.write_logs(GROUP, "s", messages=["c"])
-    assert texts(get(aws, nextToken=token)) == ["c"]
-
-
 def test_empty_page_is_not_the_end(aws: Aws) -> None:
     """An empty page has a new token for the same position."""
     aws.write_logs(GROUP, "s", messages=["a", "b"])

@@ -106,6 +106,7 @@ def test_refused_job_does_not_exist(aws: Aws) -> None:
     assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
     with pytest.raises(ClientError, match=r"ValidationException.*Requested resource not found\."):
         aws.describe("a-b")
+    assert aws.journal("DescribeTrainingJob")[0]["outcome"] == "ValidationException"
 
 
 def test_job_name_is_unique_in_its_region(aws: Aws, submit: Submit) -> None:

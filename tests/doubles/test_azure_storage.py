@@ -33,20 +33,6 @@ def get(azure: Azure, url: str, **headers: str) -> Any:
     )
 
 
-def test_wrong_key_is_refused(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong key is refused with Azure's code and status."""
-    from azure.core.exceptions import ClientAuthenticationError
-    from azure.storage.blob import ContainerClient
-
-    azure.apply(monkeypatch)
-    with (
-        ContainerClient(URL, CONTAINER, credential="d3Jvbmcga2V5", retry_total=0) as client,
-        pytest.raises(ClientAuthenticationError) as caught,
-    ):
-        client.upload_blob("a", b"1")
-    assert (caught.value.status_code, caught.value.error_code) == (403, "AuthenticationFailed")
-
-
 def test_only_a_token_of_the_storage_audience_reads(azure: Azure) -> None:
     """A token of the storage audience reads; the challenge for a wrong token names the audience."""
     azure.put_blob("a", b"1")

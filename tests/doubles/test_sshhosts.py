@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from doubles import process
+from doubles.signatures import WaitUntil
 from doubles.sshhosts.cluster import Cluster, missing
 
 PYTHON = sys.executable
@@ -142,9 +142,7 @@ def test_isolated_hosts_are_reachable_only_from_the_client(ssh_pair: Cluster) ->
     assert hosts[0].run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
 
 
-def test_power_off_kills_all_processes_and_boot_restores_the_disks(
-    ssh_pair: Cluster, wait_until: Callable[..., Any]
-) -> None:
+def test_power_off_kills_all_processes_and_boot_restores_the_disks(ssh_pair: Cluster, wait_until: WaitUntil) -> None:
     """A boot has a new boot id; memory is lost, disks stay."""
     host, boot_id = ssh_pair.hosts[0], "cat /proc/sys/kernel/random/boot_id"
     ssh_pair.ssh("h0", "touch ~/a /data/b /dev/shm/c; setsid sleep 6543 >/dev/null 2>&1 &")
@@ -235,7 +233,7 @@ def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
     assert ssh_pair.ssh("h1", "true").returncode == 0
 
 
-def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until: WaitUntil) -> None:
     """Killing the process that started the hosts ends the hosts."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     argv = [PYTHON, "-c", START, str(tmp_path / "hosts")]

@@ -1,7 +1,5 @@
 """The bottleneck of a step: the arithmetic, the advice, and a real job that waits for its data."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from cloudtrain.entrypoints.rank import savings
 from cloudtrain.entrypoints.trainer.diagnose import conclude
 from cloudtrain.entrypoints.trainer.job import RankContext
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
+from doubles.signatures import MakeProject
 
 SLOW_DATA = """
 import time, torch
@@ -117,7 +116,7 @@ def test_stages_that_wait_for_each_other() -> None:
 
 
 @pytest.mark.slow
-def test_job_with_a_slow_stage(cli: Any, project: Callable[..., Path]) -> None:
+def test_job_with_a_slow_stage(cli: Any, project: MakeProject) -> None:
     """The command measures the wait of both stages of a pipeline whose second block takes four times the first."""
     folder = project()
     (folder / "task.py").write_text(SLOW_STAGE)
@@ -132,7 +131,7 @@ def test_job_with_a_slow_stage(cli: Any, project: Callable[..., Path]) -> None:
 
 
 @pytest.mark.slow
-def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> None:
+def test_job_that_waits_for_its_data(cli: Any, project: MakeProject) -> None:
     """The command really runs the job on two instances, prints the shares, and saves no checkpoint."""
     folder = project()
     (folder / "task.py").write_text(SLOW_DATA)
@@ -145,7 +144,7 @@ def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> 
     assert not list(cli.home.glob("local/*/checkpoints/step-*"))
 
 
-def test_script_cannot_be_diagnosed(cli: Any, project: Callable[..., Path]) -> None:
+def test_script_cannot_be_diagnosed(cli: Any, project: MakeProject) -> None:
     """Only the script itself knows its steps."""
     done = cli("diagnose", cwd=project("", script="train.py", text="pass"))
     assert (done.code, "only a `task` can be diagnosed" in done.stderr) == (2, True)

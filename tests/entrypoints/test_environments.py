@@ -327,25 +327,20 @@ def test_conda_base_by_name_and_any_by_prefix(conda: Path) -> None:
     assert find("~/miniforge3/envs/train")["python"] == find("train")["python"]
 
 
-def test_conda_listed_by_conda_alone(conda: Path, tmp_path: Path) -> None:
-    """Conda's own list finds an environment outside all roots."""
-    elsewhere = tmp_path / "data" / "lab"
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_conda_outside_all_roots(conda: Path, tmp_path: Path, is_listed: bool) -> None:
+    """Conda's own list finds the environment; if neither list nor roots contain the name, `conda info` is asked."""
+    elsewhere, tool = tmp_path / "data" / "lab", conda / "bin" / "conda"
     elsewhere.parent.mkdir()
     (conda / "envs" / "train").rename(elsewhere)
-    (tmp_path / ".conda").mkdir()
-    (tmp_path / ".conda" / "environments.txt").write_text(f"{elsewhere}\n{tmp_path}/removed\n")
-    assert find("lab")["environment"]["CONDA_DEFAULT_ENV"] == str(elsewhere)
-
-
-def test_conda_info_is_asked_for_an_unlisted_name(conda: Path, tmp_path: Path) -> None:
-    """If neither list nor roots contain a name, `conda info` is asked."""
-    elsewhere = tmp_path / "data" / "lab"
-    elsewhere.parent.mkdir()
-    (conda / "envs" / "train").rename(elsewhere)
-    tool = conda / "bin" / "conda"
-    tool.write_text(f"#!/bin/sh\ntest \"$*\" = 'info --json' && echo '{json.dumps({'envs': [str(elsewhere)]})}'\n")
-    tool.chmod(0o755)
-    assert find("lab")["python"] == str(elsewhere / "bin" / "python")
+    if is_listed:
+        (tmp_path / ".conda").mkdir()
+        (tmp_path / ".conda" / "environments.txt").write_text(f"{elsewhere}\n{tmp_path}/removed\n")
+    else:
+        tool.write_text(f"#!/bin/sh\ntest \"$*\" = 'info --json' && echo '{json.dumps({'envs': [str(elsewhere)]})}'\n")
+        tool.chmod(0o755)
+    found = find("lab")
+    assert (found["python"], found["environment"]["CONDA_DEFAULT_ENV"]) == (f"{elsewhere}/bin/python", str(elsewhere))
 
 
 @pytest.mark.parametrize(

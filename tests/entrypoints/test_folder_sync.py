@@ -147,20 +147,6 @@ def test_invalid_object_name_is_reported(
     assert "invalid object name" in capsys.readouterr().out
 
 
-def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: Carriers) -> None:
-    """An unfinished file waits through all pauses of its writer; older files behind the unfinished one do not wait."""
-    put(here / "other", b"whole", age_s=5)
-    with (here / "last.pt").open("wb") as file:
-        carriers(here)
-        for number in range(6):
-            file.write(b"x" * 100)
-            file.flush()
-            put(here / "other", b"%d" % number, age_s=5)
-            until(lambda number=number: there(store).get("other") == b"%d" % number)
-            assert "last.pt" not in there(store)
-    until(lambda: there(store).get("last.pt") == b"x" * 600)
-
-
 def test_log_that_is_held_open_is_uploaded(
     store: Google, here: Path, carriers: Carriers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,20 +256,23 @@ def test_nothing_is_deleted_before_new_files_are_uploaded(store: Google, here: P
     until(lambda: set(there(store)) == {"epoch-2.pt"})
 
 
-def test_nothing_is_deleted_while_a_new_file_is_written(store: Google, here: Path, carriers: Carriers) -> None:
-    """The script removes the old checkpoint first, and the new checkpoint takes time to write."""
+def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: Carriers) -> None:
+    """An unfinished file waits through all pauses of its writer; older files behind the unfinished one do not wait.
+
+    Nothing is deleted meanwhile: the script removes the old checkpoint before the new checkpoint is whole.
+    """
     put(here / "epoch-1.pt", b"x")
     carriers(here)
     until(lambda: "epoch-1.pt" in there(store))
     with (here / "epoch-2.pt").open("wb") as file:
         (here / "epoch-1.pt").unlink()
         for number in range(6):
-            file.write(b"x")
+            file.write(b"x" * 100)
             file.flush()
             put(here / "other", b"%d" % number, age_s=5)
             until(lambda number=number: there(store).get("other") == b"%d" % number)
-        assert set(there(store)) == {"epoch-1.pt", "other"}
-    until(lambda: set(there(store)) == {"epoch-2.pt", "other"})
+            assert set(there(store)) == {"epoch-1.pt", "other"}
+    until(lambda: there(store) == {"epoch-2.pt": b"x" * 600, "other": b"5"})
 
 
 def test_file_missing_for_a_moment_stays_in_the_bucket(

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from cloudtrain.entrypoints.contract import AgentSpec, ExitReport
 from cloudtrain.entrypoints.notices import node_notifier
 from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier, of_agent
 from doubles import receivers
+from doubles.signatures import MakeProject
 from doubles.waiting import until
 
 ORDER = {
@@ -226,9 +226,7 @@ for step in range(1, 1000):
 
 
 @pytest.mark.slow
-def test_real_job_sends_notices_without_a_follower(
-    cli: Callable[..., Any], project: Callable[..., Path], home: Path
-) -> None:
+def test_real_job_sends_notices_without_a_follower(cli: Any, project: MakeProject, home: Path) -> None:
     """The agent sends the threshold and the end; the launcher, which polls later, repeats neither."""
     with receivers.hooks([503, 503]) as told:
         more = """\

@@ -25,6 +25,7 @@ MEET = """
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
+DESTROYED = f"{MEET}try:\n    {{}}\nfinally:\n    dist.destroy_process_group()\n"
 
 
 def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -65,11 +66,11 @@ def test_module_runs_as_python_m(tmp_path: Path) -> None:
 
 
 def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
-    """The record has type, message and the user's own frames, which torchrun's ChildFailedError hides."""
+    """The record has type, message and the user's own frames, which torchrun's ChildFailedError hides; no mark."""
     (tmp_path / "train.py").write_text("def f():\n    raise ValueError('boom')\nf()\n")
     ended = run(tmp_path, "script", "train.py")
     told = failure(tmp_path)
-    assert ended.returncode == 1
+    assert (ended.returncode, (tmp_path / "left-3").exists()) == (1, False)
     assert (told["rank"], told["type"], told["message"], told["peer_lost"]) == (3, "ValueError", "boom", False)
     assert "worker.py" not in told["traceback"]
     assert told["traceback"] == ended.stderr
@@ -104,37 +105,37 @@ def test_cause_is_recorded_despite_the_scripts_stdout(tmp_path: Path, stream: st
 
 
 def test_exit_of_the_script_is_kept(tmp_path: Path) -> None:
-    """`sys.exit(5)` is the script's own code, no exception; `sys.exit("no data")` gives the cause and exits 1."""
+    """`sys.exit(5)` is the script's own code, no exception; `sys.exit("no data")` gives the cause and exits 1.
+
+    Only a rank that is done, or has saved, leaves the mark of its end.
+    """
     (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
     assert run(tmp_path, "script", "train.py").returncode == 5
-    assert not (tmp_path / "rank-3.json").exists()
+    assert sorted(os.listdir(tmp_path)) == ["train.py"]  # no record, no mark
     (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
     ended = run(tmp_path, "script", "train.py")
     assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
+    assert not (tmp_path / "left-3").exists()
 
 
 @pytest.mark.parametrize(
-    ("before", "message", "is_echo"),
+    ("script", "message", "is_echo"),
     [
-        (MEET, "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", True),
-        (MEET, "NCCL communicator was aborted on rank 1", True),
-        ("", "Distributed package does not have NCCL built in", False),
+        (MEET + "{}", "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", True),
+        (MEET + "{}", "NCCL communicator was aborted on rank 1", True),
+        ("{}", "Distributed package does not have NCCL built in", False),
+        (DESTROYED, "[gloo/transport/tcp/pair.cc:553] Read error", True),
+        (DESTROYED, "broken pipe", False),
     ],
 )
-def test_lost_peer_is_marked_once_the_ranks_have_met(tmp_path: Path, before: str, message: str, is_echo: bool) -> None:
-    """An error after a peer's death is an echo; the same words of a script's own connection are a real cause."""
-    (tmp_path / "train.py").write_text(f"{before}raise RuntimeError({message!r})")
+def test_lost_peer_is_marked_once_the_ranks_have_met(tmp_path: Path, script: str, message: str, is_echo: bool) -> None:
+    """An error after a peer's death is an echo; the same words of a script's own connection are a real cause.
+
+    A script that destroys its group in a `finally` still raises an echo; its own broken pipe is no echo.
+    """
+    (tmp_path / "train.py").write_text(script.format(f"raise RuntimeError({message!r})"))
     run(tmp_path, "script", "train.py")
     assert failure(tmp_path)["peer_lost"] is is_echo
-
-
-def test_lost_peer_is_marked_after_the_group_is_destroyed(tmp_path: Path) -> None:
-    """A script that destroys its group in a `finally` still raises an echo; its own broken pipe is no echo."""
-    script = f"{MEET}try:\n    raise RuntimeError({{!r}})\nfinally:\n    dist.destroy_process_group()\n"
-    for message, is_echo in (("[gloo/transport/tcp/pair.cc:553] Read error", True), ("broken pipe", False)):
-        (tmp_path / "train.py").write_text(script.format(message))
-        run(tmp_path, "script", "train.py")
-        assert failure(tmp_path)["peer_lost"] is is_echo
 
 
 def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:
@@ -168,11 +169,3 @@ def test_end_of_all_work_is_marked_after_the_scripts_own_handlers(tmp_path: Path
     (tmp_path / "left-3").write_text("0")
     assert run(tmp_path, "script", "train.py").stdout == "thread False\nhandler False\n"
     assert (tmp_path / "left-3").read_text() == "0"
-
-
-@pytest.mark.parametrize("ending", ["raise SystemExit(5)", "raise ValueError", "raise SystemExit('no data')"])
-def test_failure_leaves_no_mark(tmp_path: Path, ending: str) -> None:
-    """Only a rank that is done, or has saved, leaves a mark."""
-    (tmp_path / "train.py").write_text(ending)
-    run(tmp_path, "script", "train.py")
-    assert not (tmp_path / "left-3").exists()

@@ -1,7 +1,7 @@
 """`doctor` names running jobs of a deleted registry, and `adopt` adds them again."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import pytest
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.launcher.backend import Check, FoundAttempt, load
 from cloudtrain.launcher.errors import ConfigError, CredentialError
-from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import adopt
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob, MakeProject
 
 
 def forget(home: Path) -> None:
@@ -23,7 +23,7 @@ def forget(home: Path) -> None:
 
 
 @pytest.fixture
-def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[Path]:
+def lost(cli: Any, project: MakeProject, idle_python: Path) -> Iterator[Path]:
     """Return a project with a running local job `lost` at 3.60 USD an hour, unknown to the registry."""
     more = "limits: {max_duration: 1h}\nproject: vision\n"
     folder = project(f"{more}local: {{python: {idle_python}, price_per_hour: 3.6}}\n")
@@ -89,13 +89,13 @@ def test_backend_that_cannot_be_asked_hides_no_local_job(cli: Any, lost: Path) -
 
 
 @pytest.fixture
-def found(make_job: Callable[..., Job]) -> FoundAttempt:
+def found(make_job: MakeJob) -> FoundAttempt:
     """Return a found attempt with a complete record."""
     job = make_job("found", 2)
     return FoundAttempt("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
 
 
-def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: FoundAttempt) -> None:
+def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: MakeJob, found: FoundAttempt) -> None:
     """A restored registry may know attempt 1; a second adoption changes nothing; the record has no alert's address."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +18,12 @@ from conftest import Cli
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import api, errors
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.notices import notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
+from doubles.signatures import MakeJob, MakeProject
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = Path(__file__).with_name("pipeline.py")
@@ -52,7 +52,7 @@ def keys(folder: Path, **more: Any) -> api.Config:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dry_run_equals_the_command_line(
-    backend: str, cli: Cli, project: Callable[..., Path], capfd: pytest.CaptureFixture[str], home: Path
+    backend: str, cli: Cli, project: MakeProject, capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:
     """On every backend a file with keywords, a mapping, and plain keywords give the request of the command line."""
     folder, more = project(), BACKENDS[backend]
@@ -73,7 +73,7 @@ def test_dry_run_equals_the_command_line(
     assert not (home / "registry.sqlite").exists()
 
 
-def test_faults_are_the_same_for_files_mappings_and_keywords(project: Callable[..., Path]) -> None:
+def test_faults_are_the_same_for_files_mappings_and_keywords(project: MakeProject) -> None:
     """Each way raises a ConfigError with all faults at once, with key and hint; only a file gives lines."""
     more = {"resources": {"instances": "many"}, "scrip": "x"}
     folder = project("resources: {instances: many}\nscrip: x\n")
@@ -91,7 +91,7 @@ def test_faults_are_the_same_for_files_mappings_and_keywords(project: Callable[.
     assert (len(told[0]), str(found[0][0].place)) == (2, f"{folder / 'cloudtrain.yaml'}:3:24")
 
 
-def test_keywords_win_over_the_file_key_by_key(project: Callable[..., Path]) -> None:
+def test_keywords_win_over_the_file_key_by_key(project: MakeProject) -> None:
     """A nested keyword changes only the named key; text with `${` stays text, and numbers of `env` become text."""
     folder = project("env: {A: one, B: two}\nlimits: {max_duration: 1h}\n")
     config = api.Config(folder / "cloudtrain.yaml", env={"A": 1, "C": "${HOME}"}, overrides=["limits.max_duration=2h"])
@@ -101,7 +101,7 @@ def test_keywords_win_over_the_file_key_by_key(project: Callable[..., Path]) -> 
 
 
 @pytest.mark.slow
-def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, project: Callable[..., Path]) -> None:
+def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, project: MakeProject) -> None:
     """The pipeline submits, follows and waits on local; the same idempotency key sends no second job."""
     text = 'import os\n\nfor step in range(int(os.environ["STEPS"])):\n    print("step", step, flush=True)\n'
     folder = project(text=text)
@@ -116,10 +116,7 @@ def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, projec
 
 @pytest.mark.slow
 def test_notebook_can_submit_watch_and_stop_jobs(
-    project: Callable[..., Path],
-    idle_python: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    project: MakeProject, idle_python: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The calls run in an event loop and in threads: submit, status, a wait that is too short, stop, logs, resume."""
     folder = project()
@@ -154,7 +151,7 @@ def test_notebook_can_submit_watch_and_stop_jobs(
 
 
 @pytest.mark.slow
-def test_interrupt_ends_the_wait_and_leaves_the_job(cli: Cli, project: Callable[..., Path], idle_python: Path) -> None:
+def test_interrupt_ends_the_wait_and_leaves_the_job(cli: Cli, project: MakeProject, idle_python: Path) -> None:
     """Ctrl-C raises KeyboardInterrupt in `wait` and `logs`, as in a notebook's cell; the job runs on.
 
     The modules are imported first: Python 3.11 turns an interrupt of a dataclass's definition into a RuntimeError.
@@ -187,7 +184,7 @@ for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
     assert cli("stop", "--now", "-y", "kept").code == 0
 
 
-def test_errors_equal_the_command_line(home: Path, project: Callable[..., Path]) -> None:
+def test_errors_equal_the_command_line(home: Path, project: MakeProject) -> None:
     """Unknown jobs, invalid names and a too small budget raise the documented exceptions."""
     folder = project()
     with pytest.raises(errors.NoSuchJobError):
@@ -205,7 +202,7 @@ def test_errors_equal_the_command_line(home: Path, project: Callable[..., Path])
 
 
 def test_stop_and_resume_refuse_like_the_command_line(
-    tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seed: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job during its submit cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
     job = seed("new")

@@ -1,7 +1,6 @@
 """Loading a backend by name: built-in, plug-in, unknown."""
 
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend_table import GROUP
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeProject
 
 PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
 
@@ -75,7 +75,7 @@ def test_plugin_joins_the_built_in_backends(plugin: Path) -> None:
 
 @pytest.mark.parametrize(("error", "code"), [("CredentialError", 4), ("CapacityError", 5), ("BudgetError", 6)])
 def test_refused_submit_exits_with_the_code_of_the_refusal(
-    cli: Any, project: Callable[..., Path], plugin: Path, error: str, code: int
+    cli: Any, project: MakeProject, plugin: Path, error: str, code: int
 ) -> None:
     """The refusal leaves no job behind."""
     env = {"PYTHONPATH": str(plugin), "ERROR": error}
@@ -85,7 +85,7 @@ def test_refused_submit_exits_with_the_code_of_the_refusal(
     assert Registry().jobs() == []
 
 
-def test_unanswered_submit_stays_an_intent(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+def test_unanswered_submit_stays_an_intent(cli: Any, project: MakeProject, plugin: Path) -> None:
     """A lost answer decides nothing: exit code 7, and the next command asks the vendor for the job's name."""
     env = {"PYTHONPATH": str(plugin), "ERROR": "UnreachableError"}
     assert cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env).code == 7
@@ -94,7 +94,7 @@ def test_unanswered_submit_stays_an_intent(cli: Any, project: Callable[..., Path
     assert (job["state"], "nothing runs" in job["detail"]) == ("failed", True)
 
 
-def test_submit_that_costs_money_needs_a_confirmation(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+def test_submit_that_costs_money_needs_a_confirmation(cli: Any, project: MakeProject, plugin: Path) -> None:
     """Without a terminal the submit is a usage error that names -y, and no row is journalled."""
     env = {"PYTHONPATH": str(plugin), "ERROR": "CapacityError"}
     result = cli("submit", "-d", "--backend", "vendor", cwd=project("limits: {max_duration: 2h}\n"), env=env)

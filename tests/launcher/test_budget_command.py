@@ -1,7 +1,6 @@
 """`cloudtrain budget`, and the budget messages of submit, resume and list, with the real command."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob, MakeProject, WaitUntil
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_show_of_an_unknown_project_is_refused(cli: Any) -> None:
 
 
 def test_set_warns_if_no_job_and_no_config_has_the_project(
-    cli: Any, registry: Registry, make_job: Callable[..., Job], tmp_path: Path
+    cli: Any, registry: Registry, make_job: MakeJob, tmp_path: Path
 ) -> None:
     """The warning names the config key, and the job or the config whose name was taken for the project."""
     begin = "warning: no job or config here has `project: mine`"
@@ -153,9 +152,7 @@ def reserved(cli: Any, project: str = "vision") -> tuple[float, list[str]]:
 
 
 @pytest.mark.slow
-def test_submit_reserves_is_refused_and_frees_at_the_end(
-    cli: Any, project: Callable[..., Path], idle_python: Path
-) -> None:
+def test_submit_reserves_is_refused_and_frees_at_the_end(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """The messages, exit code 6, and the sum left after the stop agree."""
     folder = project(paid(idle_python, "project: vision\n"))
     assert cli("budget", "set", "vision", "15 USD").code == 0
@@ -173,7 +170,7 @@ def test_submit_reserves_is_refused_and_frees_at_the_end(
 
 @pytest.mark.slow
 def test_submit_polls_jobs_that_fill_the_budget(
-    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
+    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil
 ) -> None:
     """A job has ended without a poll: the submit polls and finds room. A resume reserves for itself."""
     script = idle_python.with_name("brief-python")
@@ -196,7 +193,7 @@ def test_submit_polls_jobs_that_fill_the_budget(
 
 
 @pytest.mark.slow
-def test_two_machines_share_a_budget(cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path) -> None:
+def test_two_machines_share_a_budget(cli: Any, project: MakeProject, idle_python: Path, tmp_path: Path) -> None:
     """The second machine names the holder of the money; an unreachable ledger refuses, and gets the end later."""
     other = replace(cli, home=tmp_path / "other")
     disk = tmp_path / "disk"

@@ -14,12 +14,13 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 from cloudtrain.launcher.store.home import home as make_home
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeProject
 
 USD = 1_000_000
 
 
 @pytest.fixture
-def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableBudgets]:
+def books(project: MakeProject, home: Path) -> Callable[..., ApplicableBudgets]:
     """Return a function that sets budgets `{(project, period): USD}` and returns the applicable budgets of a job."""
 
     def read(own: str = "", **limits: int) -> ApplicableBudgets:
@@ -85,7 +86,7 @@ def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., App
     assert "is unknown" in found.refused(None)
 
 
-def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: Callable[..., Path]) -> None:
+def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: MakeProject) -> None:
     """The dry run exits with 0 in either case; the submit is refused before any prompt, and `plan --json` agrees."""
     folder = project("project: vision\nlimits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
     assert cli("submit", "--dry-run", cwd=folder).code == 0
@@ -104,9 +105,7 @@ def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, pr
     assert cli("list", "--json").json["jobs"] == []
 
 
-def test_misspelt_project_is_refused_with_a_shared_ledger(
-    cli: Any, project: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_misspelt_project_is_refused_with_a_shared_ledger(cli: Any, project: MakeProject, tmp_path: Path) -> None:
     """Known names are the names in the shared ledger; a quite different name is reported and needs a confirmation."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -125,7 +124,7 @@ def test_misspelt_project_is_refused_with_a_shared_ledger(
     assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
 
 
-def test_budget_option_sets_the_limit_and_conflicts_are_refused(cli: Any, project: Callable[..., Path]) -> None:
+def test_budget_option_sets_the_limit_and_conflicts_are_refused(cli: Any, project: MakeProject) -> None:
     """`--budget` sets `budget.limit`; with both set, `plan`, `submit` and `resume` exit with code 2."""
     folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\nbudget: {limit: 50 USD}\n")
     assert cli("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD

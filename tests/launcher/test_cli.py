@@ -13,9 +13,10 @@ import pytest
 
 from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
-from doubles.terminals import COMMAND, Terminal
+from doubles.signatures import MakeJob, MakeProject, OpenTerminal, WaitUntil
+from doubles.terminals import COMMAND
 
 ESCAPE = "\x1b["
 
@@ -61,14 +62,14 @@ def test_help_and_version_are_data(cli: Any) -> None:
         "submit -d --name last",  # `last` is the newest job in every command
     ],
 )
-def test_usage_errors_are_exit_code_2(cli: Any, project: Callable[..., Path], line: str) -> None:
+def test_usage_errors_are_exit_code_2(cli: Any, project: MakeProject, line: str) -> None:
     """Invalid input is reported on stderr, and no action follows."""
     result = cli(*line.split(), cwd=project())
     assert (result.code, result.stdout, bool(result.stderr)) == (2, "", True)
     assert "Traceback" not in result.stderr
 
 
-def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]) -> None:
+def test_file_and_arguments_follow_submit(cli: Any, project: MakeProject) -> None:
     """`submit FILE -- ARGS` is `-f FILE` with new `args`; ARGS keep their spelling, including options."""
     folder = project("args: [--epochs, 10]\n")
     (folder / "cloudtrain.yaml").rename(folder / "job.yaml")
@@ -95,7 +96,7 @@ def test_every_command_that_reads_a_config_accepts_a_file(cli: Any, line: str) -
 
 @pytest.mark.parametrize("backend", ["azureml", "sagemaker", "vertex", "ssh", "local"])
 @pytest.mark.parametrize("name", ["k" * 1100, "k" * 129, "", "a\nb", "a\u2028b"])
-def test_tag_name_has_a_limit_on_every_backend(cli: Any, project: Callable[..., Path], backend: str, name: str) -> None:
+def test_tag_name_has_a_limit_on_every_backend(cli: Any, project: MakeProject, backend: str, name: str) -> None:
     """A tag's name that no platform accepts is a fault of the config, with its place."""
     folder = project(f"backend: {backend}\nresources: {{accelerators: T4:1}}\ntags:\n  ? {json.dumps(name)}\n  : v\n")
     done = cli("validate", "--json", cwd=folder)
@@ -113,12 +114,7 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
 
 @pytest.mark.parametrize(("config", "is_hinted"), [({"script": "train.py"}, True), ({"task": "task.py"}, False)])
 def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
-    cli: Any,
-    tmp_path: Path,
-    registry: Registry,
-    make_job: Callable[..., Job],
-    config: dict[str, str],
-    is_hinted: bool,
+    cli: Any, tmp_path: Path, registry: Registry, make_job: MakeJob, config: dict[str, str], is_hinted: bool
 ) -> None:
     """A wrong name in `keep` leaves no file; a task has its own folders."""
     job, _ = registry.add("one", lambda *args: make_job(*args, config=config), exclusive=True, key=None)
@@ -138,7 +134,7 @@ def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
 
 @pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])
 @pytest.mark.parametrize("text", ["name: [", "name: x\nscript: no.py\n", "nmae: x\nscript: loop.py\n", ""])
-def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], line: str, text: str) -> None:
+def test_config_errors_are_exit_code_3(cli: Any, project: MakeProject, line: str, text: str) -> None:
     """Every command that reads the file reports the same, and no job is sent."""
     folder = project()
     (folder / "cloudtrain.yaml").write_text(text)
@@ -147,7 +143,7 @@ def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], l
     assert not (cli.home / "local").exists()
 
 
-def test_missing_config_and_a_script_in_its_place_name_init(cli: Any, project: Callable[..., Path]) -> None:
+def test_missing_config_and_a_script_in_its_place_name_init(cli: Any, project: MakeProject) -> None:
     """The hints name `cloudtrain init`: a script is no config file; two config files are refused."""
     result = cli("submit")
     assert (result.code, "cloudtrain init" in result.stderr) == (3, True)
@@ -174,7 +170,7 @@ def test_errors_are_a_json_object_with_json(cli: Any, line: str, code: int) -> N
     assert (result.code, error["exit_code"], error["message"] in result.stderr) == (code, code, True)
 
 
-def test_json_has_all_config_errors(cli: Any, project: Callable[..., Path]) -> None:
+def test_json_has_all_config_errors(cli: Any, project: MakeProject) -> None:
     """Each fault has its key, place and hint."""
     folder = project()
     (folder / "cloudtrain.yaml").write_text("name: x\nscript: no.py\nnum_nodes: 3\n")
@@ -183,7 +179,7 @@ def test_json_has_all_config_errors(cli: Any, project: Callable[..., Path]) -> N
     assert [(each["key"], each["at"]["line"]) for each in error["faults"]] == [("script", 2), ("num_nodes", 3)]
 
 
-def test_wait_gives_up_or_has_the_first_bad_exit_code(cli: Any, seed: Callable[..., Job]) -> None:
+def test_wait_gives_up_or_has_the_first_bad_exit_code(cli: Any, seed: MakeJob) -> None:
     """A pending job lasts as long as its submitting process; of several jobs the first bad end counts."""
     seed("pending")
     result = cli("wait", "pending", "--timeout", "0s")
@@ -194,7 +190,7 @@ def test_wait_gives_up_or_has_the_first_bad_exit_code(cli: Any, seed: Callable[.
     assert cli("wait", "c", "b").code == 1
 
 
-def test_wait_interrupted_is_exit_code_130(cli: Any, seed: Callable[..., Job], wait_until: Callable[..., Any]) -> None:
+def test_wait_interrupted_is_exit_code_130(cli: Any, seed: MakeJob, wait_until: WaitUntil) -> None:
     """Ctrl-C ends the command, not the job."""
     seed("pending")
     waiting = cli.start("wait", "pending")
@@ -223,7 +219,7 @@ def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> 
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
 
 
-def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callable[..., Path]) -> None:
+def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: MakeProject) -> None:
     """`--name` is also the missing key `name`; a name in the config stays, and a config of another form is refused."""
     folder = project()
     file = folder / "cloudtrain.yaml"
@@ -238,7 +234,7 @@ def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callab
 
 
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
-def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
+def test_aliases_do_the_same(cli: Any, project: MakeProject, alias: str, line: str) -> None:
     """The aliases are run = submit, render = submit --dry-run, ps = list, cancel = stop."""
     full = {"ps": "list", "run": "submit --dry-run", "render": "submit --dry-run"}[alias]
     folder = project()
@@ -275,7 +271,7 @@ def in_bash(cli: Any, line: str, cwd: Path | None = None) -> Any:
 
 
 @pytest.mark.parametrize("line", ["explain", "schema", "--help", "logs long"])
-def test_closed_pipe_is_no_error(cli: Any, seed: Callable[..., Job], line: str) -> None:
+def test_closed_pipe_is_no_error(cli: Any, seed: MakeJob, line: str) -> None:
     """`cloudtrain ... | head -1` prints no traceback and no message, and the exit code is no job's code."""
     seed("long", State("succeeded"), {"0": "x\n" * 100_000, "1": ""})
     done = in_bash(cli, f"cloudtrain {line} | head -1; exit ${{PIPESTATUS[0]}}")
@@ -288,7 +284,7 @@ def test_closed_pipe_is_no_error(cli: Any, seed: Callable[..., Job], line: str) 
 )
 @pytest.mark.parametrize("more", [{}, {"FORCE_COLOR": "", "TERM": "xterm-256color"}])
 def test_piped_output_has_no_colour(
-    cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str, more: dict[str, str]
+    cli: Any, seed: MakeJob, project: MakeProject, line: str, more: dict[str, str]
 ) -> None:
     """Neither stream has an escape sequence if neither is a terminal."""
     seed("ended", State("failed", "error"))
@@ -298,7 +294,7 @@ def test_piped_output_has_no_colour(
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_terminal_gets_colour_unless_no_color_is_set(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], env: dict[str, str], coloured: bool
+    terminal: OpenTerminal, seed: MakeJob, env: dict[str, str], coloured: bool
 ) -> None:
     """The ranks' prefixes are coloured on a terminal, except with NO_COLOR."""
     seed("ended", State("succeeded"))
@@ -308,15 +304,13 @@ def test_terminal_gets_colour_unless_no_color_is_set(
 
 
 @pytest.mark.parametrize("line", ["list", "status ended", "wait ended", "validate", "plan", "backends", "doctor"])
-def test_json_is_a_single_object_on_stdout(
-    cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str
-) -> None:
+def test_json_is_a_single_object_on_stdout(cli: Any, seed: MakeJob, project: MakeProject, line: str) -> None:
     """Every command that reads prints only the object to stdout."""
     seed("ended", State("succeeded"))
     assert isinstance(cli(*line.split(), "--json", cwd=project()).json, dict)
 
 
-def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Job]) -> None:
+def test_status_as_json_has_the_published_names(cli: Any, seed: MakeJob) -> None:
     """Scripts rely on these names."""
     seed("ended", State("failed", "error", True, {"rank": 1, "type": "ValueError", "message": "no"}))
     status = cli("status", "ended", "--json").json
@@ -327,7 +321,7 @@ def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Jo
     assert ("rank 1: ValueError: no\n" in said, "cloudtrain resume ended" in said) == (True, True)
 
 
-def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, project: Callable[..., Path]) -> None:
+def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, project: MakeProject) -> None:
     """stdout can be redirected to a file, a second run gives the same bytes, and the state folder is unchanged."""
     result, again = (cli("submit", "--dry-run", "--instances", "2", cwd=project()) for _ in range(2))
     assert result.stdout == again.stdout
@@ -340,7 +334,7 @@ def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, pr
 
 @pytest.mark.parametrize("line", ["list", "submit -d", "status x", "logs x"])
 def test_unwritable_state_folder_is_exit_code_3(
-    cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], line: str
+    cli: Any, project: MakeProject, unprivileged: Callable[..., Any], line: str
 ) -> None:
     """The message names the folder, and the variable that changes the folder."""
     cli.home.mkdir(mode=0o500)
@@ -350,7 +344,7 @@ def test_unwritable_state_folder_is_exit_code_3(
 
 
 def test_unwritable_registry_is_exit_code_3(
-    cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], seed: Callable[..., Job]
+    cli: Any, project: MakeProject, unprivileged: Callable[..., Any], seed: MakeJob
 ) -> None:
     """The registry was created by root, and a normal user opens the registry later."""
     seed("ended", State("succeeded"))
@@ -360,7 +354,7 @@ def test_unwritable_registry_is_exit_code_3(
     assert (result.code, "registry" in result.stderr) == (3, True), result.stderr
 
 
-def test_limits_of_the_machine_are_told(cli: Any, project: Callable[..., Path], seed: Callable[..., Job]) -> None:
+def test_limits_of_the_machine_are_told(cli: Any, project: MakeProject, seed: MakeJob) -> None:
     """A full disk is named with the file, without a partial archive; a slip in a range makes no list in memory."""
     folder = project()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
@@ -409,7 +403,7 @@ sys.meta_path.insert(0, Finder())
     ],
 )
 def test_interrupt_during_the_imports_is_a_single_line(
-    cli: Any, project: Callable[..., Path], tmp_path: Path, at: str, line: str, said: str
+    cli: Any, project: MakeProject, tmp_path: Path, at: str, line: str, said: str
 ) -> None:
     """Ctrl-C at any import exits with 130 and a line; Python alone would ignore an interrupt in a callback."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
@@ -440,7 +434,7 @@ def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
     assert (done.code, done.stderr.splitlines()[-1]) == (2, f"  hint: {hint}")
 
 
-def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Path]) -> None:
+def test_plan_and_submit_show_the_same_form(cli: Any, project: MakeProject) -> None:
     """Both begin with the backend; a dry run of two backends names each backend once in a line."""
     folder = project("resources: {instances: 2}\n")
     first = cli("plan", cwd=folder).stdout.splitlines()[0]
@@ -463,16 +457,14 @@ def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Pat
         ("plan --backend all --set ssh.hosts=[gpu1]", 0, "no price is known"),
     ],
 )
-def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], line: str, code: int, said: str) -> None:
+def test_unknown_accelerator_is_named(cli: Any, project: MakeProject, line: str, code: int, said: str) -> None:
     """A comparison without a machine fails with the similar name; a plan for the user's own machines warns."""
     done = cli(*line.split(), "--set", "resources.accelerators=A1000:8", cwd=project("sagemaker: {}\n"))
     assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("backend", ["local", "ssh", "sagemaker", "azureml", "vertex"])
-def test_miswritten_accelerators_are_refused_with_the_right_form(
-    cli: Any, project: Callable[..., Path], backend: str
-) -> None:
+def test_miswritten_accelerators_are_refused_with_the_right_form(cli: Any, project: MakeProject, backend: str) -> None:
     """`validate` refuses `A100x8` on each backend, once, and the hint has the type and the count from the config."""
     done = cli("validate", "--backend", backend, cwd=project("resources: {accelerators: H200x4}\n"))
     assert (done.code, "did you mean `H200:4`?" in done.stderr) == (3, True), done.stderr
@@ -487,9 +479,7 @@ def test_miswritten_accelerators_are_refused_with_the_right_form(
         ("vertex", "A100:8, A100:16; or name `instance_type`"),
     ],
 )
-def test_unavailable_count_names_the_existing_counts(
-    cli: Any, project: Callable[..., Path], backend: str, said: str
-) -> None:
+def test_unavailable_count_names_the_existing_counts(cli: Any, project: MakeProject, backend: str, said: str) -> None:
     """The hint for `A100:3` has existing counts, and how to find the machines."""
     done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
     assert (done.code, said in done.stderr) == (3, True), done.stderr

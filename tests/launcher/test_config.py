@@ -644,7 +644,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: 
     assert said
 
 
-def test_validate_reports_a_valid_file_and_lists_faults(load: Load, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_validate_reports_a_valid_file_and_lists_faults(load: Load, tmp_path: Path, cli: Any) -> None:
     """A valid file gives a line with backend and instances; `--json` prints the faults as data, with exit code 3."""
     load(task("resources: {instances: 2}"))
     result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml")])

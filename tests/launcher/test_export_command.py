@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from cloudtrain.entrypoints.models.order import ExportOrder
 from cloudtrain.launcher.commands import serve
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.models import deployment, exporting
 from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
 from doubles import modelfolders
+from doubles.signatures import MakeJob, WaitUntil
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -200,9 +200,7 @@ def test_message_names_no_removed_folder(tmp_path: Path) -> None:
     assert not any(str(tmp_path) in each for each in map(str, vars(raised.value).values()))
 
 
-def test_checkpoints_come_from_the_backend(
-    seed: Callable[..., Job], registry: Registry, home: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_come_from_the_backend(seed: MakeJob, registry: Registry, home: Path, tmp_path: Path) -> None:
     """If no reported path is here, the backend copies the named checkpoint, or all, and a copy is exported."""
     job = seed("seeded", State("succeeded"))
     saved(home / "local" / "seeded" / "attempt-1", 10, 20)
@@ -250,7 +248,7 @@ def test_place_that_cannot_be_written_is_named(
         exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / place, key=None, is_unchecked=True)
 
 
-def test_export_is_refused_before_it_begins(registry: Registry, tmp_path: Path, seed: Callable[..., Job]) -> None:
+def test_export_is_refused_before_it_begins(registry: Registry, tmp_path: Path, seed: MakeJob) -> None:
     """A script's files have a form of their own; a state that is no tensor has no room in safetensors."""
     saved(tmp_path, 10, extra={"norm._extra_state": {"seen": torch.ones(2), "size": torch.Size([3])}})
     with pytest.raises(CloudtrainError, match=r"no tensor: norm\._extra_state"):
@@ -286,7 +284,7 @@ with exporting.hidden_beside(pathlib.Path(order.place)):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_ended_command_leaves_no_process_and_no_folder(
-    tmp_path: Path, wait_until: Callable[..., Any], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wait_until: WaitUntil, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal ends all processes of an export and removes the hidden folders; a later export removes those left."""
     monkeypatch.setenv("COLD_PYTHON", "1")  # a warm process has another parent

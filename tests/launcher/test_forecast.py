@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.units import clock, moment
 from doubles.plans import plan_of
+from doubles.signatures import MakeJob
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
 
@@ -204,7 +204,7 @@ def test_status_of_an_ended_job_shows_its_cost() -> None:
     assert json.dumps(found, allow_nan=False)
 
 
-def test_list_shows_running_cost_and_odd_jobs(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_running_cost_and_odd_jobs(seed: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
     """A job of an earlier version is listed; of a missing backend in its last state with a reason."""
     seed("old", State("succeeded", started_s=0.0, ended_s=10.0))
     cli.cli.main(["list"], standalone_mode=False)

@@ -4,14 +4,14 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.launcher.backend_table import BUILT_IN
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.home import home
+from doubles.signatures import MakeJob, MakeProject
 
 HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
 HEAVY |= {"starlette", "uvicorn", "anyio"}  # only the page needs them
@@ -90,7 +90,7 @@ def imported(args: list[str], cwd: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_command_imports_nothing_heavy(line: str, project: Callable[..., Path], seed: Callable[..., Job]) -> None:
+def test_command_imports_nothing_heavy(line: str, project: MakeProject, seed: MakeJob) -> None:
     """Only a real submit needs torch or an SDK, and most commands need only click."""
     seed("ended", State("succeeded"))
     interrupted(seed)
@@ -127,7 +127,7 @@ def test_backend_imports_its_modules_on_first_use(backend: str) -> None:
     assert done.stdout == "False True True\n"
 
 
-def interrupted(seed: Callable[..., Job]) -> None:
+def interrupted(seed: MakeJob) -> None:
     """Add a job whose submit died, so that a poll imports the backend."""
     seed("interrupted")
     with sqlite3.connect(home() / "registry.sqlite") as db:
@@ -139,7 +139,7 @@ def interrupted(seed: Callable[..., Job]) -> None:
 
 
 @pytest.mark.parametrize("line", UNNEEDED)
-def test_quick_command_imports_no_unneeded_module(line: str, project: Callable[..., Path], home: Path) -> None:
+def test_quick_command_imports_no_unneeded_module(line: str, project: MakeProject, home: Path) -> None:
     """An empty list imports no backend; a check or a dry run imports no block of a backend that is not in the file."""
     program = PROBE.replace('{name.split(".")[0] for', "{name for")
     assert program != PROBE
@@ -150,7 +150,7 @@ def test_quick_command_imports_no_unneeded_module(line: str, project: Callable[.
     assert not [name for name in found if any(f"{name}.".startswith(f"{each}.") for each in UNNEEDED[line])]
 
 
-def test_command_searches_for_no_garbage(project: Callable[..., Path], home: Path) -> None:
+def test_command_searches_for_no_garbage(project: MakeProject, home: Path) -> None:
     """A dry run ends before the first search for garbage, and the end of the process searches nothing."""
     found = "{'searches': gc.get_stats()[0]['collections'] - before, 'frozen': gc.get_freeze_count()}"
     program = f"import atexit, gc, json, sys\natexit.register(lambda: print(json.dumps({found}), file=sys.stderr))\n"

@@ -25,12 +25,14 @@ from cloudtrain.launcher.jobs.listing import JobFilter, chosen
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import database
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob
 
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
+Patience = Callable[[int, Callable[[], bool]], None]
 
 
 @pytest.fixture
-def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
+def add(registry: Registry, make_job: MakeJob) -> MakeJob:
     """Return a function that journals a job which was sent and has the given state."""
 
     def put(name: str, state: State = DONE, **changes: Any) -> Job:
@@ -47,7 +49,7 @@ def ids(registry: Registry, **choice: Any) -> list[str]:
     return [line.job_id for line in chosen(registry, JobFilter(**choice)).lines]
 
 
-def test_listing_keeps_the_json_of_status(registry: Registry, add: Callable[..., Job]) -> None:
+def test_listing_keeps_the_json_of_status(registry: Registry, add: MakeJob) -> None:
     """The stored JSON equals the JSON that `status` makes of the job."""
     job = add("done")
     for _ in range(2):  # made, then stored
@@ -58,7 +60,7 @@ def test_listing_keeps_the_json_of_status(registry: Registry, add: Callable[...,
 
 
 def test_listing_drops_a_line_when_the_job_or_the_form_changes(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any write to the job or an attempt drops the row: an end, a resume, a reused name; a new version drops all."""
     job = add("done")
@@ -98,7 +100,7 @@ FAR = {
 PINNED = (13, "64add78860644d62")
 
 
-def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
+def test_form_matches_the_pinned_texts(make_job: MakeJob) -> None:
     """A change of the text of an ended job must raise FORM and update PINNED, else lists mix old and new texts.
 
     The digest covers the names, figures and texts of jobs that ended in each way, and every likely cause.
@@ -117,7 +119,7 @@ def test_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
     assert (listing.FORM, digest) == PINNED, "raise listing.FORM and pin what is said now"
 
 
-def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Callable[..., Job]) -> None:
+def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: MakeJob) -> None:
     """Running and ended jobs share the order of their submits; a job that leaves the chosen states is dropped."""
     for number in range(6):
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
@@ -150,7 +152,7 @@ def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Ca
 )
 @pytest.mark.parametrize("is_full", [False, True])
 def test_list_filters_jobs(
-    registry: Registry, add: Callable[..., Job], is_full: bool, choice: dict[str, Any], wanted: list[str]
+    registry: Registry, add: MakeJob, is_full: bool, choice: dict[str, Any], wanted: list[str]
 ) -> None:
     """State, backend, project, tags and age filter alike for running jobs, stored rows and unstorable rows."""
     add("a", config={"tags": {"team": "a", "run": "2"}}, created_s=100.0)
@@ -162,7 +164,7 @@ def test_list_filters_jobs(
     assert ids(registry, **choice) == wanted
 
 
-def test_list_does_not_wait_for_a_writer(registry: Registry, add: Callable[..., Job]) -> None:
+def test_list_does_not_wait_for_a_writer(registry: Registry, add: MakeJob) -> None:
     """A process inside a transaction does not delay the list."""
     add("done")
     other = sqlite3.connect(registry.database.path, isolation_level=None)
@@ -177,7 +179,7 @@ def test_list_does_not_wait_for_a_writer(registry: Registry, add: Callable[..., 
 
 
 def test_list_shows_a_job_that_ends_meanwhile_once(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process may write between the query of the running jobs and the query of the ended jobs."""
     add("done")
@@ -198,7 +200,7 @@ def test_list_shows_a_job_that_ends_meanwhile_once(
 
 @pytest.mark.parametrize("is_sent", [True, False])
 def test_line_is_stored_with_the_end(
-    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, is_sent: bool
+    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, is_sent: bool
 ) -> None:
     """The transaction that stores an end stores the line too: if the line cannot be stored, the end is not stored."""
     job, _ = registry.add("job", make_job, exclusive=True, key=None)
@@ -227,7 +229,7 @@ def test_line_is_stored_with_the_end(
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
 def test_job_that_cannot_be_described_hides_no_job(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, state: State
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
     """The job is listed with its state, and its JSON gives the reason."""
     add("a")
@@ -246,7 +248,7 @@ def test_job_that_cannot_be_described_hides_no_job(
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], bool]], None]:
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
     """Return a function that ends the patience after so many answers and once a condition holds, on any machine."""
 
     def until(count: int, holds: Callable[[], bool]) -> None:
@@ -268,10 +270,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], boo
 
 
 def test_poll_does_not_wait_for_a_silent_backend(
-    registry: Registry,
-    add: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    patience: Callable[[int, Callable[[], bool]], None],
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
     """Of three jobs a job hangs and a job fails: both keep their last state with a fault; the third is current."""
     jobs = [add(name, State("running", started_s=1.0)) for name in ("hangs", "fails", "lives")]
@@ -299,10 +298,7 @@ def test_poll_does_not_wait_for_a_silent_backend(
 
 
 def test_poll_limits_the_threads_of_a_silent_backend(
-    registry: Registry,
-    add: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    patience: Callable[[int, Callable[[], bool]], None],
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
     """A job of a second backend is polled in time; jobs left out for lack of time get a fault of their own."""
     count = 18
@@ -329,7 +325,7 @@ def test_poll_limits_the_threads_of_a_silent_backend(
 
 
 def test_poll_reports_a_registry_that_cannot_be_opened(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault appears at once for each job, and no thread dies with a traceback."""
     jobs = [add(f"job-{n}", State("running")) for n in range(20)]
@@ -360,7 +356,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refused")
 def test_list_shows_the_last_state_of_a_job_that_cannot_be_polled(
-    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+    seed: MakeJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table has the last state with the reason on standard error; JSON has the reason in `not_answered`."""
     seed("far", State("running", started_s=1.0))
@@ -375,7 +371,7 @@ def test_list_shows_the_last_state_of_a_job_that_cannot_be_polled(
     assert (found["running"], found["not_answered"]) == (1, {"far": "the token has expired"})
 
 
-def test_list_reports_an_empty_list(seed: Callable[..., Job], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_reports_an_empty_list(seed: MakeJob, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message is on standard error, and differs when the registry has jobs; a script reads an empty list alike."""
     for line, words in (
         ("", "no jobs: cloudtrain submit"),
@@ -394,7 +390,7 @@ def test_list_reports_an_empty_list(seed: Callable[..., Job], home: Path, capsys
 
 
 def test_list_on_a_narrow_terminal_keeps_the_state(
-    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In 80 columns PROGRESS shrinks first; in 60 the missing columns are named, so no table seems complete."""
     job = seed("digits-x4k2p", State("stopped", "user", resumable=True))
@@ -413,7 +409,7 @@ def test_list_on_a_narrow_terminal_keeps_the_state(
     assert "not shown for lack of room: BACKEND, PROGRESS, USD, SUBMITTED; --json shows all" in told
 
 
-def test_list_refuses_an_unknown_backend(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_refuses_an_unknown_backend(seed: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt backend is an error, not an empty list; a backend whose plug-in was removed is known from its jobs."""
     seed("done", State("succeeded"))
     Registry().database.execute("UPDATE jobs SET backend = 'gone'")

@@ -24,6 +24,9 @@ from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 from doubles import swept
+from doubles.signatures import MakeJob, SetAnswers, WaitUntil
+
+MakeFeed = Callable[..., JobFeed]
 
 
 def runs() -> State:
@@ -37,7 +40,7 @@ def ended() -> State:
 
 
 @pytest.fixture
-def feed() -> Iterator[Callable[..., JobFeed]]:
+def feed() -> Iterator[MakeFeed]:
     """Return a function that starts a feed; each feed is closed at the end of the test."""
     begun: list[JobFeed] = []
 
@@ -59,7 +62,7 @@ def watched_job(feed: JobFeed, job_id: str) -> WatchedJob:
 
 
 def test_scene_is_available_before_any_backend_answers(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The view shows the registry's state at once, and the time since when the poll waits."""
     is_answered = threading.Event()
@@ -82,7 +85,7 @@ def test_scene_is_available_before_any_backend_answers(
 
 
 def test_backends_of_the_jobs_do_not_affect_each_other(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """Each job is polled separately: a silent backend's job keeps its state, and a broken one shows its fault."""
 
@@ -117,10 +120,7 @@ def test_first_answer_brings_the_trials_with_the_counts(registry: Registry) -> N
 
 
 def test_live_view_sends_an_earned_retry(
-    seed: Callable[..., Job],
-    feed: Callable[..., JobFeed],
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The live view acts like the plain `watch`."""
 
@@ -133,9 +133,7 @@ def test_live_view_sends_an_earned_retry(
     wait_until(lambda: watched_job(watched, "again").job.attempt.number == 2)
 
 
-def test_new_job_joins_the_table(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
-) -> None:
+def test_new_job_joins_the_table(seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil) -> None:
     """Active jobs come first, and the newest job comes first among them."""
     answers(lambda ref: runs())
     seed("ended", ended())
@@ -148,7 +146,7 @@ def test_new_job_joins_the_table(
 
 
 def test_opened_job_has_its_curves_and_alerts(
-    registry: Registry, seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
+    registry: Registry, seed: MakeJob, feed: MakeFeed, wait_until: WaitUntil
 ) -> None:
     """Only an opened job needs curves and alerts."""
     seed("told", ended())
@@ -165,11 +163,7 @@ def test_opened_job_has_its_curves_and_alerts(
 
 
 def test_stop_from_the_live_view_saves_first(
-    seed: Callable[..., Job],
-    feed: Callable[..., JobFeed],
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The view stops a job like the command and shows the result."""
     asked: list[bool] = []
@@ -182,9 +176,7 @@ def test_stop_from_the_live_view_saves_first(
     assert asked == [False]
 
 
-def test_running_stop_is_waited_for(
-    seed: Callable[..., Job], feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_stop_is_waited_for(seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who leaves meanwhile gets the result, or a message that the result is unknown."""
     goes_on = threading.Event()
 
@@ -205,10 +197,7 @@ def test_running_stop_is_waited_for(
 
 
 def test_job_that_ended_long_ago_leaves_the_table(
-    seed: Callable[..., Job],
-    feed: Callable[..., JobFeed],
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """An opened or marked job stays in the table."""
     for name in ("old", "opened", "marked"):
@@ -228,11 +217,7 @@ def test_job_that_ended_long_ago_leaves_the_table(
 
 
 def test_busy_registry_stops_polls_only_for_a_moment(
-    seed: Callable[..., Job],
-    feed: Callable[..., JobFeed],
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """Meanwhile each job shows the reason."""
     answers(lambda ref: runs())
@@ -258,10 +243,7 @@ def test_busy_registry_stops_polls_only_for_a_moment(
 
 
 def test_suspension_waits_for_running_polls(
-    seed: Callable[..., Job],
-    feed: Callable[..., JobFeed],
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The suspension waits for the running poll and lets no new poll start, so that no lock is held meanwhile."""
     looks, goes_on = threading.Semaphore(0), threading.Event()
@@ -315,7 +297,7 @@ def test_quiesce_lock_lets_running_workers_finish() -> None:
     assert begun == ["deeper", "late"]
 
 
-def test_log_tail_reads_the_chosen_ranks(seed: Callable[..., Job], home: Path, wait_until: Callable[..., Any]) -> None:
+def test_log_tail_reads_the_chosen_ranks(seed: MakeJob, home: Path, wait_until: WaitUntil) -> None:
     """A thread reads the log of an ended job to the end."""
     seed("ended", ended(), {"0": "one\ntwo\n", "1": "other\n"})
     for ranks, lines in ((None, {"one", "two", "other"}), (frozenset({1}), {"other"})):
@@ -329,12 +311,7 @@ def test_log_tail_reads_the_chosen_ranks(seed: Callable[..., Job], home: Path, w
     ("error", "words"), [(UnreachableError("no route to host"), "no route to host"), (OSError(), "OSError")]
 )
 def test_unreadable_log_reports_the_reason(
-    seed: Callable[..., Job],
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
-    error: Exception,
-    words: str,
+    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, error: Exception, words: str
 ) -> None:
     """A fault without a message is reported by its type; no fault ends the reader silently."""
 
@@ -352,7 +329,7 @@ def test_unreadable_log_reports_the_reason(
 
 
 def test_hanging_log_readers_are_bounded(
-    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """Each `r` or Enter starts a reader; a new reader waits until a hanging reader has its answer."""
     is_asked, goes_on = threading.Event(), threading.Event()

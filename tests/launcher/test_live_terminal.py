@@ -3,26 +3,25 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.live import screen as screens
 from cloudtrain.launcher.live.screen import Screen
+from doubles.signatures import MakeJob, OpenTerminal, WaitUntil
 from doubles.terminals import COMMAND, ENTER, LEAVE, Terminal
 
 ENDED = State("failed", "error", error={"rank": 1, "type": "ValueError", "message": "no such thing"}, ended_s=1.0)
 
 
-def waits(seed: Callable[..., Job], name: str = "waits") -> str:
+def waits(seed: MakeJob, name: str = "waits") -> str:
     """Add a job that this process is submitting, so that the job stays active during the test."""
     return seed(name).id
 
 
-def waiting(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> Terminal:
+def waiting(terminal: OpenTerminal, seed: MakeJob) -> Terminal:
     """Return a terminal with the view of such a job."""
     shown = terminal(waits(seed))
     shown.see("pending")
@@ -30,7 +29,7 @@ def waiting(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> Term
 
 
 def test_single_job_is_shown_until_the_user_leaves(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
+    terminal: OpenTerminal, seed: MakeJob, wait_until: WaitUntil
 ) -> None:
     """The view has the log and the advice; the status stays on the terminal, and the exit code is the job's."""
     seed("ended", ENDED, {"0": "a line of rank 0\n"})
@@ -43,7 +42,7 @@ def test_single_job_is_shown_until_the_user_leaves(
     assert shown.is_given_back()
 
 
-def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+def test_many_jobs_are_opened_and_left_again(terminal: OpenTerminal, seed: MakeJob) -> None:
     """Arrows and Enter open a job; Escape goes back, and q ends."""
     seed("first", ENDED, {"0": "said by the first\n"})
     seed("second", ENDED, {"0": "said by the second\n"})
@@ -63,7 +62,7 @@ def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], 
     ("how", "code"), [("\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129), ("q", 130)]
 )
 def test_terminal_is_restored_after_any_end_of_the_watch(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], how: str | int, code: int
+    terminal: OpenTerminal, seed: MakeJob, how: str | int, code: int
 ) -> None:
     """The job runs on."""
     shown = waiting(terminal, seed)
@@ -76,9 +75,7 @@ def test_terminal_is_restored_after_any_end_of_the_watch(
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, whose job control is used")
-def test_watch_can_be_suspended_and_continued(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_watch_can_be_suspended_and_continued(terminal: OpenTerminal, seed: MakeJob, tmp_path: Path) -> None:
     """After Ctrl-Z the shell has its terminal, and after `fg` the view is drawn again."""
     modes = tmp_path / "modes"
     script = f"set -m; {COMMAND} watch {waits(seed)}; stty -a > {modes}; echo in the shell; fg; echo code $?"
@@ -96,9 +93,7 @@ def test_watch_can_be_suspended_and_continued(
     assert shown.is_given_back()
 
 
-def test_view_follows_sizes_suspensions_and_questions(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job]
-) -> None:
+def test_view_follows_sizes_suspensions_and_questions(terminal: OpenTerminal, seed: MakeJob) -> None:
     """A nearly empty view, a suspension without a shell, and a stop of a job that is being submitted end no view."""
     shown = terminal(waits(seed))
     at = shown.see("\x1b[24;1H")
@@ -127,9 +122,7 @@ main()
 """
 
 
-def test_internal_fault_or_a_lost_terminal_ends_the_watch(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job]
-) -> None:
+def test_internal_fault_or_a_lost_terminal_ends_the_watch(terminal: OpenTerminal, seed: MakeJob) -> None:
     """The fault is printed to the restored terminal; no person can see the view on a lost terminal."""
     shown = terminal(argv=[sys.executable, "-c", BROKEN, "watch", waits(seed)])
     assert shown.end() == 1
@@ -156,7 +149,7 @@ main()
 
 
 def test_foreign_output_is_a_note_and_is_printed_after_the_view(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
+    terminal: OpenTerminal, seed: MakeJob, wait_until: WaitUntil
 ) -> None:
     """The output never appears inside the view."""
     shown = terminal(argv=[sys.executable, "-c", LOUD, "watch", waits(seed)])
@@ -183,7 +176,7 @@ main()
 
 @pytest.mark.parametrize("leaves", ["q", "\x03"])
 def test_stop_is_not_lost_if_the_user_leaves_at_once(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path, leaves: str
+    terminal: OpenTerminal, seed: MakeJob, tmp_path: Path, leaves: str
 ) -> None:
     """The view ends, and the command waits for the answer and prints the answer, because a stop saves money."""
     answers = tmp_path / "answers"
@@ -200,9 +193,7 @@ def test_stop_is_not_lost_if_the_user_leaves_at_once(
     assert shown.is_given_back()
 
 
-def test_stop_without_an_answer_is_reported_as_unknown(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_stop_without_an_answer_is_reported_as_unknown(terminal: OpenTerminal, seed: MakeJob, tmp_path: Path) -> None:
     """The message has the command that asks again."""
     shown = terminal(argv=[sys.executable, "-c", SLOW, "watch", waits(seed)], ANSWERS=str(tmp_path / "never"))
     shown.see("pending")
@@ -218,7 +209,7 @@ def test_stop_without_an_answer_is_reported_as_unknown(
 
 @pytest.mark.parametrize(("args", "environ"), [(["--plain"], {}), ([], {"TERM": "dumb"}), (["--once"], {})])
 def test_lines_are_plain_without_a_live_view(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job], args: list[str], environ: dict[str, str]
+    terminal: OpenTerminal, seed: MakeJob, args: list[str], environ: dict[str, str]
 ) -> None:
     """The terminal may not support the view, or the user may not want the view."""
     seed("ended", ENDED)

@@ -24,6 +24,7 @@ from cloudtrain.launcher.text.charts import ASCII, UNICODE
 from doubles.plans import plan_of
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC
+Watched = Callable[..., WatchedJob]
 PLAN = plan_of(instances=2, ranks=2, hourly_usd=2.4, cap_s=7200, deadline_s=6900)
 SIZES = [(80, 24), (120, 40), (40, 10), (40, 12), (200, 60), (20, 4), (33, 7)]
 HOSTILE = (
@@ -52,7 +53,7 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def watched(make_job: Callable[..., Job]) -> Callable[..., WatchedJob]:
+def watched(make_job: Callable[..., Job]) -> Watched:
     """Return a function that makes the model of a job at about 30 %, with given changes."""
 
     def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> WatchedJob:
@@ -184,7 +185,7 @@ def picture(
     return jobview.view(watched, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)[0]
 
 
-def test_job_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
+def test_job_in_80x24_is_shown_completely(watched: Watched) -> None:
     """Figures, curves, money, log have their places; a failure has the first rank's exception and log's command."""
     alerts = (Sent("budget:50@10000000", NOW - 300, ("terminal", "slack")), Sent("started:2", NOW - 600, ("slack",)))
     seen = watched(curves=curves_of(steps()), alerts=alerts)
@@ -196,7 +197,7 @@ def test_job_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) ->
     assert drawn(rows[:9]) + "\n" == FAILED_TOP
 
 
-def test_table_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
+def test_table_in_80x24_is_shown_completely(watched: Watched) -> None:
     """Each job has a row, the chosen job is marked, the footer has costs and the last note; many jobs scroll."""
     failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
     jobs = (watched(), watched("queued-abcde", State("pending"), progress={}), watched("failing", failed, progress={}))
@@ -211,9 +212,7 @@ def test_table_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("signs", [UNICODE, ASCII], ids=["unicode", "ascii"])
-def test_no_screen_is_larger_than_the_terminal(
-    watched: Callable[..., WatchedJob], size: tuple[int, int], signs: Any
-) -> None:
+def test_no_screen_is_larger_than_the_terminal(watched: Watched, size: tuple[int, int], signs: Any) -> None:
     """The size holds for any content and any open question."""
     seen = watched(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
     scene = Scene(tuple(with_job(seen, replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
@@ -235,7 +234,7 @@ def test_no_screen_is_larger_than_the_terminal(
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_line_stays_in_its_row(watched: Callable[..., WatchedJob], text: str) -> None:
+def test_hostile_line_stays_in_its_row(watched: Watched, text: str) -> None:
     """No escape sequence of a job reaches the terminal, and rich markup is plain text."""
     quiet, loud = (picture(watched(), log(line), (60, 12)) for line in ("x", text))
     data = Renderer("utf-8", is_coloured=False).render(loud)
@@ -258,9 +257,7 @@ ODD_PROGRESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("progress", ODD_PROGRESS, ids=range(len(ODD_PROGRESS)))
-def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
-    watched: Callable[..., WatchedJob], progress: dict[str, Any]
-) -> None:
+def test_invalid_figures_of_a_job_do_not_affect_a_second_job(watched: Watched, progress: dict[str, Any]) -> None:
     """The figures come from untrusted input in the registry, and print no control character."""
     state = State("running", "\x1b[2J\x07", started_s=NOW - 60)
     good = watched()
@@ -278,7 +275,7 @@ def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
     assert "its log" in drawn(picture(odd, log("its log")))
 
 
-def test_lines_of_the_log_are_shown_for_people(watched: Callable[..., WatchedJob]) -> None:
+def test_lines_of_the_log_are_shown_for_people(watched: Watched) -> None:
     """Names in brackets are no colours, events are hidden, paths begin at the job's folder, long lines may wrap."""
     assert "[r0] [red]no markup[/red] [/]" in drawn(picture(watched(), log(HOSTILE[0])))
     assert "::ct" not in drawn(picture(watched(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
@@ -290,7 +287,7 @@ def test_lines_of_the_log_are_shown_for_people(watched: Callable[..., WatchedJob
     assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
 
 
-def test_rows_follow_the_size_of_the_screen(watched: Callable[..., WatchedJob]) -> None:
+def test_rows_follow_the_size_of_the_screen(watched: Watched) -> None:
     """Name, progress and log are always visible, a larger log hides figures, a large screen has curves of 4 rows."""
     told = drawn(picture(watched(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
     assert "digits-4k2pw  running" in told
@@ -306,7 +303,7 @@ def test_rows_follow_the_size_of_the_screen(watched: Callable[..., WatchedJob]) 
     assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
 
 
-def test_help_shows_every_key_until_a_key_is_pressed(watched: Callable[..., WatchedJob]) -> None:
+def test_help_shows_every_key_until_a_key_is_pressed(watched: Watched) -> None:
     """The help is the same for a job and for the table."""
     choice, _ = steer(ViewState(opened="x"), "?", ["x"])
     told = drawn(picture(watched(), log("a line"), (80, 40), choice=choice))
@@ -325,14 +322,12 @@ def test_help_shows_every_key_until_a_key_is_pressed(watched: Callable[..., Watc
         ({"fault": "the disk is full"}, "! the disk is full"),
     ],
 )
-def test_reason_for_an_old_screen_is_shown(
-    watched: Callable[..., WatchedJob], changes: dict[str, Any], words: str
-) -> None:
+def test_reason_for_an_old_screen_is_shown(watched: Watched, changes: dict[str, Any], words: str) -> None:
     """The cause is a slow poll or a failed poll."""
     assert words in drawn(picture(watched(**changes)))
 
 
-def test_note_about_a_job_ends_with_the_job(watched: Callable[..., WatchedJob]) -> None:
+def test_note_about_a_job_ends_with_the_job(watched: Watched) -> None:
     """A note from before the end disappears; a newer note stays for a while."""
     ended = watched("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
     state = main_loop.FrameState(ViewState(opened="over"), UNICODE, stays=True)
@@ -340,7 +335,7 @@ def test_note_about_a_job_ends_with_the_job(watched: Callable[..., WatchedJob]) 
         assert main_loop._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
 
-def test_silent_backend_is_shown_with_the_duration(watched: Callable[..., WatchedJob]) -> None:
+def test_silent_backend_is_shown_with_the_duration(watched: Watched) -> None:
     """The job keeps its state."""
     seen = watched()
     silent = replace(seen.job, attempt=replace(seen.job.attempt, unreachable_since_s=NOW - 185))
@@ -351,7 +346,7 @@ def test_silent_backend_is_shown_with_the_duration(watched: Callable[..., Watche
     assert "running (no answer)" in drawn(table)
 
 
-def test_odd_losses_are_visible(watched: Callable[..., WatchedJob]) -> None:
+def test_odd_losses_are_visible(watched: Watched) -> None:
     """A non-finite loss is in capitals; a loss that has fallen far has a log scale, named by its label."""
     told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
     assert "NAN  least" in drawn(picture(watched(curves=curves_of(Series(told)))))
@@ -362,7 +357,7 @@ def test_odd_losses_are_visible(watched: Callable[..., WatchedJob]) -> None:
     assert "\nloss  " in drawn(picture(watched(curves=curves_of(steps()))))
 
 
-def test_log_is_shown_without_figures_or_scrolled(watched: Callable[..., WatchedJob]) -> None:
+def test_log_is_shown_without_figures_or_scrolled(watched: Watched) -> None:
     """Without steps no curve is drawn; scrolled lines stay fixed while new lines arrive."""
     told = drawn(picture(watched(progress={}, curves=Curves()), log("hello")))
     assert "no step reported yet" in told
@@ -376,7 +371,7 @@ def test_log_is_shown_without_figures_or_scrolled(watched: Callable[..., Watched
     assert "PAUSED" in told
 
 
-def test_only_changed_rows_are_painted_again(watched: Callable[..., WatchedJob]) -> None:
+def test_only_changed_rows_are_painted_again(watched: Watched) -> None:
     """Without a change, no byte is written."""
     renderer = Renderer("utf-8", is_coloured=True)
     seen = watched(curves=curves_of(steps()))
@@ -387,7 +382,7 @@ def test_only_changed_rows_are_painted_again(watched: Callable[..., WatchedJob])
     assert renderer.render(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
 
 
-def test_plain_terminal_gets_bold_or_ascii_alone(watched: Callable[..., WatchedJob]) -> None:
+def test_plain_terminal_gets_bold_or_ascii_alone(watched: Watched) -> None:
     """With NO_COLOR only bold stays; in an ASCII locale a non-ASCII character of a job becomes a question mark."""
     rows = picture(watched(curves=curves_of(steps())), log("a"))
     plain, coloured = (Renderer("utf-8", is_coloured=is_it).render(rows).decode() for is_it in (False, True))

@@ -27,6 +27,7 @@ from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
+from doubles.signatures import MakeJob
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
 ROOM_FILES = {str(module.__file__) for module in (blocks, late_lines, cache, stream)}
@@ -102,7 +103,7 @@ def test_flipped_bit_in_a_block_is_detected() -> None:
             blocks.decoded(bytes(touched), entry)
 
 
-def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: MakeJob, registry: Registry) -> None:
     """A single read stores all lines; only the owner may read the files."""
     job = seed("ended", DONE, {"0": numbered(30_000), "1": "other\n"})
     found = read_all(registry, job)
@@ -116,7 +117,7 @@ def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: Callable[...
 
 
 def test_partial_log_of_a_running_job_is_stored(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next reader takes the stored part from disk, and the rest from the backend."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
@@ -138,7 +139,7 @@ def test_partial_log_of_a_running_job_is_stored(
     again.close()
 
 
-def test_only_the_first_of_two_readers_writes(seed: Callable[..., Job], registry: Registry) -> None:
+def test_only_the_first_of_two_readers_writes(seed: MakeJob, registry: Registry) -> None:
     """Two followers of a job see the same lines, and the lines are stored once."""
     job = seed("ended", DONE, {"0": numbered(100), "1": ""})
     first, second = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt)
@@ -151,7 +152,7 @@ def test_only_the_first_of_two_readers_writes(seed: Callable[..., Job], registry
     assert [line.text for line in read_all(registry, job)] == numbered(100).splitlines()
 
 
-def test_single_rank_is_read_from_the_log_cache(seed: Callable[..., Job], registry: Registry) -> None:
+def test_single_rank_is_read_from_the_log_cache(seed: MakeJob, registry: Registry) -> None:
     """The lines of the rank equal the backend's lines."""
     job = seed("ended", DONE, {"0": numbered(10), "1": "other\n"})
     ranks = frozenset({1})
@@ -163,7 +164,7 @@ def test_single_rank_is_read_from_the_log_cache(seed: Callable[..., Job], regist
 
 
 def test_keep_stores_the_log_of_an_ended_job(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`watch` calls `keep`: a fault hides no end, a second call has no work, and a dropped log waits for a reader."""
     job = seed("ended", DONE)
@@ -181,7 +182,7 @@ def test_keep_stores_the_log_of_an_ended_job(
 
 
 def test_full_disk_is_reported_once_and_reading_continues(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Reading the log matters more than storing the log."""
     job = seed("ended", DONE, {"0": numbered(30_000), "1": ""})
@@ -198,7 +199,7 @@ def test_full_disk_is_reported_once_and_reading_continues(
 # -- room -------------------------------------------------------------------------------------------------------------
 
 
-def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_least_recently_read_logs_are_dropped(home: Path, seed: MakeJob, registry: Registry) -> None:
     """Only complete logs of ended jobs are dropped; a running job keeps its log."""
     for name in ("old", "new"):
         read_all(registry, seed(name, DONE))
@@ -215,11 +216,7 @@ def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Jo
 
 @pytest.mark.usefixtures("small_blocks")
 def test_log_above_the_size_limit_is_stored_in_part(
-    home: Path,
-    seed: Callable[..., Job],
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit is reported, all lines are shown, and cached logs of older jobs are dropped first."""
     read_all(registry, seed("other", DONE))
@@ -234,7 +231,7 @@ def test_log_above_the_size_limit_is_stored_in_part(
     assert cache.is_dropped(registry.database, "other", 1)
 
 
-def test_log_cache_is_readable_while_the_registry_is_locked(seed: Callable[..., Job], registry: Registry) -> None:
+def test_log_cache_is_readable_while_the_registry_is_locked(seed: MakeJob, registry: Registry) -> None:
     """The reader does not wait for the lock; the time of the last read is not updated."""
     job = seed("ended", DONE)
     found = read_all(registry, job)
@@ -248,7 +245,7 @@ def test_log_cache_is_readable_while_the_registry_is_locked(seed: Callable[..., 
 
 
 def test_entry_of_several_lines_is_split_alike_from_the_cache(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A platform may put several lines into an entry; the backend and the log cache give the same lines."""
     page = LogPage([LogLine("one\ntwo", 0, 0, 1.0), LogLine("three", 0, 0, 2.0)], {"at": 1}, is_complete=True)
@@ -260,7 +257,7 @@ def test_entry_of_several_lines_is_split_alike_from_the_cache(
 
 
 def test_size_limit_of_zero_stores_no_log(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of 0 turns the log cache off; the message about an invalid limit shows the expected form."""
     monkeypatch.setenv(cache.ROOM, "0")
@@ -298,12 +295,7 @@ def damaged(home: Path, name: str, file: str, at: float) -> None:
 @pytest.mark.parametrize("file", ["lines", "index"])
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
 def test_damaged_log_is_read_from_the_backend_again(
-    home: Path,
-    seed: Callable[..., Job],
-    registry: Registry,
-    capsys: pytest.CaptureFixture[str],
-    file: str,
-    at: float,
+    home: Path, seed: MakeJob, registry: Registry, capsys: pytest.CaptureFixture[str], file: str, at: float
 ) -> None:
     """The damage is reported; every line appears once, and the log cache is complete again."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": "other\n"})
@@ -318,11 +310,7 @@ def test_damaged_log_is_read_from_the_backend_again(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("places", [(0.5,), (0.2, 0.6)])
 def test_damaged_log_of_a_lost_machine_lacks_only_the_damaged_blocks(
-    home: Path,
-    seed: Callable[..., Job],
-    registry: Registry,
-    capsys: pytest.CaptureFixture[str],
-    places: tuple[float, ...],
+    home: Path, seed: MakeJob, registry: Registry, capsys: pytest.CaptureFixture[str], places: tuple[float, ...]
 ) -> None:
     """The number of lost lines is reported, and the lines between and after the damaged blocks are shown."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
@@ -339,7 +327,7 @@ def test_damaged_log_of_a_lost_machine_lacks_only_the_damaged_blocks(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_is_read_again_for_a_search(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_damaged_log_is_read_again_for_a_search(home: Path, seed: MakeJob, registry: Registry) -> None:
     """Skipped blocks without a match hide no line of later blocks."""
     text = "".join(f"line {number} is {'rare' if number % 1500 == 1499 else 'common'}\n" for number in range(6_000))
     job = seed("ended", DONE, {"0": text, "1": ""})
@@ -351,7 +339,7 @@ def test_damaged_log_is_read_again_for_a_search(home: Path, seed: Callable[..., 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_shorter_backend_log_does_not_replace_a_damaged_log(
-    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the backend has only a part of the log, the log cache keeps all blocks but the damaged block."""
     monkeypatch.setattr(cache, "COMMIT_BYTES", 1)
@@ -365,7 +353,7 @@ def test_shorter_backend_log_does_not_replace_a_damaged_log(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_tail_reads_a_log_with_a_damaged_last_block(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_tail_reads_a_log_with_a_damaged_last_block(home: Path, seed: MakeJob, registry: Registry) -> None:
     """Users want the last block most."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
@@ -396,7 +384,7 @@ def check_whole(job: Job, registry: Registry, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_log_cache_is_complete_after_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_log_cache_is_complete_after_kills(home: Path, seed: MakeJob, registry: Registry) -> None:
     """The writer is killed at random moments: every line appears exactly once."""
     text = numbered(60_000)
     job = seed("ended", DONE, {"0": text, "1": ""})
@@ -405,7 +393,7 @@ def test_log_cache_is_complete_after_kills(home: Path, seed: Callable[..., Job],
 
 
 @pytest.mark.soak
-def test_log_cache_is_complete_after_many_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+def test_log_cache_is_complete_after_many_kills(home: Path, seed: MakeJob, registry: Registry) -> None:
     """The same with a hundred kills, over logs that many processes follow in turn."""
     chance, killed, number = random.Random(5), 0, 0
     text = numbered(100_000)
@@ -443,7 +431,7 @@ def traced(read: Callable[[], object], place: int = 0) -> list[tuple[str, int]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_log_cache_is_complete_after_ctrl_c_at_any_line(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every line appears exactly once, also after Ctrl-C between a page and its file, or within a commit."""
     small_commits(monkeypatch, 4000, 4000)
@@ -472,7 +460,7 @@ def test_log_cache_is_complete_after_ctrl_c_at_any_line(
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 9])
 def test_partially_stored_page_is_read_again(
-    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch, calls: int
+    seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """After Ctrl-C between two blocks of a page, the cursor behind the page is not committed."""
     monkeypatch.setattr(cache, "BLOCK_LINES", 100)

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from cloudtrain.launcher.logs.view import View, parse_ranks
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal, visible
+from doubles.signatures import MakeJob
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
 
@@ -89,7 +89,7 @@ def test_view_as_json_is_valid_json_for_a_non_finite_loss(loss: float) -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_logs_prints_the_lines_of_both_nodes(cli: Any, seed: Callable[..., Job]) -> None:
+def test_logs_prints_the_lines_of_both_nodes(cli: Any, seed: MakeJob) -> None:
     """Standard output has only the lines, each with its rank, also a killed rank's last words, or as lines of JSON."""
     seed("ended", State("succeeded"))
     assert sorted(cli("logs", "ended").stdout.splitlines()) == ["[r0] hello from node 0", "[r1] hello from node 1"]
@@ -104,15 +104,13 @@ def test_logs_prints_the_lines_of_both_nodes(cli: Any, seed: Callable[..., Job])
     ("tail", "shown"), [("0", []), ("2", ["[r0] 8", "[r0] 9"]), ("99", [f"[r0] {i}" for i in range(10)])]
 )
 @pytest.mark.parametrize("more", [[], ["-f"]])
-def test_logs_tail_counts_from_the_end(
-    cli: Any, seed: Callable[..., Job], tail: str, shown: list[str], more: list[str]
-) -> None:
+def test_logs_tail_counts_from_the_end(cli: Any, seed: MakeJob, tail: str, shown: list[str], more: list[str]) -> None:
     """`--tail 0` shows no lines, also with -f; a number above the count shows all lines."""
     seed("ended", State("succeeded"), {"0": "".join(f"{i}\n" for i in range(10)), "1": ""})
     assert cli("logs", "ended", "--tail", tail, *more).stdout.splitlines() == shown
 
 
-def test_followed_logs_tail_counts_from_the_end_of_a_long_log(cli: Any, seed: Callable[..., Job]) -> None:
+def test_followed_logs_tail_counts_from_the_end_of_a_long_log(cli: Any, seed: MakeJob) -> None:
     """The log has several pages, and the tail comes from the last page."""
     text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * node_logs.PAGE_BYTES // 109))
     seed("ended", State("succeeded"), {"0": text, "1": ""})
@@ -120,7 +118,7 @@ def test_followed_logs_tail_counts_from_the_end_of_a_long_log(cli: Any, seed: Ca
 
 
 @pytest.fixture
-def resumed(home: Path, registry: Registry, seed: Callable[..., Job]) -> Job:
+def resumed(home: Path, registry: Registry, seed: MakeJob) -> Job:
     """Return a job with three attempts; the second attempt was never sent."""
     job = seed("more", State("failed", "error"), {"0": "a\nb\n", "1": ""})
     for number in (2, 3):
@@ -180,7 +178,7 @@ def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: lis
 
 
 @pytest.mark.parametrize("option", [["--rank", "1"], ["--node", "1"], ["--grep", "node 1$"]])
-def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
+def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: MakeJob, option: list[str]) -> None:
     """Each option alone selects the line of node 1."""
     seed("ended", State("succeeded"))
     assert cli("logs", "ended", *option).stdout == "[r1] hello from node 1\n"
@@ -196,7 +194,7 @@ def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: Callable[..., Job
         ("--hold-back soon", "--hold-back soon"),
     ],
 )
-def test_logs_refuses_invalid_options(cli: Any, seed: Callable[..., Job], option: str, words: str) -> None:
+def test_logs_refuses_invalid_options(cli: Any, seed: MakeJob, option: str, words: str) -> None:
     """An invalid option is a usage error without a traceback; `--hold-back` is a duration."""
     seed("ended", State("succeeded"))
     result = cli("logs", "ended", *option.split())
@@ -212,9 +210,7 @@ def test_logs_refuses_invalid_options(cli: Any, seed: Callable[..., Job], option
         (State("stopped", "budget"), 6),
     ],
 )
-def test_followed_logs_exit_with_the_code_of_the_job(
-    cli: Any, seed: Callable[..., Job], state: State, code: int
-) -> None:
+def test_followed_logs_exit_with_the_code_of_the_job(cli: Any, seed: MakeJob, state: State, code: int) -> None:
     """`wait` has the same exit code; the state is on standard error."""
     seed("ended", state)
     followed = cli("logs", "-f", "ended")
@@ -340,7 +336,7 @@ def test_json_has_no_control_characters() -> None:
 BARS = "begin\n\r 10%\r 50%\r100%\n\rlost\r    \rend\n"
 
 
-def test_logs_show_and_search_only_the_visible_text(cli: Any, seed: Callable[..., Job]) -> None:
+def test_logs_show_and_search_only_the_visible_text(cli: Any, seed: MakeJob) -> None:
     """Of a bar the last state counts, no event part and no colour, except with `--raw`, also kept."""
     seed("ended", State("succeeded"), {"0": BARS, "1": ""})
     for command in (["logs", "ended"], ["logs", "ended"], ["logs", "-f", "ended"]):
@@ -356,7 +352,7 @@ def test_logs_show_and_search_only_the_visible_text(cli: Any, seed: Callable[...
 
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
-def test_logs_options_work_together(cli: Any, home: Path, seed: Callable[..., Job], options: list[str]) -> None:
+def test_logs_options_work_together(cli: Any, home: Path, seed: MakeJob, options: list[str]) -> None:
     """Each option reduces the lines, from the backend and from the log cache alike, which needs no machine."""
     texts = {"0": "".join(f"line {number}\n" for number in range(100)), "1": "line 7 of the other\n"}
     seed("ended", State("succeeded"), texts)
@@ -416,7 +412,7 @@ def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_logs_prints_alerts_below_earlier_lines(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new alert does not appear above old lines."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
@@ -427,7 +423,7 @@ def test_logs_prints_alerts_below_earlier_lines(
 
 
 def test_followed_logs_report_an_outage_once(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, seed: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})

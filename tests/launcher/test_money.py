@@ -30,6 +30,7 @@ from cloudtrain.launcher.text.charts import UNICODE
 from cloudtrain.launcher.ui import pages, site
 from doubles import swept
 from doubles.plans import plan_of
+from doubles.signatures import SetAnswers
 
 NOW_S = 1_795_780_800.0  # 2026-11-27 12:00 UTC
 MONTH_S = 1_793_491_200.0  # the begin of November
@@ -161,11 +162,7 @@ def run(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_screens_show_the_same_money(
-    registry: Registry,
-    answers: Callable[..., None],
-    run: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
+    registry: Registry, answers: SetAnswers, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Spent, held and left money of each job, project and month are the same everywhere; left is never negative."""
     monkeypatch.setattr(time, "time", lambda: NOW_S)

@@ -1,7 +1,6 @@
 """`notify` from the config to the receiver: refused entries, trial messages, followers, hidden addresses."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from doubles import receivers
+from doubles.signatures import MakeProject, WaitUntil
 
 HEAD = "name: x\nscript: loop.py\n"
 
@@ -30,7 +30,7 @@ HEAD = "name: x\nscript: loop.py\n"
         ("{email: a@b.c, smtp: 'http://h'}", "smtp://USER:PASSWORD@HOST"),
     ],
 )
-def test_invalid_notify_entry_is_refused(project: Callable[..., Path], entry: str, words: str) -> None:
+def test_invalid_notify_entry_is_refused(project: MakeProject, entry: str, words: str) -> None:
     """The error has the place in the file."""
     where = project(f"notify: [{entry}]\n")
     with pytest.raises(ConfigError) as caught:
@@ -39,7 +39,7 @@ def test_invalid_notify_entry_is_refused(project: Callable[..., Path], entry: st
     assert "cloudtrain.yaml:3" in str(caught.value)
 
 
-def test_addresses_for_the_job_travel_as_secrets(project: Callable[..., Path]) -> None:
+def test_addresses_for_the_job_travel_as_secrets(project: MakeProject) -> None:
     """Each variable's name appears once, also after the config was stored and read back."""
     more = """\
 secrets: [TOKEN]
@@ -55,7 +55,7 @@ notify:
     assert configs.stored(config.model_dump(mode="json")).secrets == config.secrets
 
 
-def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+def test_dry_run_shows_no_address(cli: Any, project: MakeProject) -> None:
     """The job's spec has only the name of the variable."""
     where = project(
         "notify: [{slack: env:HOOK, from_job: true}]\nbudget: {limit: 1 USD}\nlocal: {price_per_hour: 1 USD}\n"
@@ -66,7 +66,7 @@ def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[...
     assert "secret-part" not in done.stdout + done.stderr
 
 
-def test_address_in_clear_has_a_warning(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+def test_address_in_clear_has_a_warning(cli: Any, project: MakeProject) -> None:
     """The file travels with the code; a mail server without a login, or a variable, is harmless."""
     where = project("""\
 notify:
@@ -84,9 +84,7 @@ notify:
     assert "secret-part" not in done.stdout + done.stderr
 
 
-def test_missing_address_refuses_only_the_first_attempt(
-    cli: Callable[..., Any], project: Callable[..., Path], idle_python: Path
-) -> None:
+def test_missing_address_refuses_only_the_first_attempt(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """The first submit is refused in front of a person; a resume is sent, and sends fewer notices from the job."""
     where = project(f"notify: [{{webhook: env:HOOK, from_job: true}}]\nlocal: {{python: {idle_python}}}\n")
     refused = cli("submit", "-d", "-y", cwd=where)
@@ -99,7 +97,7 @@ def test_missing_address_refuses_only_the_first_attempt(
     assert "HOOK is not set here, so this attempt does not tell by itself" in further.stderr
 
 
-def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+def test_notify_tries_every_channel(cli: Any, project: MakeProject) -> None:
     """The variable names the address that fails; a config without channels is no failure."""
     where = project("notify: [{slack: env:GOOD}, {webhook: env:BAD}, {webhook: env:UNSET}]\n")
     with receivers.hooks() as told:
@@ -128,7 +126,7 @@ while not pathlib.Path({end!r}).exists():
 
 @pytest.mark.slow
 def test_followers_of_a_real_job_send_each_notice_once(
-    cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any], tmp_path: Path
+    cli: Any, project: MakeProject, wait_until: WaitUntil, tmp_path: Path
 ) -> None:
     """Three processes follow the job, and a process is killed: hook and mail get the threshold and the end once.
 
@@ -165,7 +163,7 @@ notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
 
 
 @pytest.mark.slow
-def test_hanging_receiver_does_not_delay_a_followed_job(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+def test_hanging_receiver_does_not_delay_a_followed_job(cli: Any, project: MakeProject) -> None:
     """The lines arrive as usual, and the command ends at most three seconds after the job."""
     with receivers.hooks([receivers.HANG] * 20) as stuck:
         where = project("notify: [{slack: env:HOOK, on: [started, succeeded]}]\n", text="print('done')\n")

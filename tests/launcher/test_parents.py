@@ -114,9 +114,7 @@ def test_place_becomes_an_input(load: Callable[..., JobConfig], tmp_path: Path, 
     assert "init_from" not in job_spec(prepared.plan, load(""), "child", 1).dump()
 
 
-def test_parent_must_have_ended_on_the_same_backend(
-    load: Callable[..., JobConfig], tmp_path: Path, seed: Any, home: Path
-) -> None:
+def test_parent_must_have_ended_on_the_same_backend(load: Callable[..., JobConfig], tmp_path: Path, seed: Any) -> None:
     """A missing, a running and a foreign parent are refused, and a pipe, of which a read would wait."""
     with pytest.raises(ConfigError, match="no job `digits`"):
         parents.resolved(load("init_from: digits"), tmp_path)

@@ -17,8 +17,11 @@ from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 from cloudtrain.launcher.planning.job_spec import job_spec
+from doubles.signatures import MakeProject
 
 CPU = Capacity(0, 0.0, "your own machine")
+MakePlan = Callable[..., Plan]
+BATCH_64 = "training.global_batch_size=64"
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 
 
@@ -36,13 +39,13 @@ def loaded(tmp_path: Path) -> Callable[..., JobConfig]:
 
 
 @pytest.fixture
-def planned(loaded: Callable[..., JobConfig]) -> Callable[..., Plan]:
+def planned(loaded: Callable[..., JobConfig]) -> MakePlan:
     """Return a function that plans a task with the given settings."""
     return lambda *settings, capacity=CPU: plans.make(loaded(*settings), capacity)
 
 
 @pytest.fixture
-def of_script(loaded: Callable[..., JobConfig]) -> Callable[..., Plan]:
+def of_script(loaded: Callable[..., JobConfig]) -> MakePlan:
     """Return a function that plans a script with the given settings."""
     return lambda *settings, capacity=CPU: plans.make(loaded(*settings, run="script: train.py"), capacity)
 
@@ -53,14 +56,12 @@ def spec(loaded: Callable[..., JobConfig]) -> Callable[..., dict[str, Any]]:
     return lambda *settings: job_spec(plans.make(loaded(*settings), CPU), loaded(*settings), "x-12345", 1).dump()
 
 
-def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
+def test_plan_counts_a_rank_for_each_gpu(planned: MakePlan) -> None:
     """`auto` is the number of GPUs of the instance, or a single rank; the product of ranks is written out."""
-    gpus = planned("resources.instances=2", "training.global_batch_size=64", capacity=Capacity(8, 32.0, "list"))
+    gpus = planned("resources.instances=2", BATCH_64, capacity=Capacity(8, 32.0, "list"))
     assert (gpus.instances, gpus.nproc_per_node, gpus.ranks) == (2, 8, 16)
     assert planned("resources.instances=2").ranks == 2
-    lines = plan_text.lines(
-        planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
-    )
+    lines = plan_text.lines(planned("resources.instances=2", "distributed.nproc_per_node=8", BATCH_64))
     assert lines[0].startswith("2 instances x 8 = 16 ranks")
 
 
@@ -72,7 +73,7 @@ def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
         (("training.global_batch_size=4",), Batch(4, 1, 1)),
     ],
 )
-def test_plan_splits_the_batch(planned: Callable[..., Plan], settings: tuple[str, ...], batch: Batch) -> None:
+def test_plan_splits_the_batch(planned: MakePlan, settings: tuple[str, ...], batch: Batch) -> None:
     """global = micro x ranks x accumulation; the default micro-batch is a rank's whole share."""
     plan = planned("resources.instances=4", *settings)
     assert plan.batch == batch
@@ -82,7 +83,7 @@ def test_plan_splits_the_batch(planned: Callable[..., Plan], settings: tuple[str
 LAYOUT = ("resources.instances=2", "distributed.nproc_per_node=4", "training.global_batch_size=32")
 
 
-def test_plan_divides_the_ranks_by_the_layout(planned: Callable[..., Plan]) -> None:
+def test_plan_divides_the_ranks_by_the_layout(planned: MakePlan) -> None:
     """Two copies of the model on eight ranks; the plan says how long the stages of the pipeline wait."""
     micro = "training.micro_batch_size=4"
     plan = planned(*LAYOUT, micro, "training.parallel.tensor=2", "training.parallel.pipeline=2")
@@ -100,7 +101,7 @@ def test_plan_divides_the_ranks_by_the_layout(planned: Callable[..., Plan]) -> N
         (("async",), "pipeline: weights are up to 1 micro-batches old, which costs accuracy; no bubble"),
     ],
 )
-def test_plan_says_what_a_schedule_costs(planned: Callable[..., Plan], schedule: tuple[str, ...], line: str) -> None:
+def test_plan_says_what_a_schedule_costs(planned: MakePlan, schedule: tuple[str, ...], line: str) -> None:
     """Chunks shorten the wait; without a wait the weights are old."""
     name, *more = schedule
     keys = ["pipeline=2", f"schedule={name}", *more]
@@ -121,9 +122,7 @@ def test_plan_says_what_a_schedule_costs(planned: Callable[..., Plan], schedule:
         (("parallel.tensor=4", "micro_batch_size=32"), "training.global_batch_size", "over 2 groups of 4 ranks"),
     ],
 )
-def test_layout_that_does_not_fit_is_refused(
-    planned: Callable[..., Plan], layout: tuple[str, ...], key: str, why: str
-) -> None:
+def test_layout_that_does_not_fit_is_refused(planned: MakePlan, layout: tuple[str, ...], key: str, why: str) -> None:
     """The refusal names the key, and numbers that fit."""
     with pytest.raises(ConfigError) as refused:
         planned(*LAYOUT, *(f"training.{each}" for each in layout))
@@ -135,9 +134,7 @@ def test_layout_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("size", "micro", "near"), [(96, 16, "64 or 128"), (3, 1, "4"), (10, None, "8 or 16"), (48, 16, "64")]
 )
-def test_plan_refuses_a_batch_that_cannot_be_split(
-    planned: Callable[..., Plan], size: int, micro: int | None, near: str
-) -> None:
+def test_plan_refuses_a_batch_that_cannot_be_split(planned: MakePlan, size: int, micro: int | None, near: str) -> None:
     """The hint has the nearest sizes that can be split."""
     settings = ["resources.instances=4", f"training.global_batch_size={size}"]
     with pytest.raises(ConfigError, match=f"batch of {size} cannot be split over 4 ranks") as caught:
@@ -145,12 +142,12 @@ def test_plan_refuses_a_batch_that_cannot_be_split(
     assert near in caught.value.faults[0].hint
 
 
-def test_price_in_a_plan_is_counted_or_unknown(planned: Callable[..., Plan]) -> None:
+def test_price_in_a_plan_is_counted_or_unknown(planned: MakePlan) -> None:
     """The worst case is every instance for the longest duration; unknown prices are not 0; own GPUs count hours."""
     plan = planned("resources.instances=3", "limits.max_duration=90m", "training.global_batch_size=3",
                    capacity=Capacity(0, 2.0, "a list of today"))  # fmt: skip
     assert (plan.hourly_usd, plan.worst_case_usd) == (6.0, 9.0)
-    wanted = ("resources.instances=2", "limits.max_duration=90m", "training.global_batch_size=64")
+    wanted = ("resources.instances=2", "limits.max_duration=90m", BATCH_64)
     plan = planned(*wanted, capacity=Capacity(8, 0.0, "your cluster"))
     assert "no cost: your cluster, at most 24.00 GPU-hours" in plan_text.lines(plan)
     assert "no cost: your own machine" in plan_text.lines(planned(*wanted))
@@ -170,9 +167,7 @@ WORKSPACE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group:
         ("vertex: {project: my-project, location: us-centrall1, staging_bucket: gs://b-1}", "vertex.location"),
     ],
 )
-def test_budget_without_a_price_names_the_unknown_region(
-    cli: Any, project: Callable[..., Path], block: str, key: str
-) -> None:
+def test_budget_without_a_price_names_the_unknown_region(cli: Any, project: MakeProject, block: str, key: str) -> None:
     """The region is a fault with its place, beside the missing price, which follows from the region."""
     settings = "resources: {accelerators: 'A100:8'}\nbudget: {limit: 50 USD}\n"
     done = cli("plan", cwd=project(f"backend: {block.partition(':')[0]}\n{settings}{block}\n"))
@@ -183,9 +178,7 @@ def test_budget_without_a_price_names_the_unknown_region(
 @pytest.mark.parametrize(
     ("duration", "cap_s", "deadline_s"), [("12h", 43200, 43080), ("60s", 60, 45), ("8m", 480, 360)]
 )
-def test_plan_leaves_time_to_save_before_the_cap(
-    planned: Callable[..., Plan], duration: str, cap_s: int, deadline_s: int
-) -> None:
+def test_plan_leaves_time_to_save_before_the_cap(planned: MakePlan, duration: str, cap_s: int, deadline_s: int) -> None:
     """The reserve is two minutes, or a quarter of a short job."""
     plan = planned(f"limits.max_duration={duration}")
     assert (plan.cap_s, plan.deadline_s) == (cap_s, deadline_s)
@@ -194,11 +187,9 @@ def test_plan_leaves_time_to_save_before_the_cap(
 LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, lead_s=300), 1.05, "2026-08-20")
 
 
-def test_plan_shows_the_parts_of_its_worst_case(planned: Callable[..., Plan]) -> None:
+def test_plan_shows_the_parts_of_its_worst_case(planned: MakePlan) -> None:
     """The parts are the price with source and age, the rate, the cap, the worst case, and the alert sums."""
-    text = plan_text.lines(
-        planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
-    )
+    text = plan_text.lines(planned("resources.instances=2", BATCH_64, "budget.limit=21 USD", capacity=LISTED))
     most = "at most 4h 55m, as long as the budget allows, up to 5m of it for image and data"
     assert text[2] == f"{most}; after 4h 48m it saves and stops"
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
@@ -211,18 +202,16 @@ def test_plan_shows_the_parts_of_its_worst_case(planned: Callable[..., Plan]) ->
     assert text[6] == "  alerts at 10.50, 16.80 USD and when the budget ends the job"
 
 
-def test_plan_shows_only_reachable_thresholds(planned: Callable[..., Plan]) -> None:
+def test_plan_shows_only_reachable_thresholds(planned: MakePlan) -> None:
     """A short run holds much of the budget back; a run that a time limit ends shows the sum at that limit."""
-    short = plan_text.lines(planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED))
+    short = plan_text.lines(planned("budget.limit=2 USD", BATCH_64, capacity=LISTED))
     assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
-    timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
+    timed = planned("budget.limit=50 USD", "limits.max_duration=1h", BATCH_64, capacity=LISTED)
     assert plan_text.lines(timed)[5:] == [
         "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
-    alerted = plan_text.lines(
-        planned("budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED)
-    )
+    alerted = plan_text.lines(planned("budget.limit=2 USD", "budget.on_limit=alert", BATCH_64, capacity=LISTED))
     assert alerted[5].endswith(
         "it only sends alerts (on_limit: alert), and ends no job; the worst case is 48.58 USD over it"
     )
@@ -237,30 +226,28 @@ def test_plan_shows_only_reachable_thresholds(planned: Callable[..., Plan]) -> N
         ("checkpoint-and-stop", "it saves"),
     ],
 )
-def test_plan_describes_the_action_at_the_limit(planned: Callable[..., Plan], on_limit: str, said: str) -> None:
+def test_plan_describes_the_action_at_the_limit(planned: MakePlan, on_limit: str, said: str) -> None:
     """The text appears before the job is sent."""
-    plan = planned(
-        "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
-    )
+    plan = planned("budget.limit=2 USD", f"budget.on_limit={on_limit}", BATCH_64, capacity=LISTED)
     assert any(said in line for line in plan_text.lines(plan))
     assert (plan.cap_reason, plan.cap_s < 86_400) == (
         ("time_limit", False) if on_limit == "alert" else ("budget", True)
     )
 
 
-def test_starts_by_the_platform_are_counted(planned: Callable[..., Plan]) -> None:
+def test_starts_by_the_platform_are_counted(planned: MakePlan) -> None:
     """Unless a rule spans all starts, each start may take the whole time limit."""
     plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(starts=4)))
     assert (plan.worst_case_micro, plan.terms.starts) == (12_000_000, 4)
     assert any("4 starts by the platform" in line for line in plan_text.lines(plan))
 
 
-def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: Callable[..., Plan]) -> None:
+def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: MakePlan) -> None:
     """The sum is exact: accepted unchanged, refused if a micro-dollar is missing."""
 
     def of(micro: int) -> Plan:
         limit = f"budget.limit={micro / 1e6:.6f}"
-        return planned(limit, "training.global_batch_size=64", capacity=LISTED)
+        return planned(limit, BATCH_64, capacity=LISTED)
 
     with pytest.raises(BudgetError, match=r"the budget of 0\.10 USD buys no run at 2\.00 USD an hour") as caught:
         of(100_000)
@@ -271,19 +258,17 @@ def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: Callable[...
         of(enough - 1)
 
 
-def test_age_of_a_price(planned: Callable[..., Plan]) -> None:
+def test_age_of_a_price(planned: MakePlan) -> None:
     """In days, empty for an unknown date; a vendor's undated table counts from the beginning of the year."""
     assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
     assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
     assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
     source = Rate(2.0, "<=2025 (undated)", "a table").words
-    text = plan_text.lines(
-        planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
-    )
+    text = plan_text.lines(planned(BATCH_64, capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")))
     assert "(list price of 2025 or earlier, counted as " in text[3]
 
 
-def test_plan_of_a_script_has_no_batch_and_promises_no_save(of_script: Callable[..., Plan]) -> None:
+def test_plan_of_a_script_has_no_batch_and_promises_no_save(of_script: MakePlan) -> None:
     """Only the script knows how it uses its ranks; it gets a signal; only `on_stop: save` or `keep` saves files."""
     assert of_script().batch is None
     text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
@@ -298,7 +283,7 @@ def test_plan_of_a_script_has_no_batch_and_promises_no_save(of_script: Callable[
     assert "only files in CLOUDTRAIN_CHECKPOINT_DIR" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
-def test_plan_of_an_example_has_at_most_eleven_lines(cli: Callable[..., Any]) -> None:
+def test_plan_of_an_example_has_at_most_eleven_lines(cli: Any) -> None:
     """A person reads all lines before the submit."""
     file = Path(__file__).parents[2] / "examples" / "digits" / "cloudtrain.yaml"
     lines = cli("plan", "-f", str(file)).stdout.splitlines()
@@ -308,7 +293,7 @@ def test_plan_of_an_example_has_at_most_eleven_lines(cli: Callable[..., Any]) ->
     assert "ignored on local: resources.spot" in lines
 
 
-def test_stored_plan_is_read_back_unchanged(planned: Callable[..., Plan]) -> None:
+def test_stored_plan_is_read_back_unchanged(planned: MakePlan) -> None:
     """Unknown keys of a newer version are ignored; scripts read the published names from --json."""
     whole = Plan(instances=2, nproc_per_node=4, ranks=8, cap_s=60, batch=Batch(16, 2, 1), alert_micro=(5, 10))
     assert Plan.load({**json.loads(json.dumps(whole.dump())), "of_a_newer_version": {}}) == whole
@@ -361,14 +346,14 @@ def test_micro_batch_stays_on_fewer_nodes(spec: Callable[..., dict[str, Any]]) -
     [
         (("resources.instances=3", "training.global_batch_size=60"), 10),
         (("resources.instances=3", "training.global_batch_size=63"), 21),
-        (("resources.instances=4", "training.global_batch_size=64"), 16),
+        (("resources.instances=4", BATCH_64), 16),
         (("resources.instances=4", "training.global_batch_size=48"), 4),
         (("resources.instances=4", "training.global_batch_size=48", "training.reproducible=strict"), 12),
         (("resources.instances=3", "training.global_batch_size=60", "training.micro_batch_size=20"), 20),
     ],
 )
 def test_default_micro_batch_suits_all_numbers_of_instances(
-    planned: Callable[..., Plan], settings: tuple[str, ...], micro: int
+    planned: MakePlan, settings: tuple[str, ...], micro: int
 ) -> None:
     """From `min_instances` on, where the global batch can be shared at all; a chosen size stays."""
     batch = planned("resources.min_instances=2", *settings).batch

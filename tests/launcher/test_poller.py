@@ -14,6 +14,7 @@ from cloudtrain.launcher.jobs import follow
 from cloudtrain.launcher.jobs.poller import Lanes
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import reporting, say
+from doubles.signatures import MakeJob, SetAnswers
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_messages_of_a_lane_go_where_the_messages_of_the_caller_go(lanes: Callab
 
 
 def test_wait_reports_an_end_while_a_second_backend_hangs(
-    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
+    registry: Registry, seed: MakeJob, answers: SetAnswers
 ) -> None:
     """A slow backend delays only its own jobs."""
     hangs, ended = threading.Event(), queue.SimpleQueue[Job]()
@@ -93,7 +94,7 @@ def test_wait_reports_an_end_while_a_second_backend_hangs(
 
 
 def test_follower_of_a_silent_job_sees_the_others_of_the_backend(
-    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
+    registry: Registry, seed: MakeJob, answers: SetAnswers
 ) -> None:
     """A host that does not answer holds up one thread, and not the jobs of other hosts."""
     hangs, ended = threading.Event(), list[str]()
@@ -114,9 +115,7 @@ def test_follower_of_a_silent_job_sees_the_others_of_the_backend(
     assert (sorted(ended[:2]), ended[2]) == (["near", "next"], "far")
 
 
-def test_wait_ends_with_a_fault_that_is_no_outage(
-    registry: Registry, seed: Callable[..., Job], answers: Callable[..., None]
-) -> None:
+def test_wait_ends_with_a_fault_that_is_no_outage(registry: Registry, seed: MakeJob, answers: SetAnswers) -> None:
     """Only an unreachable backend is waited for."""
 
     def refused(ref: Any) -> State:

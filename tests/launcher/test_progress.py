@@ -1,7 +1,6 @@
 """The progress of a job, folded from its event lines, with the figures of its GPUs."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +8,12 @@ import pytest
 
 from cloudtrain.entrypoints.agent import gpumeter
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import gpu_figures, loss_bins, progress
 from cloudtrain.launcher.store.progress import fold, shown, unkept
+from doubles.signatures import MakeJob
 
 
 def event(name: str, **fields: Any) -> str:
@@ -213,7 +213,7 @@ def test_figures_have_bounds() -> None:
     assert len(gpu_figures.fold({}, wild, 1.0)) == gpu_figures.MOST_RANKS
 
 
-def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:
+def test_status_shows_gpus_and_the_warning(make_job: MakeJob) -> None:
     """The output for people has the warning, except of an ended job; the JSON has the figures."""
 
     def after(state: State) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.registry import Registry, submitter_lives, this_process
+from doubles.signatures import MakeJob
 
 # A single process of many: waits for the gate file, then adds its jobs and prints their ids.
 ADDER = """\
@@ -66,9 +66,7 @@ def test_simultaneous_processes_get_distinct_ids_or_the_job_of_their_key(home: P
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_registry_refuses_a_chosen_name_that_is_taken(
-    registry: Registry, make_job: Callable[..., Job], exclusive: bool
-) -> None:
+def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, make_job: MakeJob, exclusive: bool) -> None:
     """A chosen name is an id and is given once; as the config's name of a job, `status digits` would be ambiguous."""
     registry.add("digits", make_job, exclusive=exclusive, key=None)
     with pytest.raises(UsageError, match="exists already") as caught:
@@ -76,9 +74,7 @@ def test_registry_refuses_a_chosen_name_that_is_taken(
     assert "--name" in caught.value.hint
 
 
-def test_registry_survives_a_failure_inside_a_transaction(
-    registry: Registry, home: Path, make_job: Callable[..., Job]
-) -> None:
+def test_registry_survives_a_failure_inside_a_transaction(registry: Registry, home: Path, make_job: MakeJob) -> None:
     """An exception inside `make`, and `kill -9` between insert and commit, leave neither a row nor a lock."""
 
     def fail(job_id: str, number: int) -> Job:
@@ -98,7 +94,7 @@ def test_registry_survives_a_failure_inside_a_transaction(
     assert [job.id for job in registry.jobs()] == ["after"]
 
 
-def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: MakeJob) -> None:
     """Each form finds the job; a name finds the newest job of the name, and a prefix of two ids lists both."""
     first, _ = registry.add("digits", make_job, exclusive=False, key=None)
     second, _ = registry.add("digits", make_job, exclusive=False, key=None)
@@ -120,7 +116,7 @@ def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job:
         *((key, "") for key in ("qqq", "nope", "", "%", "_")),
     ],
 )
-def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[..., Job], key: str, meant: str) -> None:
+def test_unknown_job_has_a_suggestion(registry: Registry, make_job: MakeJob, key: str, meant: str) -> None:
     """The hint is `last`, or a similar name; SQL's wildcards are unknown names too, and the exit code is 8."""
     registry.add("digits", make_job, exclusive=True, key=None)
     with pytest.raises(NoSuchJobError) as caught:
@@ -129,7 +125,7 @@ def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[...
     assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
 
 
-def test_registry_returns_the_stored_values_newest_first(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_registry_returns_the_stored_values_newest_first(registry: Registry, make_job: MakeJob) -> None:
     """State, progress and the backend's handle are unchanged; `active` excludes ended jobs, `limit` older jobs."""
     job, _ = registry.add("digits", make_job, exclusive=True, key="k")
     state = State("failed", "error", True, {"rank": 1, "message": "boom"}, 1.5, 2.5, 3, "said")
@@ -146,7 +142,7 @@ def test_registry_returns_the_stored_values_newest_first(registry: Registry, mak
     assert [job.id for job in registry.jobs(limit=1)] == ["c"]
 
 
-def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, make_job: MakeJob) -> None:
     """Of two simultaneous resumes the second finds the first; a missing attempt, or a removed job, is an error."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     assert registry.attempt(job, 1).name == "digits-1"
@@ -194,7 +190,7 @@ def test_registry_refuses_the_file_of_another_version(registry: Registry) -> Non
         Registry()
 
 
-def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_job: MakeJob) -> None:
     """Damage after the file's header appears at the first read."""
     for number in range(40):
         registry.add(f"job{number}", make_job, exclusive=True, key=None)
@@ -207,7 +203,7 @@ def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_
         Registry().jobs()
 
 
-def test_submitter_is_identified_by_pid_and_start_time(make_job: Callable[..., Job]) -> None:
+def test_submitter_is_identified_by_pid_and_start_time(make_job: MakeJob) -> None:
     """A reused pid is not the submitter; of a pid of a different machine the age of the intent decides."""
     attempt = make_job("a").attempt
     assert submitter_lives(attempt)
@@ -218,7 +214,7 @@ def test_submitter_is_identified_by_pid_and_start_time(make_job: Callable[..., J
     assert not submitter_lives(replace(attempt, created_s=attempt.created_s - 3600))
 
 
-def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry, make_job: MakeJob) -> None:
     """A refused submit holds neither its idempotency key nor its name; the name on the platform is new."""
     job, _ = registry.add("mine", make_job, exclusive=True, key="k")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
@@ -247,7 +243,7 @@ def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypat
     assert Registry().jobs() == []
 
 
-def test_ends_are_never_reverted(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_ends_are_never_reverted(registry: Registry, make_job: MakeJob) -> None:
     """A late poll must not make an attempt run on in the meter; an attempt that was given up too early stays active."""
     job, _ = registry.add("one", lambda *_: make_job("one"), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"x": 1})

@@ -23,6 +23,7 @@ from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
+from doubles.signatures import MakeJob, MakeProject
 
 # Prints events like the trainer; the events of a real trainer have separate tests, and torch takes seconds to load.
 TELLING = """\
@@ -38,7 +39,7 @@ NOW_S = reported.BEGAN_S + 10_000
 
 
 @pytest.fixture
-def job(registry: Registry, make_job: Callable[..., Job]) -> Job:
+def job(registry: Registry, make_job: MakeJob) -> Job:
     """Return a job of three attempts, in the registry."""
     return reported.put(registry, make_job)
 
@@ -84,7 +85,7 @@ def test_chart_data_has_columns_of_equal_length(job: Job, registry: Registry) ->
     assert at(middle_s) == pytest.approx(7.2 * 270 / 3600)
 
 
-def test_unknown_price_has_no_spend_curve(seed: Callable[..., Job], registry: Registry) -> None:
+def test_unknown_price_has_no_spend_curve(seed: MakeJob, registry: Registry) -> None:
     """No line is drawn, and the axis of money is not offered."""
     found = seed("free", State("running", started_s=1000.0))
     registry.database.execute("UPDATE attempts SET plan = json_remove(plan, '$.hourly_usd')")
@@ -93,7 +94,7 @@ def test_unknown_price_has_no_spend_curve(seed: Callable[..., Job], registry: Re
     assert (data["spend"], data["limit_usd"]) == ([], None)
 
 
-def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_report_of_a_long_job_is_small(registry: Registry, make_job: MakeJob) -> None:
     """Three attempts with the maximum of stored steps stay under a megabyte."""
     job = reported.put(registry, make_job)
     for number in (1, 2, 3):
@@ -299,7 +300,7 @@ def test_page_fits_windows_and_paper(page: Callable[..., Page]) -> None:
 
 
 def test_report_of_a_job_without_steps_explains_itself(
-    job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page], seed: Callable[..., Job]
+    job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page], seed: MakeJob
 ) -> None:
     """Text replaces empty axes: a silent script is told how to report steps, and a new job promises nothing."""
     registry.database.execute("DELETE FROM points")
@@ -322,9 +323,7 @@ def test_report_of_a_job_without_steps_explains_itself(
 
 
 @pytest.mark.slow
-def test_report_of_a_real_job(
-    cli: Any, project: Callable[..., Path], tmp_path: Path, open_page: Callable[..., Page]
-) -> None:
+def test_report_of_a_real_job(cli: Any, project: MakeProject, tmp_path: Path, open_page: Callable[..., Page]) -> None:
     """The last loss of the file is the last printed loss."""
     where = project("", text=TELLING)
     done = cli.ok("submit", "--name", "real", "-y", cwd=where, timeout_s=240)
@@ -336,7 +335,7 @@ def test_report_of_a_real_job(
     assert opened.locator("[data-chart=eval-accuracy] circle.ct-dot").count() == 2
 
 
-def test_report_replaces_only_an_older_report(cli: Any, seed: Callable[..., Job], tmp_path: Path) -> None:
+def test_report_replaces_only_an_older_report(cli: Any, seed: MakeJob, tmp_path: Path) -> None:
     """A newer report replaces an older report; a foreign file needs --force."""
     seed("one", State("succeeded", started_s=1000.0, ended_s=1060.0))
     assert cli("report", "one").code == cli("report", "one").code == 0
@@ -359,7 +358,7 @@ def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp
 
 
 @pytest.mark.parametrize("where", ["none/there.html", ".", "/dev/stdout"])
-def test_unwritable_report_path_is_a_usage_error(cli: Any, seed: Callable[..., Job], where: str) -> None:
+def test_unwritable_report_path_is_a_usage_error(cli: Any, seed: MakeJob, where: str) -> None:
     """The cases are a missing folder, a folder and a pipe; no file is left."""
     seed("one", State("succeeded"))
     told = cli("report", "one", "-o", where)

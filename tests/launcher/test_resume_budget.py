@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
+from doubles.signatures import MakeJob, MakeProject
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
@@ -29,7 +30,7 @@ PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_0
 
 
 @pytest.fixture
-def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[str]:
+def ended(cli: Any, project: MakeProject, idle_python: Path) -> Iterator[str]:
     """Return a job that was stopped by its budget after 51 of 85 USD."""
     folder = project(MONEY % idle_python)
     assert cli("submit", "-d", "--name", "one", cwd=folder).code == 0
@@ -111,9 +112,7 @@ def test_resume_warns_last_of_code_that_changed_since_the_submit(registry: Regis
     assert ("changed since" in updated, "\ncode: " in updated) == (False, True), updated
 
 
-def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(
-    cli: Any, project: Callable[..., Path], idle_python: Path
-) -> None:
+def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """The submit has printed all lines, and the notes on the config."""
     folder = project(f"local: {{python: {idle_python}}}\nresources: {{spot: true}}\n")
     note = "ignored on local: resources.spot\n"
@@ -134,7 +133,7 @@ def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(
 
 
 @pytest.mark.slow
-def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Callable[..., Path]) -> None:
+def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: MakeProject) -> None:
     """`on_limit: stop`: no deadline is set, the end comes at the cap, and no missed save is reported.
 
     The script of the second job has ended with success, and its process takes longer to end than the budget lasts.
@@ -163,7 +162,7 @@ def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Call
         ("", None),
     ],
 )
-def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: Callable[..., Job]) -> None:
+def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: MakeJob) -> None:
     """A plus sign adds to the budget; an invalid sum is a usage error."""
     job = make_job("one", config={"budget": {"limit": "85 USD"}})
     if found is not None:
@@ -173,7 +172,7 @@ def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: Cal
         retry.budget_setting(job, given)
 
 
-def test_budget_that_does_not_apply_is_raised_but_not_shown(make_job: Callable[..., Job]) -> None:
+def test_budget_that_does_not_apply_is_raised_but_not_shown(make_job: MakeJob) -> None:
     """An own machine without a price has no limit, and the config keeps the sum; a missing budget can be set only."""
     config = {"budget": {"limit": "100 USD"}}
     made, job = make_job("j", config=config), make_job("j", config=config, plan=plan_of(unpriced_budget_micro=10**8))
@@ -191,7 +190,7 @@ def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
     return replace(job.attempt, number=number, phase="sent", plan=plan_of(**{**PLAN, **plan}), state=state)
 
 
-def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
+def test_earlier_attempts_count_at_worst(make_job: MakeJob) -> None:
     """Times count as billed, at the price's uncertainty."""
     job = make_job("j-1")
     one = attempt(job, 1, 31.0)

@@ -1,7 +1,6 @@
 """`resume` and a config file that changed since the submit: a warning with the keys, and `--update-config`."""
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from cloudtrain.launcher import api
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeProject
 
 CONFIG = "local: {{python: {python}}}\nargs: {args}\nlimits: {{max_duration: {most}}}\n"
 COUNTS = """\
@@ -28,7 +28,7 @@ for step in range(begin + 1, last + 1):
 
 
 @pytest.fixture
-def folder(project: Callable[..., Path], idle_python: Path) -> Path:
+def folder(project: MakeProject, idle_python: Path) -> Path:
     """Return a project with the config, not yet submitted."""
     return project(CONFIG.format(python=idle_python, args="{lr: 0.1}", most="10m"))
 
@@ -161,7 +161,7 @@ def test_done_job_without_a_checkpoint_is_not_resumed(cli: Any, folder: Path) ->
 
 
 @pytest.mark.slow
-def test_done_script_continues_its_steps(cli: Any, project: Callable[..., Path]) -> None:
+def test_done_script_continues_its_steps(cli: Any, project: MakeProject) -> None:
     """A script that has kept its files takes them again, and ends at the new number of steps."""
     folder = project("keep: [out]\nargs: {steps: 2}\nresume_args: {resume: true}\n", text=COUNTS)
     assert cli("submit", "--name", "one", cwd=folder).code == 0

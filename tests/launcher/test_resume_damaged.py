@@ -1,14 +1,14 @@
 """For a job with only damaged checkpoints, no attempt starts from step 0 until a person agrees."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from doubles import damage
+from doubles.signatures import MakeJob
 
 TASK = """
 import os
@@ -56,7 +56,7 @@ def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path)
     assert Registry().find("last").config["checkpoint"]["all_damaged"] == "stop"
 
 
-def test_different_error_asks_no_question(make_job: Callable[..., Job]) -> None:
+def test_different_error_asks_no_question(make_job: MakeJob) -> None:
     """Only the trainer's error type counts, not a similar message."""
     assert make_job("one").attempt.state.all_damaged is False
     assert State("failed", "error", error={"message": "all checkpoints are damaged", "type": None}).all_damaged is False

@@ -1,7 +1,6 @@
 """Rules for the end of an attempt that earns a retry, and a guard against a double send."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob
 
 ASKED = {"max_attempts": 3, "on": ["preempted", "node_failure"]}
 PREEMPTED = State("failed", "preempted", resumable=True)
@@ -38,14 +38,14 @@ PREEMPTED = State("failed", "preempted", resumable=True)
     ids=str,
 )
 def test_retry_is_due_by_a_configured_fault(
-    state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: Callable[..., Job]
+    state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: MakeJob
 ) -> None:
     """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
     config, ref = {"retry": asked} if asked else {}, {"folder": "/x", "nodes": 2}
     assert retry.is_due(make_job("j-1", number, config=config, state=state, phase="sent", ref=ref)) is is_due
 
 
-def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: Callable[..., Job]) -> None:
+def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: MakeJob) -> None:
     """A refused submit would be refused again; SageMaker's own retries are part of the request."""
     config = {"retry": {**ASKED, "on": ["error"]}}
     assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))
@@ -72,7 +72,7 @@ def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: Calla
     ids=["newest", "older", "none"],
 )
 def test_start_from_an_older_step_is_known_before_the_send(
-    seed: Callable[..., Job], registry: Registry, left: list[str], message: str | None
+    seed: MakeJob, registry: Registry, left: list[str], message: str | None
 ) -> None:
     """By the files that are there now, though the last poll has seen a checkpoint; the nodes read a mirror."""
     job = seed("lost", replace(PREEMPTED, ended_s=1.0))
@@ -110,7 +110,7 @@ def test_bucket_that_cannot_be_read_is_no_empty_bucket() -> None:
 
 
 def test_obstacle_to_a_retry_is_reported(
-    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the submitted code is gone, a single message reports the missing retry, and the job keeps its end."""
     monkeypatch.setattr(retry, "OTHERS_S", 0.0)

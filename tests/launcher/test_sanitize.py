@@ -1,16 +1,16 @@
 """A state with untrusted input has the types that its fields promise, and is safe to print."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.text.sanitize import state_of
+from doubles.signatures import MakeJob
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
 ERROR = {
@@ -57,7 +57,7 @@ def test_error_fields_have_the_promised_types(told: dict[str, Any], wanted: dict
         for thing in (ESCAPE, 5, [ESCAPE], {ESCAPE: ESCAPE}, None, 10**400, float("nan"), "x" * 100_000, "\n" * 9999)
     ],
 )
-def test_untrusted_error_prints_without_control_characters(error: dict[str, Any], make_job: Callable[..., Job]) -> None:
+def test_untrusted_error_prints_without_control_characters(error: dict[str, Any], make_job: MakeJob) -> None:
     """The screen, the JSON, the likely cause and a module's name from the error text are all printable."""
     error["message"] = error["message"] or "x"
     for each in (error, {**error, "message": f"No module named 'x{ESCAPE}'"}):

@@ -10,6 +10,7 @@ from conftest import Cli
 
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import secret_files
+from doubles.signatures import MakeProject
 
 # Files that an attack got past the bundle, and similar names.
 SECRET_FILES = (
@@ -161,7 +162,7 @@ def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypa
     assert [fault.message.split("`")[1] for fault in found] == ["small.py", "tls.key"]
 
 
-def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Path]) -> None:
+def test_submit_refuses_a_token_in_the_code(cli: Cli, project: MakeProject) -> None:
     """A dry run exits with code 3, names all secret files at once, and prints no secret."""
     folder = project()
     (folder / "push.py").write_text(f"login('{TOKENS['a Hugging Face token']}')\n")
@@ -174,7 +175,7 @@ def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Pat
     assert cli("submit", "--dry-run", cwd=folder).code == 0
 
 
-def test_validate_reports_a_secret_file_with_further_faults(cli: Cli, project: Callable[..., Path]) -> None:
+def test_validate_reports_a_secret_file_with_further_faults(cli: Cli, project: MakeProject) -> None:
     """`validate` refuses a secret file as `plan` does, with the faults of the config, and writes no archive."""
     folder = project("limits: {max_duration: 30}\n")
     (folder / "prod.env").write_text("A=1\n")
@@ -207,9 +208,7 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
         ('args: [--key, "${API_TOKEN}"]\n', "cloudtrain.yaml:3:15, args.1 looks secret"),
     ],
 )
-def test_secret_in_clear_has_a_warning(
-    cli: Cli, project: Callable[..., Path], command: str, lines: str, said: str
-) -> None:
+def test_secret_in_clear_has_a_warning(cli: Cli, project: MakeProject, command: str, lines: str, said: str) -> None:
     """The warning names file, line and key and prints no value; the exit code stays 0."""
     done = cli(*command.split(), cwd=project(lines), env={"API_TOKEN": "s3cret-value"})
     out = " ".join((done.stdout if command == "plan" else done.stderr).split())
@@ -226,7 +225,7 @@ def test_secret_in_clear_has_a_warning(
         (f"args: [--hub={TOKEN}]\n", "the script reads the variable"),
     ],
 )
-def test_token_in_an_uploaded_config_is_refused(cli: Cli, project: Callable[..., Path], lines: str, said: str) -> None:
+def test_token_in_an_uploaded_config_is_refused(cli: Cli, project: MakeProject, lines: str, said: str) -> None:
     """Both commands refuse a file that is uploaded with the code, and warn if the file is ignored."""
     folder = project(lines)
     for command in (["validate"], ["submit", "--dry-run"]):
@@ -238,7 +237,7 @@ def test_token_in_an_uploaded_config_is_refused(cli: Cli, project: Callable[...,
         assert (done.code, said in " ".join(done.stderr.split()), TOKEN in done.stderr) == (0, True, False), done.stderr
 
 
-def test_plain_values_have_no_warning(cli: Cli, project: Callable[..., Path]) -> None:
+def test_plain_values_have_no_warning(cli: Cli, project: MakeProject) -> None:
     """Ordinary names with `token` or `key` cause no warning; a secret of `--set` has no place in the file."""
     lines = 'env: {SAME: "3", HF_PASSWORD: "3"}\n'
     same = cli("validate", cwd=project(lines, folder="same")).stderr

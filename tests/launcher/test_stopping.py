@@ -1,7 +1,6 @@
 """Stop requests to a job, as the command line, the live view and the page send them."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +8,11 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.stop import command
 from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import remove, stopping
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
+from doubles.signatures import MakeJob
 
 
 class Platform:
@@ -38,7 +38,7 @@ class Platform:
         self.stops.append(now)
 
 
-def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None:
+def test_stop_of_a_script_promises_no_save(make_job: MakeJob) -> None:
     """Only the script itself can save after SIGTERM; a kill prevents any save."""
 
     def words(*flags: bool, number: int = 1, **attempt: Any) -> str:
@@ -67,12 +67,7 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     ],
 )
 def test_stop_reports_the_kind_of_its_request(
-    registry: Registry,
-    make_job: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    now: bool,
-    can_kill: bool,
-    words: str,
+    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, now: bool, can_kill: bool, words: str
 ) -> None:
     """For a platform that lets every job save, the text mentions no kill; a refused question sends no request."""
     platform = Platform(State("running", started_s=1.0), can_kill=can_kill)
@@ -92,7 +87,7 @@ def test_stop_reports_the_kind_of_its_request(
 
 
 def test_stop_without_a_job_asks_about_the_newest(
-    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A named job stops without a question, the newest job only after a question."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
@@ -109,10 +104,7 @@ def test_stop_without_a_job_asks_about_the_newest(
 
 
 def test_stop_takes_several_jobs(
-    registry: Registry,
-    make_job: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each job is stopped once; an unknown name stops no job, and a fault of one job does not end the command."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
@@ -132,7 +124,7 @@ def test_stop_takes_several_jobs(
 
 
 def test_name_of_several_jobs_is_refused(
-    cli: Any, registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    cli: Any, registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rm NAME` is refused if several jobs have the name, `stop NAME` if several of them are active; an id is exact."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
@@ -154,7 +146,7 @@ def test_name_of_several_jobs_is_refused(
     assert [job.id for job in registry.jobs()] == ["twin-aaaaa"]
 
 
-def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: Callable[..., Job]) -> None:
+def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: MakeJob) -> None:
     """The line has the end and the state; `--json` prints the job like `status`."""
     seed("done", State("succeeded", started_s=1.0, ended_s=2.0))
     done = cli("stop", "done")
@@ -163,7 +155,7 @@ def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: Callable[..., Job]) 
     assert cli("stop", "done", "--json").json["job"] == "done"
 
 
-def test_removal_of_an_active_job_is_refused_by_its_state(make_job: Callable[..., Job]) -> None:
+def test_removal_of_an_active_job_is_refused_by_its_state(make_job: MakeJob) -> None:
     """Only a job that was seen running is called running."""
     made, state = make_job("j"), State("running")
     runs, lost = make_job("j", state=state), make_job("j", state=state, unreachable_since_s=1.0)

@@ -17,6 +17,7 @@ from cloudtrain.launcher.logs.late_lines import HoldBack
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob
 
 Open = Callable[..., LogStream]
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
@@ -58,7 +59,7 @@ def all_of(stream: LogStream) -> list[LogLine]:
     return found
 
 
-def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], stream_of: Open) -> None:
+def test_stream_gives_lines_as_they_come(home: Path, seed: MakeJob, stream_of: Open) -> None:
     """Without new lines a stream is empty but not over; `tail` gives the last lines, and `read` the later lines."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
     stream = stream_of(job)
@@ -72,9 +73,7 @@ def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], s
     assert texts(stream.read()) == ["50"]
 
 
-def test_stream_is_over_only_after_the_end_of_the_job(
-    seed: Callable[..., Job], registry: Registry, stream_of: Open
-) -> None:
+def test_stream_is_over_only_after_the_end_of_the_job(seed: MakeJob, registry: Registry, stream_of: Open) -> None:
     """`update` passes the end to the stream; after the last line, a further read is empty."""
     job = seed("going", RUNNING)
     stream = stream_of(job)
@@ -84,7 +83,7 @@ def test_stream_is_over_only_after_the_end_of_the_job(
     assert (all_of(stream), stream.is_over, stream.read()) == ([], True, [])
 
 
-def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], stream_of: Open) -> None:
+def test_stream_tail_counts_matching_lines(seed: MakeJob, stream_of: Open) -> None:
     """The tail has the last matching lines, however far back."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
     for _ in ("from the files", "from what is kept"):
@@ -94,7 +93,7 @@ def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], stream_of: 
 
 
 def test_stream_tail_of_a_long_log_reads_only_the_end(
-    seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty lines of an uncached log of 900,000 lines take a read of fewer than 50 lines."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})
@@ -114,7 +113,7 @@ def test_stream_tail_of_a_long_log_reads_only_the_end(
 
 
 def test_stream_orders_the_lines_of_ranks_across_pages(
-    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: MakeJob, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank writes ten times as much as its neighbour, so that pages of equal size would drift apart."""
     monkeypatch.setattr(node_logs, "FILE_BYTES", 1000)
@@ -278,7 +277,7 @@ def test_hold_back_is_bounded(
 
 
 def test_hold_back_time_comes_from_the_backend_or_the_user(
-    seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--hold-back 0` shows a line at once and overrides the backend's time."""
     now_s = 1000.0
@@ -293,7 +292,7 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
 
 
 def test_held_lines_come_at_the_end_of_the_log(
-    seed: Callable[..., Job], registry: Registry, stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, registry: Registry, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines that wait for earlier lines of other nodes are shown when the log ends, and stored."""
     monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: 1000.0)
@@ -316,7 +315,7 @@ def unreachable(*args: Any, **named: Any) -> Any:
 
 
 def test_cached_stream_does_not_use_the_backend(
-    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: MakeJob, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines of an ended job are readable without credentials and without the machine."""
     job = seed("ended", DONE)
@@ -331,7 +330,7 @@ def test_cached_stream_does_not_use_the_backend(
 
 
 def test_stream_shows_cached_lines_of_an_unreachable_backend(
-    home: Path, seed: Callable[..., Job], stream_of: Open, monkeypatch: pytest.MonkeyPatch
+    home: Path, seed: MakeJob, stream_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last cached lines are better than an error; after them the stream raises, and then loses no line."""
     job = seed("going", RUNNING, {"0": "zero\none\n", "1": ""})

@@ -4,13 +4,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints import processes
+from doubles.signatures import MakeProject, WaitUntil
 
 LOCAL = "cloudtrain.backends.local.backend"
 NOTHING, NEVER_SENT, RUNS, EITHER = "nothing", "never sent", "runs", "either"
@@ -34,12 +34,7 @@ AGAIN = [pytest.param(step, id=f"{step} {number}", marks=pytest.mark.soak) for n
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [*STEPS, *AGAIN])
 def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
-    cli: Any,
-    project: Callable[..., Path],
-    idle_python: Path,
-    killed_submit: Callable[..., None],
-    wait_until: Callable[..., Any],
-    step: str,
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, wait_until: WaitUntil, step: str
 ) -> None:
     """The result is no job, a running job that can be stopped, or a job in the state never sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -63,7 +58,7 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
 def test_submit_works_after_a_killed_submit(
-    cli: Any, project: Callable[..., Path], idle_python: Path, killed_submit: Callable[..., None], step: str
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str
 ) -> None:
     """The next submit is a new job, and the rest of the killed submit is settled."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -79,12 +74,7 @@ def test_submit_works_after_a_killed_submit(
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "is_new"), [("after the send", False), ("before the starter", True)])
 def test_key_of_a_killed_submit_gives_one_job(
-    cli: Any,
-    project: Callable[..., Path],
-    idle_python: Path,
-    killed_submit: Callable[..., None],
-    step: str,
-    is_new: bool,
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str, is_new: bool
 ) -> None:
     """A repeated submit with the key gets the running job, or a new job if nothing was sent, without a `list`."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -99,7 +89,7 @@ def test_key_of_a_killed_submit_gives_one_job(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.soak)])
 def test_simultaneous_submits_are_distinct_jobs(
-    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any], count: int
+    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil, count: int
 ) -> None:
     """Each of the processes with a single config gives a job in the list and an attempt on disk; all share a bundle."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -118,7 +108,7 @@ def test_simultaneous_submits_are_distinct_jobs(
 
 
 @pytest.mark.slow
-def test_job_survives_its_command_line(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> None:
+def test_job_survives_its_command_line(cli: Any, project: MakeProject, wait_until: WaitUntil) -> None:
     """After `kill -9` of a following submit the ranks run on, and `stop` leaves no process."""
     following = cli.start("submit", cwd=project())
     wait_until(lambda: following.poll() is None and list(cli.home.glob("local/*/attempt-1/node-0/log/rank-0.log")))
@@ -132,7 +122,7 @@ def test_job_survives_its_command_line(cli: Any, project: Callable[..., Path], w
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_followed_job_running(
-    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
+    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil
 ) -> None:
     """The exit code is 130, and the output has the commands to follow and to stop."""
     following = cli.start("submit", cwd=project(f"local: {{python: {idle_python}}}\n"))
@@ -146,7 +136,7 @@ def test_ctrl_c_leaves_a_followed_job_running(
 
 
 @pytest.mark.slow
-def test_secrets_are_stored_nowhere(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
+def test_secrets_are_stored_nowhere(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """A secret's value is in the ranks' environment, and in no file, no output and no command line."""
     folder = project(f"secrets: [TOKEN]\nlocal: {{python: {idle_python}}}\n")
     env = {"TOKEN": "hunter2-" + "x" * 20}
@@ -162,9 +152,7 @@ def test_secrets_are_stored_nowhere(cli: Any, project: Callable[..., Path], idle
 
 
 @pytest.mark.slow
-def test_submit_does_not_reuse_the_folder_of_an_older_job(
-    cli: Any, project: Callable[..., Path], idle_python: Path
-) -> None:
+def test_submit_does_not_reuse_the_folder_of_an_older_job(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """After a damaged registry is moved away, as its error recommends, a name may repeat although its folder exists."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     assert cli("submit", "-d", "--name", "again", cwd=folder).code == 0
@@ -179,7 +167,7 @@ def test_submit_does_not_reuse_the_folder_of_an_older_job(
 
 
 @pytest.mark.slow
-def test_interpreter_that_cannot_be_started_is_named(cli: Any, project: Callable[..., Path]) -> None:
+def test_interpreter_that_cannot_be_started_is_named(cli: Any, project: MakeProject) -> None:
     """At submit or on the node, the reason names the interpreter instead of a lost agent."""
     folder = project("local: {python: ./py}\n")
     (folder / "py").write_text("#!/nonexistent/interpreter\n")
@@ -192,7 +180,7 @@ def test_interpreter_that_cannot_be_started_is_named(cli: Any, project: Callable
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["beside the config", "elsewhere"])
 def test_relative_interpreter_path_counts_from_the_config_file(
-    cli: Any, project: Callable[..., Path], idle_python: Path, where: str
+    cli: Any, project: MakeProject, idle_python: Path, where: str
 ) -> None:
     """Every path of the config does the same, from any working directory."""
     folder = project("local: {python: ../idle-python}\n")
@@ -204,7 +192,7 @@ def test_relative_interpreter_path_counts_from_the_config_file(
 
 @pytest.mark.slow
 def test_stopped_job_leaves_no_temporary_files(
-    cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Callable[..., Any]
+    cli: Any, project: MakeProject, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     """Neither cloudtrain nor torchrun leaves files that would fill up a long-lived machine."""
     scratch = tmp_path / "scratch"
@@ -237,7 +225,7 @@ main()
 @pytest.mark.slow
 @pytest.mark.parametrize(("when", "code"), [("before", 3), ("after", 0)])
 def test_killed_starter_leaves_a_job_only_with_live_agents(
-    cli: Any, project: Callable[..., Path], idle_python: Path, when: str, code: int
+    cli: Any, project: MakeProject, idle_python: Path, when: str, code: int
 ) -> None:
     """Live agents are the job, even if their starter dies; without agents no job was sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")

@@ -15,7 +15,7 @@ from browser import contrast
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher import api, cli
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.view import read_view, unattended
 from cloudtrain.launcher.report.sweep_page import best_curve
@@ -23,7 +23,7 @@ from cloudtrain.launcher.store import progress, sweeps
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
-from doubles.terminals import Terminal
+from doubles.signatures import MakeJob, OpenTerminal
 
 
 @pytest.fixture
@@ -39,9 +39,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return call
 
 
-def test_sweep_is_a_line_of_the_list_and_a_job_of_status(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
-) -> None:
+def test_sweep_is_a_line_of_the_list_and_a_job_of_status(registry: Registry, seed: MakeJob, run: Any) -> None:
     """One line, with the trials and the best value; status has the job's figures, the rungs and the best trials."""
     seed("older", State("succeeded", started_s=1.0, ended_s=2.0))
     job = swept.put(registry, 9)
@@ -60,9 +58,7 @@ def test_sweep_is_a_line_of_the_list_and_a_job_of_status(
     assert sweeps.segments(registry.database, job.id) == []
 
 
-def test_each_json_of_a_job_has_the_same_sweep_and_trials(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
-) -> None:
+def test_each_json_of_a_job_has_the_same_sweep_and_trials(registry: Registry, seed: MakeJob, run: Any) -> None:
     """`status`, `wait`, `watch` and Python show all of a sweep; a list only counts the trials."""
     job = swept.put(registry, 9)
     (listed,) = run("list", "--json")["jobs"]
@@ -76,7 +72,7 @@ def test_each_json_of_a_job_has_the_same_sweep_and_trials(
     assert run("status", "--json", "plain")["sweep"] is run("status", "--json", "plain")["trials"] is None
 
 
-def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Registry, run: Callable[..., Any]) -> None:
+def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Registry, run: Any) -> None:
     """The trials of the earlier attempt count, of the number that the resume has set."""
     job = swept.put(registry, 9)
     again = replace(job.attempt, number=2, phase="intent", state=State("pending"), progress={})
@@ -86,9 +82,7 @@ def test_resumed_sweep_keeps_its_progress_until_its_first_report(registry: Regis
     assert view.as_json()["trials"]["planned"] == 12
 
 
-def test_trial_is_named_only_where_it_is_one(
-    registry: Registry, seed: Callable[..., Job], run: Callable[..., Any]
-) -> None:
+def test_trial_is_named_only_where_it_is_one(registry: Registry, seed: MakeJob, run: Any) -> None:
     """A trial has lines, and no job: `lr.1` is never the job `lr-1`; trials that do not exist are errors."""
     job = swept.put(registry, 9)
     for name in ("lr", "lr-1"):
@@ -175,7 +169,7 @@ def test_impossible_growth_is_refused(trials: str, words: str, registry: Registr
     assert retry.trials_after(registry, job, "+18") == retry.trials_after(registry, job, "27") == 27
 
 
-def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed: Callable[..., Job]) -> None:
+def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed: MakeJob) -> None:
     """A grid's trials are all in the sweep, a population keeps its size, and a job has no trials."""
     for algorithm in ("grid", "pbt"):
         space = {"training.optimizer.lr": [0.1, 0.01], "training.optimizer.name": ["adamw", "sgd"]}
@@ -186,7 +180,7 @@ def test_grid_population_and_other_jobs_take_no_trials(registry: Registry, seed:
         retry.trials_after(registry, seed("alone"), "+2")
 
 
-def test_watch_of_an_ended_sweep_shows_its_trials(registry: Registry, terminal: Callable[..., Terminal]) -> None:
+def test_watch_of_an_ended_sweep_shows_its_trials(registry: Registry, terminal: OpenTerminal) -> None:
     """The live view of the job has the rungs."""
     job = swept.put(registry, 9)
     screen = terminal(job.id)
@@ -196,7 +190,7 @@ def test_watch_of_an_ended_sweep_shows_its_trials(registry: Registry, terminal: 
     assert screen.is_given_back()
 
 
-def test_cost_of_a_sweep_adds_up(registry: Registry, run: Callable[..., Any]) -> None:
+def test_cost_of_a_sweep_adds_up(registry: Registry, run: Any) -> None:
     """Trials, rungs and idle slots add up to the job's cost; the saving follows from the untrained steps."""
     job = swept.put(registry, 9)
     found = run("cost", job.id, "--json")
@@ -216,7 +210,7 @@ def test_cost_of_a_sweep_adds_up(registry: Registry, run: Callable[..., Any]) ->
     assert sum(line.strip().endswith("finished") for line in text.splitlines()) == 1
 
 
-def test_cost_table_of_many_trials_is_short(registry: Registry, run: Callable[..., Any]) -> None:
+def test_cost_table_of_many_trials_is_short(registry: Registry, run: Any) -> None:
     """The most expensive trials are shown with the sums of all; --csv has all trials."""
     job = swept.put(registry, 60)
     assert sum(line.strip().endswith("paused") for line in run("cost", job.id).splitlines()) < 20
@@ -225,7 +219,7 @@ def test_cost_table_of_many_trials_is_short(registry: Registry, run: Callable[..
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_report_of_a_sweep_in_a_browser(
-    scheme: str, registry: Registry, tmp_path: Path, run: Callable[..., Any], open_page: Callable[..., Page]
+    scheme: str, registry: Registry, tmp_path: Path, run: Any, open_page: Callable[..., Page]
 ) -> None:
     """The page draws all trials and the best so far, without an error or a request; every text is legible."""
     job = swept.put(registry, 27)
@@ -261,9 +255,7 @@ def test_best_so_far_is_a_staircase_over_money() -> None:
     assert best_curve([(1, float("inf"), "a")], "min") is None
 
 
-def test_report_follows_the_rank_and_a_new_sweep_has_one(
-    registry: Registry, run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_report_follows_the_rank_and_a_new_sweep_has_one(registry: Registry, run: Any, tmp_path: Path) -> None:
     """Trials without a result are at the end; a sweep that has only begun has a report too."""
     job = swept.put(registry, 9)
     found = run("report", job.id, "--json")

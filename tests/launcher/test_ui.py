@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import overview, retry
 from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.jobs.watch import Watcher
@@ -21,12 +21,14 @@ from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pages, Pool, assets
+from doubles.signatures import MakeJob, SetAnswers, WaitUntil
 
 RUNS = State("running", started_s=time.time() - 60)
+StartWatcher = Callable[..., Watcher]
 
 
 @pytest.fixture
-def watcher(home: Path) -> Iterator[Callable[..., Watcher]]:
+def watcher(home: Path) -> Iterator[StartWatcher]:
     """Return a function that starts a watcher, as an open page does; each watcher ends with the test."""
     made: list[Watcher] = []
 
@@ -55,12 +57,7 @@ def state_of(home: Path, name: str) -> str:
 
 
 def test_open_page_sends_an_earned_retry(
-    home: Path,
-    seed: Callable[..., Job],
-    watcher: Callable[..., Watcher],
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     """The watcher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
@@ -74,11 +71,11 @@ def test_open_page_sends_an_earned_retry(
 
 def test_read_only_page_updates_the_registry_and_sends_nothing(
     home: Path,
-    seed: Callable[..., Job],
-    watcher: Callable[..., Watcher],
-    answers: Callable[..., None],
+    seed: MakeJob,
+    watcher: StartWatcher,
+    answers: SetAnswers,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
+    wait_until: WaitUntil,
 ) -> None:
     """The page brings the registry up to date, as `status` does."""
     monkeypatch.setattr(retry, "send_if_due", lambda registry, job: pytest.fail("an attempt was sent"))
@@ -89,12 +86,7 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
-    home: Path,
-    registry: Registry,
-    seed: Callable[..., Job],
-    watcher: Callable[..., Watcher],
-    answers: Callable[..., None],
-    wait_until: Callable[..., Any],
+    home: Path, registry: Registry, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The remaining backends are polled, and the list is served."""
     hangs = threading.Event()
@@ -110,11 +102,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
 
 
 def test_unreachable_backend_is_polled_seldom(
-    home: Path,
-    seed: Callable[..., Job],
-    watcher: Callable[..., Watcher],
-    answers: Callable[..., None],
-    wait_until: Callable[..., Any],
+    home: Path, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
 ) -> None:
     """The registry keeps the job's last state."""
     asked: list[float] = []
@@ -134,7 +122,7 @@ def test_unreachable_backend_is_polled_seldom(
 
 
 def test_pages_share_a_feed_and_each_gets_every_line_once(
-    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any]
+    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil
 ) -> None:
     """Each page asks for the lines after the last number that the page has."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
@@ -149,7 +137,7 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
 
 
 def test_feed_continues_after_an_expired_login(
-    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed reports the fault while the fault lasts; then all lines arrive."""
     expired, read = threading.Event(), LogStream.tail
@@ -173,7 +161,7 @@ def test_feed_continues_after_an_expired_login(
 
 
 def test_feed_keeps_only_the_last_lines(
-    open_feeds: feeds.Feeds, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed is bounded in lines and characters, and the numbers continue; a failed feed is replaced by a new one."""
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
@@ -190,7 +178,7 @@ def test_feed_keeps_only_the_last_lines(
     assert open_feeds.enter(feeds.LogQuery("other", 1)) is not first
 
 
-def test_feeds_are_bounded_and_an_idle_feed_makes_room(open_feeds: feeds.Feeds, seed: Callable[..., Job]) -> None:
+def test_feeds_are_bounded_and_an_idle_feed_makes_room(open_feeds: feeds.Feeds, seed: MakeJob) -> None:
     """Above the limit of open feeds a new filter is refused."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
     made = [open_feeds.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
@@ -202,7 +190,7 @@ def test_feeds_are_bounded_and_an_idle_feed_makes_room(open_feeds: feeds.Feeds, 
         open_feeds.enter(feeds.LogQuery("job", 1, grep="("))
 
 
-def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: MakeJob) -> None:
     """Filters combine, and the pages follow in order."""
     for number in range(pages.PAGE + 10):
         tags = {"team": "vision" if number % 2 else "speech", "run": str(number)}
@@ -231,7 +219,7 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_pool_lends_each_registry_to_a_single_request(home: Path, registry: Registry, seed: Callable[..., Job]) -> None:
+def test_pool_lends_each_registry_to_a_single_request(home: Path, registry: Registry, seed: MakeJob) -> None:
     """A returned registry is used again; the spend has twelve months in valid groups, an unknown one is the current."""
     pool = Pool()
     with pool.one() as first, pool.one() as second:
@@ -251,7 +239,7 @@ def test_pool_lends_each_registry_to_a_single_request(home: Path, registry: Regi
 
 
 def test_resume_that_differs_from_the_offer_is_refused(
-    registry: Registry, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, seed: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
     seed("job", State("failed", "error", ended_s=time.time()))
@@ -268,7 +256,7 @@ def test_resume_that_differs_from_the_offer_is_refused(
 
 @pytest.mark.parametrize(("is_resumable", "words"), [(True, "saved, step not reported"), (False, "no checkpoint yet")])
 def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
-    registry: Registry, seed: Callable[..., Job], is_resumable: bool, words: str
+    registry: Registry, seed: MakeJob, is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))

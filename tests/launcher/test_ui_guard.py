@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.ui import server
 from doubles.plans import plan_of
+from doubles.signatures import WaitUntil
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 1.5, "cap_s": 3600}
 HOSTILE = "<script>alert(1)</script>"
@@ -245,9 +246,7 @@ def test_read_only_page_has_no_buttons_and_accepts_no_form(tmp_path: Path) -> No
         assert found.get("/jobs/job/resume").status == 404
 
 
-def test_page_that_cannot_be_opened_is_reported(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_that_cannot_be_opened_is_reported(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An occupied port exits with 2; a missing extra is named with the command that installs the extra."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -289,7 +288,7 @@ def test_tunnel_leads_to_the_host_of_the_ssh_connection(monkeypatch: pytest.Monk
 
 
 def test_browser_opens_a_private_file_with_the_address(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_until: Callable[..., Any]
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     """The address is in no process's arguments; only its owner can read the file, and the first visit deletes it."""
     seen = tmp_path / "seen"
@@ -360,7 +359,7 @@ def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
         assert served.get("/").status == 200
 
 
-def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: WaitUntil) -> None:
     """After 20 cancelled downloads the descriptors of the log are closed, and memory does not grow further."""
     put(tmp_path, "big")
     log = tmp_path / "local" / "big" / "attempt-1" / "node-0" / "log" / "rank-0.log"

@@ -16,6 +16,7 @@ from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
+from doubles.signatures import MakeJob, MakeProject, WaitUntil
 
 # Reports a step each twentieth of a second, like the trainer; obeys SIGTERM.
 TELLING = """\
@@ -43,18 +44,14 @@ def served(home: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def visit(served: Served, open_page: Callable[..., Any]) -> Callable[..., Any]:
+def visit(served: Served, open_page: Any) -> Callable[..., Any]:
     """Return a function that opens the printed address in a browser."""
     return lambda **context: open_page(served.address, **context)
 
 
 @pytest.mark.slow
 def test_job_is_shown_running_stopped_and_resumed(
-    cli: Callable[..., Any],
-    project: Callable[..., Path],
-    served: Served,
-    visit: Callable[..., Any],
-    wait_until: Callable[..., Any],
+    cli: Any, project: MakeProject, served: Served, visit: Any, wait_until: WaitUntil
 ) -> None:
     """From the list to the job's page: lines and curve are live, and a stop and a resume within the budget work."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
@@ -116,9 +113,7 @@ def test_job_is_shown_running_stopped_and_resumed(
     expect(page.locator("#part-head .badge").first).to_have_text("stopped")
 
 
-def test_list_is_filtered_compared_and_updated(
-    served: Served, tmp_path: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
-) -> None:
+def test_list_is_filtered_compared_and_updated(served: Served, tmp_path: Path, seed: MakeJob, open_page: Any) -> None:
     """The form filters, the chosen jobs open a comparison, and a job of a second command appears live.
 
     A file leads the browser to the page, as `ui` does: the request of the first visit has no strict cookie.
@@ -151,9 +146,7 @@ def test_list_is_filtered_compared_and_updated(
     expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
 
 
-def test_log_is_filtered_paused_and_bounded(
-    served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def test_log_is_filtered_paused_and_bounded(served: Served, seed: MakeJob, visit: Any) -> None:
     """Ranks have colours, a progress bar has a single line, the page has the last lines; a search finds older lines."""
     many = "".join(f"line {number} of rank 0\n" for number in range(5100))
     seed(
@@ -179,7 +172,7 @@ def test_log_is_filtered_paused_and_bounded(
 
 
 def test_sweep_is_a_job_whose_page_has_its_trials(
-    served: Served, registry: Registry, seed: Callable[..., Any], visit: Callable[..., Any]
+    served: Served, registry: Registry, seed: MakeJob, visit: Any
 ) -> None:
     """The list has one line for a sweep; the page has rungs and the best trials as `status`, and the report."""
     seed("plain", State("succeeded", started_s=1.0, ended_s=2.0))
@@ -206,7 +199,7 @@ def test_sweep_is_a_job_whose_page_has_its_trials(
 
 
 def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(
-    served: Served, seed: Callable[..., Any], visit: Callable[..., Any], page_seen: Seen
+    served: Served, seed: MakeJob, visit: Any, page_seen: Seen
 ) -> None:
     """Every text has a contrast of 4.5 or more, 400 pixels are wide enough, and the keyboard reaches all parts."""
     error = {"rank": 3, "type": "ValueError", "message": "x" * 300, "traceback": "Traceback\n  File y, line 1, in z\n"}
@@ -226,7 +219,7 @@ def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(
 
 
 def test_spend_equals_the_cost_command_and_a_report_is_isolated(
-    cli: Callable[..., Any], served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
+    cli: Any, served: Served, seed: MakeJob, visit: Any
 ) -> None:
     """The sum of the month is the command's; the report is drawn, and cannot read data of the page."""
     now_s = time.time()

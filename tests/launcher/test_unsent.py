@@ -21,9 +21,11 @@ from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob, MakeProject
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
+Command = Callable[..., tuple[int, str]]
 
 
 def _spent(registry: Registry) -> int:
@@ -31,7 +33,7 @@ def _spent(registry: Registry) -> int:
 
 
 @pytest.fixture
-def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
+def add(registry: Registry, make_job: MakeJob) -> Callable[..., Job]:
     """Return a function that journals a job with 5 USD reserved in the given state; None leaves the intent."""
 
     def put(name: str, state: State | None = DONE, **changes: Any) -> Job:
@@ -48,7 +50,7 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs the command line in this process and returns the exit code and all output."""
 
     def run(*args: str) -> tuple[int, str]:
@@ -72,7 +74,7 @@ def test_backend_without_hooks_may_have_sent_the_job() -> None:
 
 
 def test_refused_submit_is_no_attempt_of_its_name(
-    cli: Any, project: Callable[..., Path], home: Path, registry: Registry
+    cli: Any, project: MakeProject, home: Path, registry: Registry
 ) -> None:
     """A submit that fails before the platform knows the name leaves no row, reservation, folder or number."""
     (where := project()).joinpath("in-the-way").touch()
@@ -86,7 +88,7 @@ def test_refused_submit_is_no_attempt_of_its_name(
 
 
 def test_refused_submit_keeps_a_folder_that_the_registry_does_not_know(
-    cli: Any, project: Callable[..., Path], home: Path
+    cli: Any, project: MakeProject, home: Path
 ) -> None:
     """The checkpoints of a job whose registry was lost survive a submit of the same name."""
     (home / "local/one/attempt-1").mkdir(parents=True)
@@ -106,9 +108,7 @@ def test_number_stays_taken_until_the_teams_ledger_knows_the_release(registry: R
     assert [row["attempt"] for row in rows] == [1]
 
 
-def test_unsent_job_is_never_last_and_hidden_after_a_day(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
-) -> None:
+def test_unsent_job_is_never_last_and_hidden_after_a_day(registry: Registry, add: MakeJob, command: Command) -> None:
     """A list shows unsent jobs for a day as `not sent`, `--all` always; without a sent job there is no last job."""
     add("fresh", UNSENT)
     with pytest.raises(NoSuchJobError):
@@ -146,11 +146,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
 def test_damaged_row_hides_no_sound_job(
-    registry: Registry,
-    add: Callable[..., Job],
-    command: Callable[..., tuple[int, str]],
-    damage: str,
-    state: State,
+    registry: Registry, add: MakeJob, command: Command, damage: str, state: State
 ) -> None:
     """The job is shown as damaged with advice, and `rm` removes the job; its possible cost still counts."""
     add("sound")
@@ -249,11 +245,7 @@ def retyped(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("column", SOUND)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
 def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
-    registry: Registry,
-    add: Callable[..., Job],
-    command: Callable[..., tuple[int, str]],
-    column: str,
-    state: State,
+    registry: Registry, add: MakeJob, command: Command, column: str, state: State
 ) -> None:
     """All commands that read rows show the sound job, whatever the damaged rows hold."""
     if (column, state.state) == ("ref", "running"):
@@ -282,11 +274,7 @@ def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
 @pytest.mark.parametrize("backend", BUILT_IN)
 @pytest.mark.parametrize("ref", [{}, {"nodes": "x", "name": [7]}])
 def test_damaged_handle_of_a_running_job_is_a_clear_error(
-    registry: Registry,
-    add: Callable[..., Job],
-    command: Callable[..., tuple[int, str]],
-    backend: str,
-    ref: dict[str, Any],
+    registry: Registry, add: MakeJob, command: Command, backend: str, ref: dict[str, Any]
 ) -> None:
     """A line names the damage; sound jobs are shown, and the damaged job still counts as running."""
     add("sound")
@@ -299,9 +287,7 @@ def test_damaged_handle_of_a_running_job_is_a_clear_error(
     assert registry.find("broken").active
 
 
-def test_removed_job_leaves_its_cost_and_frees_its_folder(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
-) -> None:
+def test_removed_job_leaves_its_cost_and_frees_its_folder(registry: Registry, add: MakeJob, command: Command) -> None:
     """Rows, folder and log are gone, but the cost counts; a never sent name is free, with the next number."""
     add("done")
     add("other")
@@ -323,9 +309,7 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
     assert ledger.reservation(registry.database, "one", 2) is not None
 
 
-def test_bundle_without_a_job_is_removed(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
-) -> None:
+def test_bundle_without_a_job_is_removed(registry: Registry, add: MakeJob, command: Command) -> None:
     """The freed size counts; a bundle in use stays, and a young bundle, which a submit may have just packed."""
     add("done", bundle={"sha256": "used-by-one"})
     add("also", bundle={"sha256": "shared"})
@@ -345,9 +329,7 @@ def test_bundle_without_a_job_is_removed(
     assert remove.UNSENT_S == 3600
 
 
-def test_active_job_is_not_removed(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
-) -> None:
+def test_active_job_is_not_removed(registry: Registry, add: MakeJob, command: Command, monkeypatch: Any) -> None:
     """If a single job of several may still run, no job is removed."""
     monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
     add("done")
@@ -357,9 +339,7 @@ def test_active_job_is_not_removed(
     assert len(registry.jobs()) == 2
 
 
-def test_prune_removes_old_jobs_alone(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
-) -> None:
+def test_prune_removes_old_jobs_alone(registry: Registry, add: MakeJob, command: Command) -> None:
     """The age counts from the end; running jobs and damaged jobs stay."""
     add("old")
     add("unsent", UNSENT)
@@ -373,7 +353,7 @@ def test_prune_removes_old_jobs_alone(
 
 
 def test_stop_finds_a_forgotten_job_that_appears_later(
-    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
+    registry: Registry, add: MakeJob, command: Command, monkeypatch: Any
 ) -> None:
     """The backend does not answer and the user gives up; later the job appears, counts again, and is stopped."""
 
@@ -396,9 +376,7 @@ def test_stop_finds_a_forgotten_job_that_appears_later(
     assert len(asked) == len(ledger.held(registry.database)) == 1
 
 
-def test_forgotten_job_of_a_silent_backend_keeps_its_cost(
-    registry: Registry, add: Callable[..., Job], monkeypatch: Any
-) -> None:
+def test_forgotten_job_of_a_silent_backend_keeps_its_cost(registry: Registry, add: MakeJob, monkeypatch: Any) -> None:
     """A host that is gone forever blocks no budget; a job whose backend answers is stopped, not forgotten."""
     add("runs", State("running", started_s=1000.0))
     monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
@@ -414,11 +392,7 @@ def test_forgotten_job_of_a_silent_backend_keeps_its_cost(
 
 
 def test_stop_request_that_cannot_be_written_is_told(
-    registry: Registry,
-    add: Callable[..., Job],
-    command: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: Any,
+    registry: Registry, add: MakeJob, command: Command, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """No agent of an ended job needs the request; for a live agent the error has the reason and `--now`."""
     add("done")
@@ -435,12 +409,7 @@ def test_stop_request_that_cannot_be_written_is_told(
 
 @pytest.mark.parametrize("step", ["before the row", "after the row", "with the team", "while sending"])
 def test_interrupted_submit_reports_a_possible_send(
-    registry: Registry,
-    command: Callable[..., tuple[int, str]],
-    project: Callable[..., Path],
-    idle_python: Path,
-    monkeypatch: Any,
-    step: str,
+    registry: Registry, command: Command, project: MakeProject, idle_python: Path, monkeypatch: Any, step: str
 ) -> None:
     """Ctrl-C before the send leaves no row and no reservation; after the send began, a message says how to check."""
 

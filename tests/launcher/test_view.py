@@ -3,7 +3,6 @@
 import html
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.charts import UNICODE
 from cloudtrain.launcher.ui import pages, site
 from doubles.plans import plan_of
+from doubles.signatures import MakeJob
 
 NOW_S = 1_796_000_000.0
 ERROR = {"rank": 1, "node": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
@@ -78,7 +78,7 @@ def screens_of(registry: Registry, view: JobView) -> dict[str, str]:
 
 @pytest.mark.parametrize("state", [RUNS, FAILED], ids=lambda state: state.state)
 def test_screens_show_the_same_figures(
-    registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, state: State
+    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
     """Cost, budget, step, loss, checkpoint, remaining time, state, failure and cause agree on all screens."""
     monkeypatch.setattr(time, "time", lambda: NOW_S)
@@ -97,9 +97,7 @@ def test_screens_show_the_same_figures(
             assert words in texts[screen], f"{screen} shows another {fact}: {texts[screen]}"
 
 
-def test_second_attempt_without_a_step_shows_the_last_known_progress(
-    registry: Registry, make_job: Callable[..., Job]
-) -> None:
+def test_second_attempt_without_a_step_shows_the_last_known_progress(registry: Registry, make_job: MakeJob) -> None:
     """The step of the first attempt, or of the checkpoint from which the second one starts; no pace of the first."""
     job, _ = registry.add("job", lambda job_id, number: make_job(job_id, number, config={}), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -119,7 +117,7 @@ def test_second_attempt_without_a_step_shows_the_last_known_progress(
         assert "steps since" not in texts["status"]
 
 
-def test_step_time_is_of_the_newest_report_alone(registry: Registry, make_job: Callable[..., Job]) -> None:
+def test_step_time_is_of_the_newest_report_alone(registry: Registry, make_job: MakeJob) -> None:
     """A slower first attempt and a save change neither the time of a step, nor the steps per second beside it."""
     job, _ = registry.add("job", lambda job_id, number: make_job(job_id, number, config={}), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -138,7 +136,7 @@ def test_step_time_is_of_the_newest_report_alone(registry: Registry, make_job: C
     assert re.search(r"steps/s .* 6\.944 ", text), text
 
 
-def test_python_has_the_figures_of_the_json(seed: Callable[..., Job], registry: Registry) -> None:
+def test_python_has_the_figures_of_the_json(seed: MakeJob, registry: Registry) -> None:
     """A JobStatus holds the figures of `status --json`."""
     job = seed("job", FAILED)
     told: dict[str, Any] = read_view(registry, job).as_json()

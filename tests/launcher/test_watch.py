@@ -29,6 +29,7 @@ from cloudtrain.launcher.jobs.watch import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
+from doubles.signatures import MakeJob, MakeProject, SetAnswers, WaitUntil
 
 
 def runs() -> State:
@@ -49,7 +50,7 @@ def look(home: Path) -> Callable[[Job], Seen]:
 
 
 def test_only_a_single_watcher_acts_on_a_job(
-    seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path, wait_until: Callable[..., Any]
+    seed: MakeJob, look: Any, home: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     """A process locks a byte of the lock file per job; the lock ends with the process."""
     job = seed("held", runs())
@@ -73,12 +74,7 @@ def test_only_a_single_watcher_acts_on_a_job(
 
 @pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
 def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
-    seed: Callable[..., Job],
-    look: Callable[..., Any],
-    answers: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    is_seen: bool,
+    seed: MakeJob, look: Any, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, number: int, is_seen: bool
 ) -> None:
     """ENOLCK means a file system without locks; EINVAL means a kernel with process locks only, which then serve."""
 
@@ -92,9 +88,7 @@ def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
     assert fault is None if is_seen else os.strerror(number) in str(fault)
 
 
-def test_threads_of_a_watcher_exclude_each_other_per_job(
-    seed: Callable[..., Job], look: Callable[..., Any], answers: Callable[..., None]
-) -> None:
+def test_threads_of_a_watcher_exclude_each_other_per_job(seed: MakeJob, look: Any, answers: SetAnswers) -> None:
     """A process lock would not separate threads, and would end with the first poll that ends."""
     looked, goes_on = threading.Event(), threading.Event()
 
@@ -123,9 +117,7 @@ def test_threads_of_a_watcher_exclude_each_other_per_job(
     assert look(job).is_mine
 
 
-def test_watch_stores_the_log_of_an_ended_job(
-    registry: Registry, cli: Callable[..., Any], seed: Callable[..., Job]
-) -> None:
+def test_watch_stores_the_log_of_an_ended_job(registry: Registry, cli: Any, seed: MakeJob) -> None:
     """Any watcher that sees an end stores the log; a recent end is reported, an old end is not."""
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
@@ -141,7 +133,7 @@ def test_watch_stores_the_log_of_an_ended_job(
     assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]
 
 
-def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_log_storing_delays_no_poll(seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls continue, and `close` waits for all logs or until its limit."""
     began, goes_on, done = threading.Event(), threading.Event(), list[str]()
 
@@ -166,9 +158,7 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
     assert done == ["a", "b"]
 
 
-def test_faults_stay_with_their_job(
-    seed: Callable[..., Job], look: Callable[..., Any], answers: Callable[..., None]
-) -> None:
+def test_faults_stay_with_their_job(seed: MakeJob, look: Any, answers: SetAnswers) -> None:
     """A silent backend leaves the state and is named in the line; an internal error stays with its job."""
 
     def silent(ref: Any) -> State:
@@ -185,7 +175,7 @@ def test_faults_stay_with_their_job(
 
 
 def test_watch_sends_an_earned_retry_after_a_recent_end(
-    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seed: MakeJob, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job stays active with the new attempt; a job that ended long ago is not restarted."""
     asked: list[str] = []
@@ -201,7 +191,7 @@ def test_watch_sends_an_earned_retry_after_a_recent_end(
     assert (asked, seen.job.attempt.number, seen.job.active) == (["gone"], 2, True)
 
 
-def test_watch_once_prints_a_line_per_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+def test_watch_once_prints_a_line_per_job(cli: Any, seed: MakeJob) -> None:
     """The output is a line for people and an object for scripts; a named job exits with the code of its end."""
     seed("ended", State("failed", "error", ended_s=time.time()))
     done = cli("watch", "--once", "ended")
@@ -223,7 +213,7 @@ def test_watch_once_prints_a_line_per_job(cli: Callable[..., Any], seed: Callabl
         (["--install", "--uninstall"], 2, "exclude each other"),
     ],
 )
-def test_watch_refuses_invalid_arguments(cli: Callable[..., Any], args: list[str], code: int, words: str) -> None:
+def test_watch_refuses_invalid_arguments(cli: Any, args: list[str], code: int, words: str) -> None:
     """The command exits before the first poll."""
     done = cli("watch", *args)
     assert (done.code, words in done.stderr) == (code, True), done.stderr
@@ -256,7 +246,7 @@ def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_install_without_systemd_prints_the_cron_line(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No file is written; cron reads an unescaped % as a line end."""
     empty = tmp_path / "bin"
@@ -274,7 +264,7 @@ def test_install_without_systemd_prints_the_cron_line(
 
 
 @pytest.mark.slow
-def test_watch_sends_the_earned_retry_of_a_real_job(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+def test_watch_sends_the_earned_retry_of_a_real_job(cli: Any, project: MakeProject) -> None:
     """A detached job fails, the watcher sends the retry, and then leaves the job alone because no attempt is left."""
     where = project("retry: {max_attempts: 2, on: [error]}\n", text="raise SystemExit('boom')\n")
     cli.ok("submit", "-d", "-y", "--name", "again", cwd=where)

@@ -4,9 +4,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_typings_links_exist_and_are_relative(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: Callable[..., object]) -> None:
+def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: Any) -> None:
     """With its base dependencies alone, the command prints help, starts a project, checks it and shows the request."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
