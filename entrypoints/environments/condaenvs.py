@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .. import atomic_json
+from .. import atomic_json, processes
 from ..contract import PreparedEnvironment
 from ..errors import Refused
 from . import interpreter
@@ -93,8 +93,8 @@ def _listed_by_conda() -> list[Path]:
     for path in tools:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
             command = [path, *(("env", "list") if "micromamba" in path else ("info",)), "--json"]
-            done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
-            found += [Path(prefix) for prefix in json.loads(done.stdout)["envs"]]
+            answer = json.loads(processes.completed(command, PATIENCE_S).stdout)
+            found += [Path(prefix) for prefix in answer["envs"]]
     return found
 
 
