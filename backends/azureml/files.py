@@ -52,9 +52,7 @@ def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
     """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
     try:
         properties = api.get_json(access, f"/datastores/{name}").get("properties") or {}
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError as error:
         hint = "`az ml datastore list` shows those there are"
         raise ConfigError(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint) from error
     container = properties.get("containerName") or properties.get("filesystem")  # blob storage, Data Lake Gen2

@@ -301,11 +301,8 @@ def put_secrets(access: AzureAccess, url: str, values: Mapping[str, str]) -> Non
 
 def remove_secrets(access: AzureAccess, url: str) -> None:
     """Remove the entry if it exists. Raises AzureError."""
-    try:
+    with contextlib.suppress(api.AbsentError):
         _call_vault(access, "DELETE", url)
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
 
 
 def _call_vault(access: AzureAccess, method: str, url: str, body: Any = None) -> None:
@@ -317,9 +314,7 @@ def describe(access: AzureAccess, name: str) -> dict[str, Any] | None:
     """Return the job from the control plane, or None if no such job exists. Raises AzureError."""
     try:
         return api.get_json(access, f"/jobs/{name}", version=JOB_VERSION)
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError as error:
         if "workspace" in error.words.lower() and "job" not in error.words.lower():
             there = access.workspace
             message = f"there is no workspace {there.name} in the resource group {there.resource_group}"
