@@ -70,10 +70,8 @@ class Azure(HttpClient):
         """Return azure-identity's default credential, made once. Raises ConfigError without the library."""
         found = self._credentials.get(cloud)  # another thread may drop the credentials meanwhile
         if found is None:
-            try:
+            with edge.importing(not_installed):
                 from azure.identity import DefaultAzureCredential
-            except ImportError as error:
-                raise not_installed(error) from error
             # The library warns about each source that it tries; its error has the same text.
             logging.getLogger("azure").setLevel(logging.CRITICAL)
             logging.getLogger("msal").setLevel(logging.CRITICAL)
@@ -86,10 +84,8 @@ class Azure(HttpClient):
         """Return a token for the service. Raises AzureError if no credentials are found."""
         held = self._tokens.get((cloud, audience))
         if held is None or held.expires_on - time.time() < MARGIN_S:
-            try:
+            with edge.importing(not_installed):
                 from azure.core import exceptions as core
-            except ImportError as error:
-                raise not_installed(error) from error
             try:
                 held = self.credential(cloud).get_token(f"{audience}/.default")
             except (core.AzureError, ValueError) as error:  # ValueError: a variable with an invalid value

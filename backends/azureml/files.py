@@ -11,6 +11,7 @@ from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.azure import AzureStore, BlobLocation, client, is_broken_off
 from cloudtrain.launcher.errors import ConfigError
 
+from ..edge import importing
 from ..http import object_in
 from ..job_folder import JobFolder
 from . import api
@@ -82,10 +83,8 @@ class _BlobJobStore(AzureStore):
 
 
 def _client(place: BlobLocation, credential: Any) -> Any:
-    try:
+    with importing(api.not_installed):
         return client(place, credential, ATTEMPTS)
-    except ImportError as error:
-        raise api.not_installed(error) from error
 
 
 def _place(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:

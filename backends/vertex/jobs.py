@@ -29,6 +29,7 @@ from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
 from ..cloud import found_attempt
+from ..edge import importing
 from ..http import object_in
 from . import api, files, status
 from .api import Google, GoogleError, VertexAccess
@@ -404,13 +405,11 @@ def create_once(access: VertexAccess, body: dict[str, Any], begins: Callable[[],
     The client takes half a second and more of processor time to import. Its calls have neither a time limit nor retries
     by default. `begins` is called directly before the request.
     """
-    try:
+    with importing(api.not_installed):
         from google.api_core import exceptions
         from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
         from google.cloud.aiplatform_v1.types import CustomJob
         from google.protobuf import json_format
-    except ImportError as error:
-        raise api.not_installed(error) from error
     try:
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:
