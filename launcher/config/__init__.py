@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..backend_table import DEFAULT
-from ..errors import BudgetError, ConfigError, Fault, Place
+from ..errors import BudgetError, ConfigError, Fault, Place, refuse
 from . import codefiles, fields, rules, schema, schemafaults, yamlfile
 from .schema import JobConfig
 from .yamlfile import KeyPath, MappingEntry, YamlNode
@@ -116,8 +116,7 @@ def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]
     ]
     if not names:
         faults.append(Fault("no backend is named", "backend", node.place, hint))
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     return tuple(names)
 
 

@@ -22,9 +22,9 @@ from ..errors import (
     BudgetError,
     CapacityError,
     CloudtrainError,
-    ConfigError,
     Fault,
     UnreachableError,
+    refuse,
 )
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
@@ -278,11 +278,9 @@ def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) ->
 
 
 def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    faults = [
+    refuse(
         Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
         for name in config.secrets
         if name not in environ
-    ]
-    if faults:
-        raise ConfigError(faults)
+    )
     return {name: environ[name] for name in config.secrets}
