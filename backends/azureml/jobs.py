@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -172,9 +172,7 @@ def state(azure: RunHistory, ref: JobRef) -> State:
     return replace(outcome, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
 
 
-def lines(
-    azure: RunHistory, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
-) -> LogPage:
+def lines(azure: RunHistory, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
     handle = AzureMLRef.load(ref)
     root = _root_of(AzureAccess(handle.workspace, azure), ref, handle)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.retries import tries
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -173,9 +173,7 @@ def state(google: LogReader, ref: JobRef) -> State:
     return replace(outcome, url=handle.url)
 
 
-def lines(
-    google: LogReader, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
-) -> LogPage:
+def lines(google: LogReader, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; with `now`, the reader leaves then."""
     handle = VertexRef.load(ref)
     access, is_over = VertexAccess.of(handle, google), handle.name in google.over
