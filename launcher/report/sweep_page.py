@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.entrypoints.format import cell, dollars, most
-from cloudtrain.entrypoints.sweep.search import Search, best, values_of
+from cloudtrain.entrypoints.sweep.search import Results, Search, best, values_of
 from cloudtrain.entrypoints.sweep.space import Dimension
 
 from ..job import Job
@@ -131,9 +131,7 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
     return [_end(search, results, last[trial], trial in rank, cost) for trial in trials]
 
 
-def _end(
-    search: Search, results: dict[tuple[int, int], float | None], last: SegmentRecord, is_ranked: bool, cost: SweepCost
-) -> TrialEnd:
+def _end(search: Search, results: Results, last: SegmentRecord, is_ranked: bool, cost: SweepCost) -> TrialEnd:
     own = [each.segment for each in cost.trials[last.trial] if each.segment.value is not None]
     found = own[-1] if is_ranked and own else None
     return TrialEnd(
