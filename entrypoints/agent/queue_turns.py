@@ -146,16 +146,13 @@ def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> lis
         if any(each.key < ticket.key for each in line.tickets):
             return []
         lacking = ticket.needs[line.host] - (len(line.units) - len(_held(line)))
-        may_go = [each for each in _held(line) if _may_go(each, ticket, now_s)]
+        below = [each for each in _held(line) if _is_below(each, ticket)]
+        may_go = [each for each in below if each.root is not None and each.spared_until_s <= now_s]
         chosen = sorted(may_go, key=lambda each: (each.priority, each.job, each.name))[: max(0, lacking)]
         if len(chosen) < lacking:
             return []
         found += chosen
     return found
-
-
-def _may_go(held: Holding, ticket: QueueTicket, now_s: float) -> bool:
-    return _is_below(held, ticket) and held.root is not None and held.spared_until_s <= now_s
 
 
 def _is_below(held: Holding, ticket: QueueTicket) -> bool:

@@ -352,13 +352,9 @@ def _model_and_data(root: YamlNode) -> tuple[type[JobConfig], dict[str, Any]]:
     args = yamlfile.find(root, ("args",))
     for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
         items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
-        texts = [item.text if _is_number(item) else item.data() for item in items]
+        texts = [item.text if type(item.value) in (int, float) else item.data() for item in items]
         data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
     return model, data
-
-
-def _is_number(node: YamlNode) -> bool:
-    return isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
 def _put(data: Any, path: KeyPath, value: str) -> None:
