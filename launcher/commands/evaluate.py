@@ -59,11 +59,7 @@ def command(
     prepared = replace(prepare_other(registry, parent, config, update_code=update_code), settings=settings)
     if seen := evaluations.looks(evaluations.tests_of(registry, parent), split):
         say(f"{parent.id} was evaluated on {split} {seen} x before: a choice by these figures makes them too good")
-
-    def check() -> None:
-        say_each(require_allowed(registry, prepared))
-
-    if not approved(prepared, yes=yes, check=check):
+    if not approved(prepared, yes=yes, check=lambda: say_each(require_allowed(registry, prepared))):
         return 1
     child, _ = submit.send(registry, prepared)
     say(f"testing: {child.id}")
