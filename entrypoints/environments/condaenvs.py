@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from .. import atomic_json, processes
@@ -86,16 +87,14 @@ def _roots() -> list[Path]:
     return [*roots, *map(Path, SYSTEM_ROOTS)]
 
 
-def _listed_by_conda() -> list[Path]:
+def _listed_by_conda() -> Iterator[Path]:
     tool = os.environ.get("CONDA_EXE") or shutil.which("conda") or shutil.which("mamba") or shutil.which("micromamba")
     tools = [tool] if tool else [str(root / "bin/conda") for root in _roots() if (root / "bin/conda").exists()]
-    found = []
     for path in tools:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
             command = [path, *(("env", "list") if "micromamba" in path else ("info",)), "--json"]
             answer = json.loads(processes.completed(command, PATIENCE_S).stdout)
-            found += [Path(prefix) for prefix in answer["envs"]]
-    return found
+            yield from [Path(prefix) for prefix in answer["envs"]]
 
 
 def _is_prefix(folder: Path) -> bool:

@@ -294,7 +294,7 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
     try:
         return model.model_validate(data), []
     except ValidationError as exc:
-        return None, schemafaults.faults_of(exc, root)
+        return None, list(schemafaults.faults_of(exc, root))
 
 
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:

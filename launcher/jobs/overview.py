@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from math import ceil
 from typing import Any
@@ -102,19 +102,18 @@ def _below(label: str, texts: Sequence[str]) -> Rows:
     return [("" if place else label, text) for place, text in enumerate(texts)]
 
 
-def _head(view: JobView) -> Rows:
+def _head(view: JobView) -> Iterator[tuple[str, str]]:
     job, attempt = view.job, view.job.attempt
-    rows = [("backend", view.place)]
+    yield "backend", view.place
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, view.now_s)
-        rows.append(("", f"does not answer, first {since}; this is what it said last"))
+        yield "", f"does not answer, first {since}; this is what it said last"
     if parent := lineage(job.config, attempt.progress):
-        rows.append(("parent", parent))
+        yield "parent", parent
     if attempt.ref is not None and not traits(job.backend).runs_here:
         number = f", job {attempt.platform_number}" if attempt.platform_number else ""
         url = f": {view.state.url}" if view.state.url else ""
-        rows.append(("there", f"{attempt.name}{number}, as {job.backend} knows it{url}"))
-    return rows
+        yield "there", f"{attempt.name}{number}, as {job.backend} knows it{url}"
 
 
 def _pending(view: JobView) -> Rows:

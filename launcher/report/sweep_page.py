@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def sweep_html(registry: Registry, job: Job, now_s: float) -> str:
         sweep=found,
         plan=overview.plan_lines(job.config, job.attempt.plan),
         not_begun=job.attempt.progress.get("not_begun"),
-        cards=_cards(found, cost),
+        cards=list(_cards(found, cost)),
         width=WIDTH,
         height=HEIGHT,
         curve=best_curve(_results(cost, found["metric"]), search.mode),
@@ -157,22 +157,20 @@ def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
     return found
 
 
-def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]:
+def _cards(found: dict[str, Any], cost: SweepCost) -> Iterator[tuple[str, str, str]]:
     first = found["best"][0] if found["best"] else None
     spent, limit_micro = cost.money.spent_micro, cost.money.limit_micro
     limit = "no budget" if limit_micro is None else f"of {dollars(limit_micro)}"
-    cards = []
     if first is not None:
         at = f"trial {first['trial']} at {overview.ended_at(found, first)}"
-        cards.append((f"Best {found['metric']}", overview.figure(first["value"]), at))
-    cards.append(("Trials", str(found["trials"]), f"of {found['planned']} planned"))
-    cards.append(("Spent", most(spent), limit))
+        yield f"Best {found['metric']}", overview.figure(first["value"]), at
+    yield "Trials", str(found["trials"]), f"of {found['planned']} planned"
+    yield "Spent", most(spent), limit
     if spent:
-        cards.append(("Idle", percent(cost.idle_micro / spent), "the job's start, and free slots"))
+        yield "Idle", percent(cost.idle_micro / spent), "the job's start, and free slots"
     if cost.paused and cost.saved_micro is not None:
         steps = f"an estimate: {cost.saved_steps:,} untrained {cost.unit}"
-        cards.append(("Saved by pauses", dollars(cost.saved_micro), steps))
-    return cards
+        yield "Saved by pauses", dollars(cost.saved_micro), steps
 
 
 def _row(each: TrialEnd) -> list[str]:
