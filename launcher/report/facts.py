@@ -126,25 +126,24 @@ _START_FIELDS = (
 )
 
 
-def code(job: Job, series: Series) -> list[Row]:
-    """Return the identity of the code: the commit, uncommitted changes, and the hash of the bundle."""
-    git, rows = job.bundle.get("git") or {}, []
+def code(job: Job, series: Series) -> Iterator[Row]:
+    """Yield the identity of the code: the commit, uncommitted changes, and the hash of the bundle."""
+    git = job.bundle.get("git") or {}
     if git.get("commit"):
         state = "with uncommitted changes" if git.get("dirty") else "nothing uncommitted"
-        rows.append(("git commit", f"{git['commit']}, {state}"))
+        yield "git commit", f"{git['commit']}, {state}"
         if git.get("branch"):
-            rows.append(("branch", str(git["branch"])))
+            yield "branch", str(git["branch"])
     else:
-        rows.append(("git commit", "none: the folder was in no repository, or git was not there"))
+        yield "git commit", "none: the folder was in no repository, or git was not there"
     if job.bundle.get("sha256"):
         size = f"{job.bundle['files']} files, {job.bundle['code_bytes'] / 1000:,.1f} kB"
-        rows.append(("what was sent", f"{size}, sha256 {job.bundle['sha256']}"))
+        yield "what was sent", f"{size}, sha256 {job.bundle['sha256']}"
     for point in [point for point in series.marks if point.kind == "start"][-1:]:
-        rows += [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
+        yield from [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
     if parent := lineage(job.config, job.attempt.progress):
-        rows.append(("parent", parent))
-    rows.append(("config file", job.config_file))
-    return rows
+        yield "parent", parent
+    yield "config file", job.config_file
 
 
 _HASHES = (("code_sha256", "task file, sha256"), ("dataset_fingerprint", "data, fingerprint"))
@@ -213,19 +212,18 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
     return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
 
 
-def commands(view: JobView) -> list[Row]:
-    """Return commands: to continue, to repeat the job, to see more."""
+def commands(view: JobView) -> Iterator[Row]:
+    """Yield commands: to continue, to repeat the job, to see more."""
     job = view.job
-    rows = [("next", command) for command in view.next_steps if command.startswith("cloudtrain")]
+    yield from [("next", command) for command in view.next_steps if command.startswith("cloudtrain")]
     git = job.bundle.get("git") or {}
     if git.get("commit"):
-        rows.append(("the same code", f"git checkout {git['commit']}"))
+        yield "the same code", f"git checkout {git['commit']}"
     if git.get("dirty") and job.bundle.get("path"):
-        rows.append(("with its changes", f"tar -xzf {job.bundle['path']} code"))
+        yield "with its changes", f"tar -xzf {job.bundle['path']} code"
     # Options of the command line are stored only in the config, and the file may have changed since.
-    rows.append(("a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"))
-    rows.append(("its lines", f"cloudtrain logs {job.id}"))
-    return rows
+    yield "a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"
+    yield "its lines", f"cloudtrain logs {job.id}"
 
 
 def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
