@@ -84,9 +84,7 @@ def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, si
         calls[host] = Call("verbs.near_end", {**named, **asked})
     cursor = {}
     for node, answer in zip(wanted, fleet.ask(calls).values(), strict=True):
-        if answer.error is not None:
-            raise answer.error
-        cursor.update({f"{node}/{name}": offset for name, offset in answer.reply["offsets"].items()})
+        cursor.update({f"{node}/{name}": offset for name, offset in answer.required().reply["offsets"].items()})
     return cursor
 
 
