@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,17 +144,16 @@ def _end(search: Search, results: Results, last: SegmentRecord, is_ranked: bool,
     )
 
 
-def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
-    """Return each result with the money spent until its end; an unknown price counts as 0."""
-    spent, found = 0, list[tuple[int, float, str]]()
+def _results(cost: SweepCost, metric: str) -> Iterator[tuple[int, float, str]]:
+    """Yield each result with the money spent until its end; an unknown price counts as 0."""
+    spent = 0
     for each in sorted(cost.segments, key=lambda each: each.segment.ended_s or float("inf")):
         spent += each.micro or 0
         row = each.segment
         if row.state == "done" and row.value is not None:
             at = overview.place_of({"unit": cost.unit}, {"step": cost.rungs[row.rung]})
             text = f"trial {row.trial}, {at}: {metric} {row.value:.6g}, {most(spent)} spent"
-            found.append((spent, row.value, text))
-    return found
+            yield spent, row.value, text
 
 
 def _cards(found: dict[str, Any], cost: SweepCost) -> Iterator[tuple[str, str, str]]:
@@ -209,7 +208,7 @@ def parallel(
     return axes, lines[::-1]
 
 
-def best_curve(results: Sequence[tuple[int, float, str]], mode: str) -> BestCurve | None:
+def best_curve(results: Iterable[tuple[int, float, str]], mode: str) -> BestCurve | None:
     """Return the best result so far over the spent micro-dollars; results (spent, value, text) in order of their ends.
 
     None without a finite result.
