@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import (
+        Capacity,
+        Check,
+        Chosen,
+        Cursor,
+        FoundAttempt,
+        HostUse,
+        JobRef,
+        LogPage,
+        Request,
+        Shipment,
+    )
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -106,15 +117,11 @@ class HostsAdapter(Adapter):
         """Check that a send from here is possible. Raises ConfigError, CredentialError, UnreachableError."""
         self.duty(self.SENDS, "ready")(self.connections, request)
 
-    def logs(
-        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-    ) -> LogPage:
+    def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor."""
         return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now)
 
-    def logs_from(
-        self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-    ) -> dict[str, Any] | None:
+    def logs_from(self, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
         return self.duty("jobs", "logs_from")(self.connections, ref, ranks, lines=lines, since_s=since_s)
 

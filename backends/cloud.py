@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.launcher.backend import (
     Check,
+    Chosen,
+    Cursor,
     FoundAttempt,
     JobRef,
     LogPage,
@@ -64,9 +66,7 @@ class CloudAdapter(Adapter):
     MAY_BE_EMPTY = False
     """Whether a download of no checkpoint at all is fine."""
 
-    def logs(
-        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-    ) -> LogPage:
+    def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor."""
         nproc = self.REF.load(ref).nproc_per_node
         nodes = None if ranks is None else frozenset(rank // nproc for rank in ranks)

@@ -71,6 +71,15 @@ def polls(doing: str, classify: Classify, renew: Callable[[], None] = lambda: No
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
+@contextmanager
+def importing(lacks: Callable[[ImportError], ConfigError]) -> Iterator[None]:
+    """Raise the platform's error for a library that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise lacks(error) from error
+
+
 def cause(error: BaseException) -> str:
     """Return the root cause of the error on a single line, in plain words for a network error.
 

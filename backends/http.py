@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 
-from .edge import NO_NAME, RemoteFault, cause
+from .edge import NO_NAME, RemoteFault, cause, importing
 
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
@@ -111,10 +111,8 @@ class HttpClient:
 
     def _once(self, method: str, url: str, signer: Signer | None, headers: dict[str, str], sent: dict[str, Any]) -> Any:
         """Return the answer to one request. Raises RemoteError."""
-        try:
+        with importing(self._missing):
             import requests
-        except ImportError as error:
-            raise self._missing(error) from error
         if self._session is None:
             session = requests.Session()
             session.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))

@@ -16,7 +16,7 @@ from cloudtrain.entrypoints.contract import is_whole
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.store import ABSENT, Store
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.text.terminal import say
+from cloudtrain.launcher.text.terminal import say_each
 
 WORKERS = 4
 REPLACED = 4  # downloads of an object that other processes replace meanwhile
@@ -104,8 +104,7 @@ class JobFolder:
                 if error.errno is None:
                     raise UnreachableError(f"cannot download {uri}: {one_line(error)}") from error
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
-        for words in left_out:
-            say(f"left out: {words}")
+        say_each(f"left out: {words}" for words in left_out)
         found = [path for path in copied if path is not None]
         if not (found or may_be_empty):
             raise CloudtrainError("there is no output", where=uri, hint="the job has not written any output yet")

@@ -17,12 +17,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+TYPE_CHECKING = False  # as in typing: see entrypoints/agent/gpus.py
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def cores() -> int:
     """Return how many processor cores this process may use, possibly fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def completed(argv: list[str], timeout_s: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command without input, with `options` of subprocess.run; return its code and its outputs as text.
+
+    Raises OSError, subprocess.TimeoutExpired.
+    """
+    import subprocess
+
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": timeout_s, **options}
+    return subprocess.run(argv, text=True, errors="replace", check=False, **options)
 
 
 def user_name(uid: int) -> str:

@@ -15,7 +15,7 @@ JSON object, `{"error": {...}}`, in place of its data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,12 @@ class ConfigError(CloudtrainError):
         where = self.where or str(first.place or first.key)
         found = {**super().as_json(), "where": where, "hint": self.hint or first.hint}
         return {**found, "faults": [fault.as_json() for fault in self.faults]}
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise ConfigError with the faults, if any."""
+    if listed := tuple(faults):
+        raise ConfigError(listed)
 
 
 def require_all(*asks: Callable[[], object]) -> None:

@@ -54,6 +54,10 @@ AzureError = RemoteError
 _AZURE = Platform("Azure", _HINT_LOGIN, "az login", "its owner")
 
 
+class AbsentError(AzureError):
+    """An object is missing although its parents exist."""
+
+
 class Azure(HttpClient):
     """The process's connections to Azure, its credentials by cloud, and its tokens by cloud and service."""
 
@@ -66,10 +70,8 @@ class Azure(HttpClient):
         """Return azure-identity's default credential, made once. Raises ConfigError without the library."""
         found = self._credentials.get(cloud)  # another thread may drop the credentials meanwhile
         if found is None:
-            try:
+            with edge.importing(not_installed):
                 from azure.identity import DefaultAzureCredential
-            except ImportError as error:
-                raise not_installed(error) from error
             # The library warns about each source that it tries; its error has the same text.
             logging.getLogger("azure").setLevel(logging.CRITICAL)
             logging.getLogger("msal").setLevel(logging.CRITICAL)
@@ -82,10 +84,8 @@ class Azure(HttpClient):
         """Return a token for the service. Raises AzureError if no credentials are found."""
         held = self._tokens.get((cloud, audience))
         if held is None or held.expires_on - time.time() < MARGIN_S:
-            try:
+            with edge.importing(not_installed):
                 from azure.core import exceptions as core
-            except ImportError as error:
-                raise not_installed(error) from error
             try:
                 held = self.credential(cloud).get_token(f"{audience}/.default")
             except (core.AzureError, ValueError) as error:  # ValueError: a variable with an invalid value
@@ -149,11 +149,6 @@ def get_json(access: AzureAccess, path: str, *, version: str = ARM_VERSION, **qu
     return object_in(arm(access, "GET", path, version=version, **query))
 
 
-def is_absent(error: Exception) -> bool:
-    """Return whether Azure reports that the object is missing although its parents exist."""
-    return isinstance(error, AzureError) and error.status == 404 and error.code not in _ABSENT
-
-
 def answers(doing: str, needs: str = WORKSPACE_ROLE) -> AbstractContextManager[None]:
     """Raise an AzureError of `doing` as one of our errors. `needs`: the role that allows the call."""
     return edge.answers(doing, partial(_fault, needs=needs))
@@ -208,4 +203,5 @@ def _said(answer: Any) -> AzureError:
         for inner in error.get("details") or ():
             words = f"{words} {inner.get('message', '')}"
     words = one_line(words or answer.reason or f"HTTP {answer.status_code}")
-    return AzureError(answer.status_code, code, words, answer.headers)
+    kind = AbsentError if answer.status_code == 404 and code not in _ABSENT else AzureError
+    return kind(answer.status_code, code, words, answer.headers)

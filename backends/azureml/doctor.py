@@ -72,9 +72,7 @@ def _signed_in(azure: Azure, cloud: str) -> Check:
 def _workspace(access: AzureAccess, region: str | None) -> Check:
     try:
         answer = api.get_json(access, "")
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError:
         found = f"there is no {access.workspace.name} in {access.workspace.resource_group}"
         return Check("workspace", "fail", found, "`az ml workspace list` shows yours")
     there = str(answer.get("location") or "an unknown region")

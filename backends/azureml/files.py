@@ -11,6 +11,7 @@ from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.azure import AzureStore, BlobLocation, client, is_broken_off
 from cloudtrain.launcher.errors import ConfigError
 
+from ..edge import importing
 from ..http import object_in
 from ..job_folder import JobFolder
 from . import api
@@ -52,9 +53,7 @@ def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
     """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
     try:
         properties = api.get_json(access, f"/datastores/{name}").get("properties") or {}
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError as error:
         hint = "`az ml datastore list` shows those there are"
         raise ConfigError(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint) from error
     container = properties.get("containerName") or properties.get("filesystem")  # blob storage, Data Lake Gen2
@@ -84,10 +83,8 @@ class _BlobJobStore(AzureStore):
 
 
 def _client(place: BlobLocation, credential: Any) -> Any:
-    try:
+    with importing(api.not_installed):
         return client(place, credential, ATTEMPTS)
-    except ImportError as error:
-        raise api.not_installed(error) from error
 
 
 def _place(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:

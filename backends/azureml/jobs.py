@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -172,9 +172,7 @@ def state(azure: RunHistory, ref: JobRef) -> State:
     return replace(outcome, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
 
 
-def lines(
-    azure: RunHistory, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
-) -> LogPage:
+def lines(azure: RunHistory, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
     handle = AzureMLRef.load(ref)
     root = _root_of(AzureAccess(handle.workspace, azure), ref, handle)
@@ -301,11 +299,8 @@ def put_secrets(access: AzureAccess, url: str, values: Mapping[str, str]) -> Non
 
 def remove_secrets(access: AzureAccess, url: str) -> None:
     """Remove the entry if it exists. Raises AzureError."""
-    try:
+    with contextlib.suppress(api.AbsentError):
         _call_vault(access, "DELETE", url)
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
 
 
 def _call_vault(access: AzureAccess, method: str, url: str, body: Any = None) -> None:
@@ -317,9 +312,7 @@ def describe(access: AzureAccess, name: str) -> dict[str, Any] | None:
     """Return the job from the control plane, or None if no such job exists. Raises AzureError."""
     try:
         return api.get_json(access, f"/jobs/{name}", version=JOB_VERSION)
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError as error:
         if "workspace" in error.words.lower() and "job" not in error.words.lower():
             there = access.workspace
             message = f"there is no workspace {there.name} in the resource group {there.resource_group}"

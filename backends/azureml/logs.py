@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage, container_output
+from cloudtrain.launcher.backend import Chosen, Cursor, LogLine, LogPage, container_output
 from cloudtrain.launcher.errors import UnreachableError
 
 from . import api
@@ -70,8 +70,8 @@ def page(
     azure: Azure,
     ask: Callable[[float], Details],
     nodes: int,
-    cursor: dict[str, Any] | None,
-    only: frozenset[int] | None = None,
+    cursor: Cursor | None,
+    only: Chosen = None,
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, sorted by time.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 
@@ -101,6 +101,5 @@ def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Wor
         message = f"`{subscription}` is not a subscription id"
         hint = "32 digits, as `az account show --query id -o tsv` prints them"
         faults.append(Fault(message, key="azureml.subscription", hint=hint))
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     return Workspace(str(subscription), str(block.resource_group), str(block.workspace), block.cloud)

@@ -33,9 +33,7 @@ def fitting(access: AzureAccess, name: str, instance_type: str | None, instances
     """Return the cluster of that name. Raises ConfigError if the cluster is missing, or the job does not fit."""
     try:
         there = api.get_json(access, f"/computes/{name}")["properties"]
-    except api.AzureError as error:
-        if not api.is_absent(error):
-            raise
+    except api.AbsentError as error:
         found = api.get_json(access, "/computes").get("value") or []
         names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
         hint = f"there are: {names}; without `compute` it runs serverless"

@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.entrypoints.contract import KeyVaultSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.errors import ConfigError, Fault, require_all
+from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
@@ -68,13 +68,13 @@ _PLANNED = {
 
 def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
-    require_all(lambda: workspace_of(block_of(config)), lambda: choose(config), lambda: _require_reachable(config))
+    require_all(lambda: workspace_of(block_of(config)), lambda: choose(config), lambda: refuse(_unreachable(config)))
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, workspace = block_of(config), workspace_of(block_of(config))
-    _require_reachable(config)
+    refuse(_unreachable(config))
     name, machine = platform_name(job_id, attempt), choose(config)
     prefix = f"{block.prefix.strip('/')}/".lstrip("/")
     home = f"azureml://datastores/{block.datastore}/paths/{prefix}jobs/{job_id}"
@@ -101,8 +101,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     }
     planned = render.render_yaml("azureml/job.yml", job=job, plan=plan, block=block, spot=config.resources.spot)
     body, changes = render.overlaid(planned, block.raw)
-    if faults := list(render.changed(planned, body, _PLANNED, "azureml.raw")):
-        raise ConfigError(faults)
+    refuse(render.changed(planned, body, _PLANNED, "azureml.raw"))
     has_price, is_counted = block.price_per_hour is not None, plan.price_micro is not None
     sending = AzureMLSending(
         workspace=workspace,
@@ -195,29 +194,26 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
     return uris
 
 
-def _require_reachable(config: JobConfig) -> None:
-    """Raise ConfigError for places that a container on Azure cannot reach."""
-    faults = []
+def _unreachable(config: JobConfig) -> Iterator[Fault]:
+    """Yield a fault for each place that a container on Azure cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
         if uri is not None and not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
-            faults.append(Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint))
+            yield Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint)
     mirror = config.checkpoint.mirror
     if mirror is not None and "://" not in mirror:
         hint = "name a place in blob storage, or leave it out: checkpoint.uri is mounted from there anyway"
-        faults.append(Fault("a mirror on Azure ML would end with the container", key="checkpoint.mirror", hint=hint))
-    faults += unsupported(config, "Azure ML")
+        yield Fault("a mirror on Azure ML would end with the container", key="checkpoint.mirror", hint=hint)
+    yield from unsupported(config, "Azure ML")
     if config.resources.spot and block_of(config).compute:
         message = "whether a cluster's machines are low priority is the cluster's own, not a job's"
         hint = (
             "leave out `spot` for a low-priority cluster, or leave out azureml.compute: serverless machines can be spot"
         )
-        faults.append(Fault(message, key="resources.spot", hint=hint))
+        yield Fault(message, key="resources.spot", hint=hint)
     if config.secrets and block_of(config).identity not in ("managed", "user"):
         message = "to read its secrets from the key vault the job needs an identity"
-        faults.append(Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`"))
-    if faults:
-        raise ConfigError(faults)
+        yield Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`")
 
 
 def _type_of(uri: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.launcher.errors import ConfigError
 
+from ..edge import importing
 from . import api
 from .api import AzureAccess
 from .request import BUNDLE
@@ -43,13 +44,11 @@ def create(
 
 
 def _create(access: AzureAccess, job: dict[str, Any], scratch: Path, begins: Callable[[], None]) -> dict[str, Any]:
-    try:
+    with importing(api.not_installed):
         from azure.ai.ml import MLClient, load_job
         from azure.ai.ml.exceptions import MlException
         from azure.core import exceptions as core
         from marshmallow.exceptions import ValidationError
-    except ImportError as error:
-        raise api.not_installed(error) from error
     from cloudtrain.launcher.planning.render import as_yaml
 
     seen: list[bool] = []

@@ -72,9 +72,7 @@ class RunHistory(Azure):
         with api.polls(f"ask for {name}"):
             try:
                 answer = AzureAccess(workspace, self).call("GET", f"{root}/runs/{name}/details")
-            except api.AzureError as error:
-                if not api.is_absent(error):
-                    raise
+            except api.AbsentError as error:
                 message = f"Azure ML does not know {name} in the workspace {workspace.name}"
                 raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
             data = object_in(answer)

@@ -114,10 +114,7 @@ def _asked(bundle: Bundle) -> dict[str, Any]:
 
 
 def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
-    for answer in answers.values():
-        if answer.error is not None:
-            raise answer.error
-    return {host: answer.reply for host, answer in answers.items()}
+    return {host: answer.required().reply for host, answer in answers.items()}
 
 
 def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> None:

@@ -48,6 +48,12 @@ class HostAnswer(NamedTuple):
     data: bytes = b""
     error: CloudtrainError | None = None
 
+    def required(self) -> HostAnswer:
+        """Return the answer. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        return self
+
 
 @dataclass
 class _Pause:
@@ -114,10 +120,7 @@ class Fleet:
 
     def call(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
         """Return a host's answer as JSON; raises the answer's error."""
-        answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
-        if answer.error is not None:
-            raise answer.error
-        return answer.reply
+        return self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host].required().reply
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run the coroutine on the loop; Ctrl-C here cancels the coroutine."""

@@ -87,12 +87,10 @@ def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> N
         with partial.open("wb") as file:
             while file.tell() < size:
                 call = Call("files.get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
-                answer = fleet.ask({host: call}, 600.0, is_urgent=True)[host]
-                if answer.error is not None:
-                    raise answer.error
-                if not answer.data:
+                data = fleet.ask({host: call}, 600.0, is_urgent=True)[host].required().data
+                if not data:
                     break  # the file has become shorter meanwhile
-                file.write(answer.data)
+                file.write(data)
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"the output cannot be copied: {error.strerror}", where=str(path)) from error

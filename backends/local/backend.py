@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
@@ -15,6 +15,8 @@ from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STAT
 from cloudtrain.launcher.backend import (
     Capacity,
     Check,
+    Chosen,
+    Cursor,
     FoundAttempt,
     JobRef,
     LogPage,
@@ -129,9 +131,7 @@ class LocalBackend(Adapter):
         assert found is not None  # all were seen
         return found
 
-    def logs(
-        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-    ) -> LogPage:
+    def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
         from cloudtrain.entrypoints.agent import node_logs
         from cloudtrain.launcher.backend import agent_pages
@@ -144,9 +144,7 @@ class LocalBackend(Adapter):
         }
         return agent_pages.page(cursor, found)
 
-    def logs_from(
-        self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-    ) -> dict[str, Any] | None:
+    def logs_from(self, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
         from cloudtrain.entrypoints.agent import node_logs
 

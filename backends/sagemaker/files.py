@@ -14,7 +14,7 @@ from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.stores.s3 import S3Store
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.text.terminal import say
+from cloudtrain.launcher.text.terminal import say_each
 
 from ..job_folder import JobFolder
 from . import api
@@ -55,8 +55,7 @@ def unpacked(clients: AwsClients, handle: SageMakerRef, folder: Path) -> list[Pa
                 raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
             except OSError as error:
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
-    for words in left_out:
-        say(f"left out: {words}")
+    say_each(f"left out: {words}" for words in left_out)
     if not unpacked:
         hint = "the output is uploaded at the job's end, if the job has written any"
         raise CloudtrainError(f"there is no output of {job}", where=uri, hint=hint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -134,9 +134,7 @@ def state(clients: AwsClients, ref: JobRef) -> State:
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
 
 
-def lines(
-    clients: AwsClients, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
-) -> LogPage:
+def lines(clients: AwsClients, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; `now` makes no difference."""
     handle = SageMakerRef.load(ref)
     return logs.page(AwsAccess.of(handle, clients), handle.name, handle.nodes, cursor, nodes)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend import LogLine, LogPage, container_output
+from cloudtrain.launcher.backend import Chosen, Cursor, LogLine, LogPage, container_output
 from cloudtrain.launcher.errors import UnreachableError
 
 from . import api
@@ -61,7 +61,7 @@ class _Tail:
     listed_s: float = 0.0
 
     @classmethod
-    def load(cls, cursor: dict[str, Any] | None) -> _Tail:
+    def load(cls, cursor: Cursor | None) -> _Tail:
         if cursor is None:
             return cls({}, [])
         streams = {name: _Stream(**state) for name, state in cursor["streams"].items()}
@@ -77,8 +77,8 @@ def page(
     access: AwsAccess,
     job: str,
     nodes: int,
-    cursor: dict[str, Any] | None,
-    only: frozenset[int] | None = None,
+    cursor: Cursor | None,
+    only: Chosen = None,
     clock: Callable[[], float] = time.time,
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, as far as their order is known.

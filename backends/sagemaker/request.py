@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.errors import ConfigError, Fault, require_all
+from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
@@ -78,13 +78,13 @@ _EVENT_FIELDS = {
 
 def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
-    require_all(lambda: place_of(config), lambda: choose(config), lambda: _require_reachable(config))
+    require_all(lambda: place_of(config), lambda: choose(config), lambda: refuse(_unreachable(config)))
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, place, is_spot = block_of(config), place_of(config), config.resources.spot
-    _require_reachable(config)
+    refuse(_unreachable(config))
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
     if config.image is None and machine.accelerator in request_images.UNSERVED:
@@ -120,7 +120,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     body = render.render_json("sagemaker/request.json", job=job, plan=plan, block=block, spot=is_spot)
     planned = body
     body, changes = render.overlaid(body, block.raw)
-    _require_as_planned(planned, body, has_price=plan.price_micro is not None)
+    refuse(_unplanned(planned, body, has_price=plan.price_micro is not None))
     spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"]
     own = _own_order(config, place, name, checkpoint_uri, gathers=config.task is None and plan.instances > 1)
     order = container_order(plan, config, spec, bundle_sha256, **own)
@@ -173,26 +173,24 @@ def _own_order(
     }
 
 
-def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
-    """Raise ConfigError if `raw` changes a planned value, or a field that the job needs.
+def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> Iterator[Fault]:
+    """Yield a fault if `raw` changes a planned value, or a field that the job needs.
 
     Debug and profiler rules with machines of their own run beside the job, and no price counts the machines.
     """
-    faults = list(render.changed(planned, body, _PLANNED, "sagemaker.raw"))
+    yield from render.changed(planned, body, _PLANNED, "sagemaker.raw")
     for name in (name for name in _RULES if has_price and _has_machines(body.get(name))):
         message = f"`raw` has {name} run on machines of their own, which the price and every budget leave out"
-        faults.append(Fault(message, key="sagemaker.raw", hint=f"leave InstanceType out of {name}"))
+        yield Fault(message, key="sagemaker.raw", hint=f"leave InstanceType out of {name}")
     channels = body.get("InputDataConfig")
     ours = [channel for channel in planned["InputDataConfig"] if channel["ChannelName"] in (CODE, JOB)]
     if not isinstance(channels, list) or any(channel not in channels for channel in ours):
         message = "`raw` takes away the channels `code` or `job`, by which the job gets its code and its order"
-        faults.append(Fault(message, key="sagemaker.raw", hint="repeat them, or use `inputs`"))
+        yield Fault(message, key="sagemaker.raw", hint="repeat them, or use `inputs`")
     for part, name in (("CheckpointConfig", "S3Uri"), ("OutputDataConfig", "S3OutputPath")):
         if not isinstance(render.at(body, (part, name)), str):
             hint = "leave it as it is, or name another place"
-            faults.append(Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint))
-    if faults:
-        raise ConfigError(faults)
+            yield Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint)
 
 
 def _has_machines(rules: Any) -> bool:
@@ -272,31 +270,27 @@ def _channels(config: JobConfig, ours: list[tuple[str, str]]) -> list[dict[str, 
         if name in (CODE, JOB):
             hint = "call it otherwise"
             faults.append(Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint))
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     own = [{"name": name, "uri": uri, "mode": "File"} for name, uri in ours]
     return own + [{"name": name, "uri": uri, "mode": mode} for name, uri in config.inputs.items()]
 
 
-def _require_reachable(config: JobConfig) -> None:
-    """Raise ConfigError for places that a container on SageMaker cannot reach."""
-    faults = []
+def _unreachable(config: JobConfig) -> Iterator[Fault]:
+    """Yield a fault for each place that a container on SageMaker cannot reach."""
     mirror = config.checkpoint.mirror
     if mirror is not None and not mirror.startswith("s3://"):
         hint = "name a place in S3, or leave it out: SageMaker copies the checkpoints to checkpoint.uri by itself"
-        faults.append(Fault("a mirror on SageMaker would end with the container", key="checkpoint.mirror", hint=hint))
+        yield Fault("a mirror on SageMaker would end with the container", key="checkpoint.mirror", hint=hint)
     if block_of(config).network_isolation:
         for key in [name for name, is_set in (("secrets", config.secrets), ("checkpoint.mirror", mirror)) if is_set]:
             message = "without a network the container cannot fetch secrets" if key == "secrets" else "no way to S3"
             hint = "leave out sagemaker.network_isolation, or this"
-            faults.append(Fault(f"{message}: network_isolation is on", key=key, hint=hint))
-    faults += unsupported(config, "SageMaker", outputs_of="SageMaker")
+            yield Fault(f"{message}: network_isolation is on", key=key, hint=hint)
+    yield from unsupported(config, "SageMaker", outputs_of="SageMaker")
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and not uri.startswith("s3://"):
             message = f"SageMaker writes to S3, and `{uri}` is elsewhere"
-            faults.append(Fault(message, key=key, hint="as in s3://BUCKET/x"))
-    if faults:
-        raise ConfigError(faults)
+            yield Fault(message, key=key, hint="as in s3://BUCKET/x")
 
 
 def _output(config: JobConfig) -> str | None:

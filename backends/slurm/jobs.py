@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import JobRef, LogPage, agent_pages, agent_state
+from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
@@ -73,9 +73,7 @@ def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> 
     return replace(told, **times, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
 
 
-def logs(
-    fleet: Fleet, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
+def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
     """Return the lines after the cursor from all nodes, in one call; `now` makes no difference.
 
     Raises UnreachableError.
@@ -99,9 +97,7 @@ def logs(
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
 
-def logs_from(
-    fleet: Fleet, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-) -> dict[str, Any]:
+def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor:
     """Return a cursor before each file's last lines, or before the lines written since the time."""
     login, handle = _at(fleet, ref)
     asked = {

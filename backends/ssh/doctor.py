@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cloudtrain.launcher.backend import Check, HostUse, Request
@@ -44,7 +44,7 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
     return rows
 
 
-def _uses(host: str, reply: dict[str, Any]) -> list[HostUse]:
+def _uses(host: str, reply: dict[str, Any]) -> Iterator[HostUse]:
     held = {holder["name"]: holder for holder in reply["holders"] or ()}
     busy = {process["gpu"]: process for process in reply["gpu_processes"] or ()}
     gpus = reply["gpus"] or {"gpus": [], "fault": None}
@@ -53,22 +53,18 @@ def _uses(host: str, reply: dict[str, Any]) -> list[HostUse]:
         for gpu in gpus["gpus"]
         for number, unit in enumerate(gpu["slices"] if gpu["mig"] else [gpu["uuid"]])
     ] or [("machine", "-", "")]
-    rows = []
     for unit, label, model in units:
         if holder := held.get(unit):
-            rows.append(
-                HostUse(host, label, model, "held", holder.get("user"), holder.get("job"), holder.get("since_s"))
-            )
+            yield HostUse(host, label, model, "held", holder.get("user"), holder.get("job"), holder.get("since_s"))
         elif process := busy.get(unit):
-            rows.append(HostUse(host, label, model, "busy", process["owner"], f"{process['name']} ({process['pid']})"))
+            yield HostUse(host, label, model, "busy", process["owner"], f"{process['name']} ({process['pid']})")
         else:
-            rows.append(HostUse(host, label, model, "free"))
+            yield HostUse(host, label, model, "free")
     for place, ticket in enumerate(reply.get("waiting") or (), 1):
         who, times = (ticket["user"], ticket["job"], ticket["time_s"]), ticket["start_s"]
-        rows.append(HostUse(host, f"line {place}", f"{ticket['locks']} wanted", "waits", *who, start_s=times))
+        yield HostUse(host, f"line {place}", f"{ticket['locks']} wanted", "waits", *who, start_s=times)
     if gpus["fault"]:
-        rows.append(HostUse(host, "-", "", "broken", detail=gpus["fault"]["text"]))
-    return rows
+        yield HostUse(host, "-", "", "broken", detail=gpus["fault"]["text"])
 
 
 def _own_ssh() -> Check:

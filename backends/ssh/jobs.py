@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import JobRef, LogPage, SavedFiles, agent_pages, agent_state
+from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, SavedFiles, agent_pages, agent_state
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.text.terminal import say
@@ -39,9 +39,7 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     return found
 
 
-def logs(
-    fleet: Fleet, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
+def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
     """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
     handle = SshRef.load(ref)
     count, size = len(handle.nodes), handle.nproc_per_node
@@ -71,9 +69,7 @@ def logs(
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
 
-def logs_from(
-    fleet: Fleet, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-) -> dict[str, Any] | None:
+def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
     """Return a cursor before each file's last lines, or before the lines written since the time.
 
     Raises UnreachableError, also if a single host cannot be reached: its lines must not be skipped.
@@ -88,9 +84,7 @@ def logs_from(
         calls[host] = Call("verbs.near_end", {**named, **asked})
     cursor = {}
     for node, answer in zip(wanted, fleet.ask(calls).values(), strict=True):
-        if answer.error is not None:
-            raise answer.error
-        cursor.update({f"{node}/{name}": offset for name, offset in answer.reply["offsets"].items()})
+        cursor.update({f"{node}/{name}": offset for name, offset in answer.required().reply["offsets"].items()})
     return cursor
 
 

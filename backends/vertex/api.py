@@ -92,12 +92,10 @@ class GoogleLogin:
         """Return the credentials, found once. Raises ConfigError without the library, GoogleError."""
         found = self._found  # another thread may drop the credentials meanwhile
         if found is None:
-            try:
+            with edge.importing(not_installed):
                 import google.auth
                 from google.auth import exceptions
                 from google.oauth2.credentials import Credentials
-            except ImportError as error:
-                raise not_installed(error) from error
             # requests would replace the token by a line of ~/.netrc.
             os.environ["NETRC"] = os.devnull
             try:
@@ -133,11 +131,9 @@ class GoogleLogin:
     @contextlib.contextmanager
     def _refreshing(self) -> Iterator[Any]:
         """Yield the transport for tokens; raise google-auth's errors as GoogleError."""
-        try:
+        with edge.importing(not_installed):
             from google.auth import exceptions
             from google.auth.transport.requests import Request
-        except ImportError as error:
-            raise not_installed(error) from error
         self._transport = self._transport or Request()
         try:
             yield self._transport

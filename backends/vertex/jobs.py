@@ -22,13 +22,14 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.retries import tries
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
 from ..cloud import found_attempt
+from ..edge import importing
 from ..http import object_in
 from . import api, files, status
 from .api import Google, GoogleError, VertexAccess
@@ -172,9 +173,7 @@ def state(google: LogReader, ref: JobRef) -> State:
     return replace(outcome, url=handle.url)
 
 
-def lines(
-    google: LogReader, ref: JobRef, cursor: dict[str, Any] | None, nodes: frozenset[int] | None, *, now: bool
-) -> LogPage:
+def lines(google: LogReader, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:
     """Return the nodes' lines after the cursor, of all nodes if `nodes` is None; with `now`, the reader leaves then."""
     handle = VertexRef.load(ref)
     access, is_over = VertexAccess.of(handle, google), handle.name in google.over
@@ -404,13 +403,11 @@ def create_once(access: VertexAccess, body: dict[str, Any], begins: Callable[[],
     The client takes half a second and more of processor time to import. Its calls have neither a time limit nor retries
     by default. `begins` is called directly before the request.
     """
-    try:
+    with importing(api.not_installed):
         from google.api_core import exceptions
         from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
         from google.cloud.aiplatform_v1.types import CustomJob
         from google.protobuf import json_format
-    except ImportError as error:
-        raise api.not_installed(error) from error
     try:
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:

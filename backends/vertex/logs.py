@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudtrain.launcher.backend import LogPage
+from cloudtrain.launcher.backend import Chosen, Cursor, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
@@ -55,11 +55,11 @@ class _LogQuestion(NamedTuple):
     access: VertexAccess
     job: str
     wanted: frozenset[int]
-    narrowed: frozenset[int] | None
+    narrowed: Chosen
     home: Path
 
     @property
-    def key(self) -> tuple[str, frozenset[int] | None]:
+    def key(self) -> tuple[str, Chosen]:
         """The job with its nodes."""
         return self.job, self.narrowed
 
@@ -75,15 +75,15 @@ class LogReader(Google):
         self.over: set[str] = set()
         self._feeds: dict[str, list[EntryFeed]] = {}
         self._quotas: dict[tuple[Path, str], LogQuota] = {}
-        self._listed_s: dict[tuple[str, frozenset[int] | None], float] = {}
+        self._listed_s: dict[tuple[str, Chosen], float] = {}
 
     def page(
         self,
         access: VertexAccess,
         job: str,
         nodes: int,
-        cursor: dict[str, Any] | None,
-        only: frozenset[int] | None,
+        cursor: Cursor | None,
+        only: Chosen,
         home: Path,
         *,
         is_passing: bool,
@@ -187,7 +187,7 @@ class LogReader(Google):
         return self._quotas.setdefault(key, LogQuota(*key))
 
 
-def _has_nodes(feed: EntryFeed, nodes: frozenset[int] | None) -> bool:
+def _has_nodes(feed: EntryFeed, nodes: Chosen) -> bool:
     return feed.nodes is None or (nodes is not None and feed.nodes >= nodes)
 
 
@@ -245,9 +245,7 @@ def _read(text: str) -> list[float]:
 class EntryFeed:
     """The feed of one job, or of some of its nodes."""
 
-    def __init__(
-        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, quota: LogQuota
-    ) -> None:
+    def __init__(self, access: VertexAccess, job: str, nodes: Chosen, since_s: float, quota: LogQuota) -> None:
         self.number = f"{time.time_ns():x}-{next(_numbers)}"
         self.nodes = nodes
         self.since_s = since_s  # the feed has all entries from this time on
@@ -342,7 +340,7 @@ class EntryFeed:
             self._keys = {key: at for key, at in self._keys.items() if at > self._high_s - 2 * WIDE_S}
 
 
-def query_of(job: str, nodes: frozenset[int] | None) -> str:
+def query_of(job: str, nodes: Chosen) -> str:
     """Return the filter for a job's entries, of all replicas or of some nodes."""
     text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
     return text if nodes is None else f"{text} AND {of_nodes(nodes)}"

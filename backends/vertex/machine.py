@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
@@ -190,8 +190,7 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
         message = f"`{block.prefix}` is not a safe folder name"
         faults.append(Fault(message, key="vertex.prefix", hint="letters, digits and . _ - / as in teams/vision"))
     faults += _endpoint_faults(block.endpoints)
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     return VertexLocation(str(project), str(location), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
 
 

@@ -29,7 +29,7 @@ from cloudtrain.entrypoints.contract import (
 )
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.errors import ConfigError, Fault, require_all
+from cloudtrain.launcher.errors import Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
@@ -76,13 +76,13 @@ _RETRIES = ("jobSpec", "scheduling", "disableRetries")
 
 def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
-    require_all(lambda: place_of(config), lambda: kind_of(config), lambda: _require_possible(config, choose(config)))
+    require_all(lambda: place_of(config), lambda: kind_of(config), lambda: refuse(_impossible(config, choose(config))))
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     place, choice, kind = place_of(config), choose(config), kind_of(config)
-    _require_possible(config, choice)
+    refuse(_impossible(config, choice))
     name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
     order_uri, code_uri = f"{home}/attempt-{attempt}/{ORDER}", f"{place.root}/code/{bundle_sha256}/{BUNDLE}"
     checkpoints = config.checkpoint.uri or config.checkpoint.mirror or f"{place.root}/checkpoints"
@@ -114,7 +114,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     }
     planned = render.render_yaml("vertex/job.yml", job=job, machine=choice, block=block_of(config))
     body, changes = render.overlaid(planned, block_of(config).raw)
-    _require_as_planned(planned, body, has_price=plan.price_micro is not None)
+    refuse(_unplanned(planned, body, has_price=plan.price_micro is not None))
     sending = VertexSending(
         project=place.project,
         location=place.location,
@@ -304,27 +304,25 @@ def _files(body: dict[str, Any], sending: VertexSending) -> dict[str, str]:
     }
 
 
-def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
-    """Raise ConfigError if `raw` changes a planned value, or a field that the job needs.
+def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> Iterator[Fault]:
+    """Yield a fault if `raw` changes a planned value, or a field that the job needs.
 
     A price does not count pools that the user has added after ours.
     """
     guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget assumes a single start
-    faults = list(render.changed(planned, body, _PLANNED | guarded, "vertex.raw"))
+    yield from render.changed(planned, body, _PLANNED | guarded, "vertex.raw")
     ours, theirs = (render.at(whole, ("jobSpec", "workerPoolSpecs")) for whole in (planned, body))
     kept = theirs[: len(ours)] if isinstance(theirs, list) else []
     if [_planned_of(pool) for pool in kept] != [_planned_of(pool) for pool in ours]:
         message = "`raw` changes the machines, their number, disks or tasks, and so the plan no longer fits"
         hint = "set resources and image instead; a list in `raw` replaces the whole list"
-        faults.append(Fault(message, key="vertex.raw", hint=hint))
+        yield Fault(message, key="vertex.raw", hint=hint)
     elif has_price and len(theirs) > len(ours):
         message = "`raw` adds machines, which the price and every budget leave out"
         hint = "leave vertex.raw.jobSpec.workerPoolSpecs as they are, and set resources.instances"
-        faults.append(Fault(message, key="vertex.raw", hint=hint))
+        yield Fault(message, key="vertex.raw", hint=hint)
     if any(render.at(body, ("labels", key)) != value for key, value in planned["labels"].items() if key == RUN_LABEL):
-        faults.append(Fault(f"`raw` takes away the label {RUN_LABEL}", key="vertex.raw", hint="leave it"))
-    if faults:
-        raise ConfigError(faults)
+        yield Fault(f"`raw` takes away the label {RUN_LABEL}", key="vertex.raw", hint="leave it")
 
 
 def _planned_of(pool: Any) -> Any:
@@ -339,19 +337,17 @@ def _planned_of(pool: Any) -> Any:
     return [pool.get("replicaCount"), machine, pool.get("diskSpec"), *runs]
 
 
-def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
-    """Raise ConfigError for settings that a replica on Vertex AI does not support."""
-    faults = [*_unreachable(config), *_unfit_image(config), *unsupported(config, "Vertex AI")]
+def _impossible(config: JobConfig, choice: MachineChoice) -> Iterator[Fault]:
+    """Yield a fault for each setting that a replica on Vertex AI does not support."""
+    yield from [*_unreachable(config), *_unfit_image(config), *unsupported(config, "Vertex AI")]
     if config.checkpoint.uri and config.checkpoint.mirror:
         hint = "a replica has no shared disk, so the mirror is the place itself: keep one of the two"
         message = "on Vertex AI `checkpoint.uri` and `checkpoint.mirror` are the same thing"
-        faults.append(Fault(message, key="checkpoint.mirror", hint=hint))
+        yield Fault(message, key="checkpoint.mirror", hint=hint)
     if choice.accelerator is not None and not choice.accelerator.startswith("NVIDIA"):
         message = f"torch's DDP and FSDP do not run on {choice.accelerator}"
         hint = f"choose GPUs; known as of {machine_types.AS_OF}: L4 to B200"
-        faults.append(Fault(message, key="resources", hint=hint))
-    if faults:
-        raise ConfigError(faults)
+        yield Fault(message, key="resources", hint=hint)
 
 
 def _unreachable(config: JobConfig) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from .. import processes
 from . import gpulocks
 
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms; so does subprocess
@@ -83,18 +84,7 @@ def _tool() -> str | None:
 
 
 def _run(command: str, *args: str) -> subprocess.CompletedProcess[str]:
-    import subprocess
-
-    return subprocess.run(
-        [command, *args],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=PATIENCE_S,
-        env={**os.environ, "LC_ALL": "C"},
-        check=False,
-    )
+    return processes.completed([command, *args], PATIENCE_S, env={**os.environ, "LC_ALL": "C"})
 
 
 def _without_tool(devices: Path, bus: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ ticket's start, by the caps of both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -146,16 +146,13 @@ def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> lis
         if any(each.key < ticket.key for each in line.tickets):
             return []
         lacking = ticket.needs[line.host] - (len(line.units) - len(_held(line)))
-        may_go = [each for each in _held(line) if _may_go(each, ticket, now_s)]
+        below = [each for each in _held(line) if _is_below(each, ticket)]
+        may_go = [each for each in below if each.root is not None and each.spared_until_s <= now_s]
         chosen = sorted(may_go, key=lambda each: (each.priority, each.job, each.name))[: max(0, lacking)]
         if len(chosen) < lacking:
             return []
         found += chosen
     return found
-
-
-def _may_go(held: Holding, ticket: QueueTicket, now_s: float) -> bool:
-    return _is_below(held, ticket) and held.root is not None and held.spared_until_s <= now_s
 
 
 def _is_below(held: Holding, ticket: QueueTicket) -> bool:
@@ -187,19 +184,18 @@ def _in_use(line: HostLine, now_s: float) -> list[_Span]:
     return [(float("-inf"), until_s if until_s > now_s else now_s + OVERDUE_S, 1) for until_s in known]
 
 
-def _promised(ticket: QueueTicket, line: HostLine, now_s: float) -> list[_Span]:
-    """Return the locks that earlier tickets need; a ticket without a current start blocks all later tickets.
+def _promised(ticket: QueueTicket, line: HostLine, now_s: float) -> Iterator[_Span]:
+    """Yield the locks that earlier tickets need; a ticket without a current start blocks all later tickets.
 
     A start is not current if a lock has been released since: the earlier job may be able to start at once.
     """
-    found, held = [], set(line.holders)
+    held = set(line.holders)
     for each in line.tickets:
         if each.key < ticket.key:
             is_current = each.start_s is not None and held.issuperset(each.held)
             start_s = max(each.start_s or now_s, now_s) if is_current else now_s
             until_s = start_s + each.cap_s if is_current else float("inf")
-            found.append((start_s, until_s, each.needs.get(line.host, 0)))
-    return found
+            yield start_s, until_s, each.needs.get(line.host, 0)
 
 
 def _fits(spans: Sequence[_Span], room: int, start_s: float, end_s: float) -> bool:

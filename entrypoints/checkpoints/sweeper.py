@@ -18,24 +18,21 @@ SWEEP_S = 20.0
 _OURS = re.compile(r"(step-(\d{8,}))(\.tmp)?/")
 
 
-class Sweeper:
+class Sweeper(threading.Thread):
     """A thread of node 0 that sweeps every SWEEP_S, for a job of the shared trainer; a failure is tried again."""
 
     def __init__(self, folder: Path, uri: str) -> None:
+        super().__init__(name="sweeper", daemon=True)
         self._folder = folder
         self._uri = uri
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def finish(self) -> None:
         """Begin no further round; a round under way is not waited for."""
         self._is_over.set()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Sweep until `finish`."""
         try:
             store = open_store(self._uri)
         except StoreError as error:  # the image lacks the store's library

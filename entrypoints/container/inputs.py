@@ -141,28 +141,25 @@ def _seconds(path: Path, job: str, attempt: int) -> float:
     return float(record["used_s"]) if is_known else 0.0
 
 
-class Note:
+class Note(threading.Thread):
     """A thread of node 0 that keeps the note up to date."""
 
     def __init__(self, folder: Path, job: str, attempt: int, before_s: float, kept_in: str | None = None) -> None:
+        super().__init__(name="used time", daemon=True)
         self._path = folder / NAME
         self._kept_in = kept_in
         self._store: Store | None = None
         self._record: dict[str, Any] = {"job": job, "attempt": attempt}
         self._begin_s = time.monotonic() - before_s
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="used time", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def finish(self) -> None:
         """Write the note a last time, and end the thread."""
         self._is_over.set()
-        self._thread.join(FINISH_S)
+        self.join(FINISH_S)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write the note every EVERY_S, and at the end."""
         while not self._is_over.wait(EVERY_S):
             self._write()
         self._write()

@@ -35,10 +35,11 @@ _LEVEL_IN = 80  # characters from the line's beginning: a later level is part of
 _SEVERITIES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
-class LogRelay:
+class LogRelay(threading.Thread):
     """A thread that relays log lines, from `start` to `finish`."""
 
     def __init__(self, folder: Path, out: int = 1, *, form: Form = "plain") -> None:
+        super().__init__(name="pump", daemon=True)
         self._folder = folder
         self._out = out
         self._form = form
@@ -47,23 +48,19 @@ class LogRelay:
         self._offsets: dict[Path, int] = {}
         self._given: dict[Path, int] = {}  # end of the freed disk space in each file
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
-
-    def start(self) -> None:
-        """Start to copy existing and new lines."""
-        self._thread.start()
 
     def finish(self) -> None:
         """Copy the rest, including last lines without a newline, and return."""
         self._is_over.set()
-        self._thread.join()
+        self.join()
 
     def write(self, text: str) -> None:
         """Write a line of the node itself, without a file; not between `start` and `finish`."""
         with contextlib.suppress(OSError):  # standard output has no reader
             _write(self._out, self._formed("", [text.encode(errors="replace")]))
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Copy existing and new lines."""
         with contextlib.suppress(OSError):  # standard output has no reader: the job continues
             while not self._is_over.wait(LOOK_S):
                 self._copy(is_last=False)

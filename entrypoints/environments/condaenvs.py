@@ -8,9 +8,10 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from .. import atomic_json
+from .. import atomic_json, processes
 from ..contract import PreparedEnvironment
 from ..errors import Refused
 from . import interpreter
@@ -86,16 +87,14 @@ def _roots() -> list[Path]:
     return [*roots, *map(Path, SYSTEM_ROOTS)]
 
 
-def _listed_by_conda() -> list[Path]:
+def _listed_by_conda() -> Iterator[Path]:
     tool = os.environ.get("CONDA_EXE") or shutil.which("conda") or shutil.which("mamba") or shutil.which("micromamba")
     tools = [tool] if tool else [str(root / "bin/conda") for root in _roots() if (root / "bin/conda").exists()]
-    found = []
     for path in tools:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
             command = [path, *(("env", "list") if "micromamba" in path else ("info",)), "--json"]
-            done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
-            found += [Path(prefix) for prefix in json.loads(done.stdout)["envs"]]
-    return found
+            answer = json.loads(processes.completed(command, PATIENCE_S).stdout)
+            yield from [Path(prefix) for prefix in answer["envs"]]
 
 
 def _is_prefix(folder: Path) -> bool:

@@ -223,9 +223,9 @@ def remove(container: Container, *names: str) -> str | None:
     gone, said = ["--ignore"] if container.kind == "podman" else [], "no answer"
     while (left_s := end_s - time.monotonic()) > 0:
         try:
-            done = _ask([container.client, "rm", "--force", *gone, *names], left_s)
+            done = processes.completed([container.client, "rm", "--force", *gone, *names], left_s)
             said = done.stderr.strip().rpartition("\n")[2] or said
-            there = _ask([container.client, "ps", "--all", "--format={{.Names}}"], max(1.0, left_s))
+            there = processes.completed([container.client, "ps", "--all", "--format={{.Names}}"], max(1.0, left_s))
             if there.returncode == 0 and not set(names) & set(there.stdout.replace(",", "\n").split()):
                 return None
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -256,17 +256,13 @@ def sweep(folder: Path) -> str | None:
     container = Container(**noted["container"])
     filters = [f"--filter=label={key}={value}" for key, value in noted["labels"].items()]
     try:
-        done = _ask([container.client, "ps", "--all", *filters, "--format={{.Names}}"], PATIENCE_S)
+        done = processes.completed([container.client, "ps", "--all", *filters, "--format={{.Names}}"], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{container.client} gives no answer: {error}"
     if done.returncode:
         return f"{container.client} ps: {done.stderr.strip()}"
     names = done.stdout.split()
     return remove(container, *names) if names else None
-
-
-def _ask(argv: Sequence[str], patience_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=patience_s, stdin=subprocess.DEVNULL)
 
 
 def _user(container: Container) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from .. import processes
 from ..contract import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from . import builds, dockerrun, interpreter
@@ -77,7 +78,7 @@ def _ask(container: Container, arguments: list[str]) -> str:
     argv = [container.client, *arguments]
     tool = Path(container.client).name
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL)
+        done = processes.completed(argv, ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"{tool} gives no answer: {error}; see whether `{tool} info` works on this host") from error
     # `docker info` prints its template's result, and exits 0, without a daemon (before 23.0).
@@ -92,7 +93,7 @@ def _pull(spec: EnvironmentSpec, container: Container) -> str:
     def is_there() -> bool:
         argv = [container.client, "image", "inspect", container.image]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return subprocess.run(argv, capture_output=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL).returncode == 0
+            return processes.completed(argv, ANSWER_S).returncode == 0
         return False
 
     if is_there():
@@ -130,7 +131,7 @@ def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter
     program = ["-I", "-c", interpreter.ASK + WRITE, str(witness)]
     argv = dockerrun.container_argv(container, trial, [], {"HOME": container.home}, program)
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_S, stdin=subprocess.DEVNULL)
+        done = processes.completed(argv, TRIAL_S)
         if done.returncode in (125, 126, 127):
             why = dockerrun.explain(container, done.stderr)
             raise Refused(f"{tool} cannot start {container.python} in {container.image}: {why}")

@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import processes
 from ..errors import Refused
 from ..records import Record
 
@@ -66,9 +67,7 @@ def find(python: str) -> Interpreter:
 def probe(path: str) -> Interpreter:
     """Ask the interpreter for its properties. Raises Refused if the interpreter does not run, or is too old."""
     try:
-        done = subprocess.run(
-            [path, "-I", "-c", ASK], capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
-        )
+        done = processes.completed([path, "-I", "-c", ASK], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"{path} does not run: {error}; set `python` to another interpreter") from error
     return from_answer(done.stdout, done.stderr, path)

@@ -150,17 +150,8 @@ def interpreter(python: str, umask: int, patience_s: float) -> dict[str, Any]:
         why = "may not be run" if wanted.exists() else "is not there"
         return {"error": f"{python} {why}"}
     try:
-        done = subprocess.run(
-            [command, "-c", _LOOK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=patience_s,
-            cwd="/",  # modules in the current folder are not modules that the job would import
-            umask=umask,
-            check=False,
-        )
+        # Modules in the current folder are not modules that the job would import.
+        done = processes.completed([command, "-c", _LOOK], patience_s, cwd="/", umask=umask)
     except OSError as error:
         return {"error": f"{python} does not start: {error.strerror}"}
     except subprocess.TimeoutExpired:

@@ -63,16 +63,7 @@ def run(*, argv: list[str]) -> dict[str, Any]:
     else:
         environ["SLURM_TIME_FORMAT"] = "%s"  # times in unix seconds
     try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=RUN_S,
-            check=False,
-        )
+        done = processes.completed(command, RUN_S, env=environ)
     except subprocess.TimeoutExpired:
         return {"code": 124, "stdout": "", "stderr": f"{argv[0]}: timed out after {RUN_S:.0f} s"}
     return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
@@ -333,13 +324,7 @@ def _program(name: str) -> str:
     """Return the program's path. A site may name Slurm's folder only in the start-up files of a login shell."""
     if found := shutil.which(name):
         return found
-    told = subprocess.run(
-        ["bash", "-lc", f"command -v {shlex.quote(name)}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = processes.completed(["bash", "-lc", f"command -v {shlex.quote(name)}"])
     lines = told.stdout.split()
     if not lines or not lines[-1].startswith("/"):
         raise Refused(f"there is no `{name}` here: is this a login node of a Slurm cluster?")

@@ -36,10 +36,11 @@ def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     return None if spec.job.notices is None or spec.node != 0 else NodeNotifier(spec, spec.job.notices, began_s)
 
 
-class NodeNotifier:
+class NodeNotifier(threading.Thread):
     """The thread that notifies. `began_s`: the agent's start, in unix seconds."""
 
     def __init__(self, spec: AgentSpec, settings: NoticeSettings, began_s: float) -> None:
+        super().__init__(name="notices", daemon=True)
         self._spec = spec
         self._settings = settings
         self._began_s = began_s
@@ -60,7 +61,6 @@ class NodeNotifier:
         self._end_s = 0.0
         self._wall_s = time.time() - time.monotonic()  # measured once: the wall clock may be set meanwhile
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
 
     def count_earlier(self, used_s: float) -> None:
         """Count the time that the job has used before this start; its limits include the time. Call before `start`."""
@@ -71,10 +71,6 @@ class NodeNotifier:
             max_duration_s=spec.max_duration_s - used_s,
             deadline_s=spec.deadline_s - used_s,
         )
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def end(self, verdict: ExitReport) -> None:
         """Start to notify how the job has ended; return at once."""
@@ -87,14 +83,15 @@ class NodeNotifier:
 
     def finish(self) -> None:
         """Return after the last notification, at most EXIT_S after `end`."""
-        self._thread.join(max(0.0, self._end_s - time.monotonic()))
+        self.join(max(0.0, self._end_s - time.monotonic()))
 
     def due(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
         """Return the notifications that are due while the job runs, or after its end, also those already sent."""
         facts = self._facts(progress, now_s)
         return [notice for notice in rules.standing(facts, now_s, "job") if notice.event in rules.JOB_EVENTS]
 
-    def _follow(self) -> None:
+    def run(self) -> None:
+        """Send the due notifications, until the end was notified."""
         every_s = max(0.2, min(EVERY_S, self._spec.max_duration_s / 100))
         again_s: float | None = None
         while not self._is_over.wait(min(every_s, again_s or every_s)):

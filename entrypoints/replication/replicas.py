@@ -27,7 +27,7 @@ _ROOM = "/room"  # no entry can have this name
 Source = Callable[[], "tuple[str, int] | None"]
 
 
-class Replicas:
+class Replicas(threading.Thread):
     """The thread that copies, from `start` to `finish`."""
 
     def __init__(self, folder: Path, source: Source, token: str, note: Path) -> None:
@@ -35,28 +35,25 @@ class Replicas:
 
         `note` is the file that lists the fetched entries (entries.py).
         """
+        super().__init__(name="replicas", daemon=True)
         self._folder, self._source, self._token = folder, source, token
         self.note = note
         self._is_shared: dict[tuple[str, int], bool] = {}
         self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when the fingerprint is the same
         self._looked_s = 0.0
         self._faults: dict[str, tuple[int, float]] = {}  # failing part -> faults in a row, time of the next try
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._is_over = threading.Event()
 
     def finish(self) -> None:
         """Stop at once, also in the middle of a copy; the copy is then absent."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(END_S)
+        self._is_over.set()
+        if self.is_alive():
+            self.join(END_S)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Copy until `finish`, or until the copies are halted."""
         last = None
-        while not self._stop.is_set():
+        while not self._is_over.is_set():
             wait_s = EVERY_S
             try:
                 source = self._source()
@@ -69,16 +66,16 @@ class Replicas:
                 return
             except Exception as error:  # any kind of error: training continues, and a later round tries again
                 self._fail("", str(error) if isinstance(error, (copies.CopyError, OSError)) else repr(error))
-            self._stop.wait(wait_s)
+            self._is_over.wait(wait_s)
 
     def _round(self, source: tuple[str, int]) -> bool:
         """Remove superseded entries, and fetch one missing entry; return whether to list the entries again at once."""
         begin_s = time.monotonic()
         if source not in self._is_shared:
-            self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._stop)
+            self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._is_over)
         if self._is_shared[source]:
             return False
-        there = copies.entries(*source, self._token, stop=self._stop)
+        there = copies.entries(*source, self._token, stop=self._is_over)
         here = {entry.name: entry for entry in listing.list_entries(self._folder)}
         self._recover("")
         self._looked_s = time.monotonic() - begin_s
@@ -103,7 +100,7 @@ class Replicas:
             self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it stays unchanged")
             return False
         try:
-            copies.fetch(*source, self._token, name, self._folder, note=self.note, stop=self._stop)
+            copies.fetch(*source, self._token, name, self._folder, note=self.note, stop=self._is_over)
         except copies.Gone:
             return False
         except copies.Halted:

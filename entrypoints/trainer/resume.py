@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -332,7 +333,7 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
     is_whole = reader.is_seen_by_all and len(there) == job.place.ranks  # all ranks' states, or no rank's state
     if is_same and is_whole:
         job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
-    return _notes(job, reader, has_own=is_same and is_whole)
+    return list(_notes(job, reader, has_own=is_same and is_whole))
 
 
 def all_shapes(job: TrainingJob, live: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -342,18 +343,16 @@ def all_shapes(job: TrainingJob, live: dict[str, torch.Tensor]) -> dict[str, tup
     return {name: tuple(shape) for stage in stages for name, shape in stage.items()}
 
 
-def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> list[str]:
-    """Return the state of ranks that is not continued exactly; `has_own`: each rank has loaded its own state."""
+def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> Iterator[str]:
+    """Yield the state of ranks that is not continued exactly; `has_own`: each rank has loaded its own state."""
     is_local = facts_of(job.spec.training).averages_weights
     kinds = {parts[3] for name in reader.shapes if (parts := name.split("."))[::2][:2] == ["rank", "local"]}
-    notes = []
     if kinds and not (is_local and has_own):
         what = "weights" if "weight" in kinds else "optimizer states"
-        notes.append(f"the ranks had different {what}, and all ranks continue from the mean")
+        yield f"the ranks had different {what}, and all ranks continue from the mean"
     has_residuals = any(name.startswith("rank.") and name.split(".")[2] == "residual" for name in reader.shapes)
     if has_residuals and (not has_own or job.spec.training.compression not in SPARSE):
-        notes.append("the ranks' own state, residuals of compression, is dropped, and starts at zero")
-    return notes
+        yield "the ranks' own state, residuals of compression, is dropped, and starts at zero"
 
 
 def hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
+Cursor = dict[str, Any]  # a backend's own place in a log: JSON, opaque to all callers
+Chosen = frozenset[int] | None  # numbers of ranks or nodes; None: all
 
 
 class DamagedRecordError(CloudtrainError, ValueError):
@@ -239,7 +241,7 @@ class LogPage:
     """Lines, and the start of the next page."""
 
     lines: list[LogLine]
-    cursor: dict[str, Any]
+    cursor: Cursor
     """JSON, so that a reader can continue later."""
     is_clean: bool = True
     """The page has no lines, and every stream was read to its end since the last clean page."""
@@ -335,9 +337,7 @@ class Backend(Protocol):
     def state(self, ref: JobRef) -> State:
         """Return the platform's state of the job. Raises UnreachableError."""
 
-    def logs(
-        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-    ) -> LogPage:
+    def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor, at most a page, in each stream's own order.
 
         With `ranks` only the ranks' lines, without the nodes' own messages. `now`: no line is held back for earlier
@@ -463,9 +463,7 @@ class Priced(Protocol):
 class Seekable(Protocol):
     """A backend that finds the end of a long log without reading the lines before."""
 
-    def logs_from(
-        self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-    ) -> dict[str, Any] | None:
+    def logs_from(self, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
         """Return a cursor for `logs` before each stream's last `lines`, or before its lines since `since_s`.
 
         The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.

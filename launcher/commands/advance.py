@@ -6,7 +6,7 @@ import click
 
 from ..jobs.queue import advance_queue
 from ..store.registry import Registry
-from ..text.terminal import say
+from ..text.terminal import say_each
 from .options import examples
 
 
@@ -16,6 +16,5 @@ def command() -> int:
 
     Any number of calls may run at once: each job is sent once. For cron.
     """
-    for line in advance_queue(Registry()):
-        say(line)
+    say_each(advance_queue(Registry()))
     return 0

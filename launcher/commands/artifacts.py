@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.format import counted
 
 from ..errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
 from ..job import Job
-from ..text.terminal import print_json, print_lines, say
+from ..text.terminal import print_json, print_lines, say, say_each
 from .options import job_argument, json_option
 
 
@@ -76,6 +76,5 @@ def _fetched(job: Job, folder: Path) -> list[Path]:
             missing.append(error)
     if not files and missing:
         raise missing[0]
-    for each in missing:
-        say(f"nothing came from one of the two folders: {each.message}")
+    say_each(f"nothing came from one of the two folders: {each.message}" for each in missing)
     return files

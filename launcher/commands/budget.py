@@ -23,7 +23,7 @@ from ..store.budgets import MOST_OVERCOMMIT_PERCENT, LedgerBudget, Period, Stand
 from ..store.database import Database
 from ..store.registry import Registry
 from ..text.tables import width, wrapped
-from ..text.terminal import confirm, print_json, print_lines, say
+from ..text.terminal import confirm, print_json, print_lines, say, say_each
 from ..text.units import parse_money
 from .options import completes, json_option, yes_option
 
@@ -96,8 +96,7 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
     _say_others(database, place, project, period)
     if project and place is None:
-        for line in _unused(database, project):
-            say(line)
+        say_each(_unused(database, project))
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -133,8 +132,7 @@ def show(project: str | None, as_json: bool) -> None:
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
         if any(row.money.spent_micro for row in rows):
             say(budget_text.COUNTED)
-    for failure in failures:
-        say(failure)
+    say_each(failures)
 
 
 @command.command("remove", short_help="Remove a limit.")

@@ -16,7 +16,7 @@ from ..money import bill, period
 from ..store.budgets import month_of
 from ..store.registry import Registry
 from ..text.tables import csv_text, table, width
-from ..text.terminal import print_json, print_lines, print_text, say
+from ..text.terminal import print_json, print_lines, print_text, say, say_each
 from ..text.times import seconds
 from ..text.units import parse_duration
 from .options import completes, examples, json_option
@@ -90,8 +90,7 @@ def _print_trials(found: SweepCost) -> None:
     shown, notes = costs.lines(found)
     print_lines(table(*costs.cells(found, is_whole=False), columns=width()))
     print_text(shown)
-    for note in notes:
-        say(note)
+    say_each(notes)
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from ..text.terminal import print_json, print_lines, say
+from ..text.terminal import print_json, print_lines, say, say_each
 from .options import WholeNumber, completes, examples, json_option, named_job_argument, set_option, yes_option
 
 
@@ -59,12 +59,7 @@ def command(
     prepared = replace(prepare_other(registry, parent, config, update_code=update_code), settings=settings)
     if seen := evaluations.looks(evaluations.tests_of(registry, parent), split):
         say(f"{parent.id} was evaluated on {split} {seen} x before: a choice by these figures makes them too good")
-
-    def check() -> None:
-        for line in require_allowed(registry, prepared):
-            say(line)
-
-    if not approved(prepared, yes=yes, check=check):
+    if not approved(prepared, yes=yes, check=lambda: say_each(require_allowed(registry, prepared))):
         return 1
     child, _ = submit.send(registry, prepared)
     say(f"testing: {child.id}")
@@ -84,6 +79,5 @@ def command(
         return code
     print_lines(evaluations.lines(found[-1]))
     say(f"all figures: cloudtrain artifacts {child.id}, metrics-{split}.json")
-    for line in evaluations.headline(evaluations.tests_of(registry, parent)):
-        say(line)
+    say_each(evaluations.headline(evaluations.tests_of(registry, parent)))
     return code

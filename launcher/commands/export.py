@@ -13,7 +13,7 @@ import click
 
 from ..errors import UsageError
 from ..job import Job
-from ..text.terminal import print_json, print_lines, say
+from ..text.terminal import print_json, print_lines, say, say_each
 from .options import completes, examples, json_option
 
 _FORMS = "safetensors,pt2"
@@ -145,14 +145,12 @@ def _print(exported: dict[str, Any], notes: tuple[str, ...], *, as_json: bool) -
         print_json(exported)
         return 0
     check = exported["check"]
-    for form, reason in check["left_out"].items():
-        say(f"without {form}: {reason}")
+    say_each(f"without {form}: {reason}" for form, reason in check["left_out"].items())
     if check["passed"] is None:
         say(f"not checked: {check['why']}")
     for form, found in check["forms"].items():
         far = "" if found["same_bits"] else f", to {found['difference']:.1e} of the largest value"
         say(f"{form}: {'the same bits' if not far else 'the same results'} as the checkpoint's model{far}")
-    for note in notes:
-        say(note)
+    say_each(notes)
     print_lines([exported["place"]])
     return 0

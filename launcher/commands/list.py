@@ -12,7 +12,7 @@ from ..jobs import listing
 from ..jobs.view import JobView
 from ..store.registry import Registry
 from ..text.tables import hidden, table, width
-from ..text.terminal import json_line, print_lines, say, when, write
+from ..text.terminal import json_line, print_lines, say, say_each, when, write
 from ..text.units import as_usd
 from .options import WholeNumber, duration_s, examples, json_option
 
@@ -87,8 +87,7 @@ def command(
         _print(registry, shown, choice.limit)
     else:
         say(_none(registry, choice, active=active))
-    for job_id, fault in faults.items():
-        say(f"{job_id} is listed as it was last seen: {fault.message}")
+    say_each(f"{job_id} is listed as it was last seen: {fault.message}" for job_id, fault in faults.items())
 
 
 def _print_json(listed: listing.Listing, faults: dict[str, CloudtrainError]) -> None:
@@ -112,8 +111,7 @@ def _print(registry: Registry, listed: listing.Listing, limit: int | None) -> No
     rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
     print_lines(lines)
-    for note in hidden(HEAD, lines):
-        say(note)
+    say_each(hidden(HEAD, lines))
     if listed.active:
         _print_notes(listed.active)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def command(
     is_filtered = is_all or any((backend, accelerator, region, instance_type))
     if file is None and not is_filtered and _has_a_list(Path(DEFAULT_FILE)):
         file = Path(DEFAULT_FILE)
-    found = lines(wanted) if file is None else _of_config(file, wanted)
+    found = lines(wanted) if file is None else list(_of_config(file, wanted))
     if as_json:
         print_json({"prices": [line.dump() for line in found]})
     elif as_csv:
@@ -94,10 +95,9 @@ def _has_a_list(file: Path) -> bool:
         return False
 
 
-def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
-    """Return the prices of the config's machines; print a line for each backend without a price."""
+def _of_config(file: Path, wanted: PriceQuery) -> Iterator[PriceLine]:
+    """Yield the prices of the config's machines; print a line for each backend without a price."""
     lines(wanted)  # raises ConfigError for a damaged prices.csv, once instead of for each backend
-    found: list[PriceLine] = []
     for target in refreshing.targets(file, None):
         cloud = priced(target.name)
         try:
@@ -111,8 +111,7 @@ def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
         there = lines(replace(wanted, backend=target.name, region=region, instance_type=capacity.machine))
         if not any(line.rate is not None for line in there):
             say(f"{target.name}: {capacity.price_source}")
-        found += there
-    return found
+        yield from there
 
 
 def _require(backend: str | None, accelerator: str | None) -> None:

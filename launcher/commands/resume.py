@@ -14,7 +14,7 @@ from ..errors import BudgetError
 from ..job import Job
 from ..jobs.approval import approved
 from ..store.registry import Registry
-from ..text.terminal import confirm, is_terminal, print_json, say
+from ..text.terminal import confirm, is_terminal, print_json, say, say_each
 from ..text.units import format_money
 from .options import (
     WholeNumber,
@@ -144,8 +144,7 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
         print_json(data)
     else:
         click.echo(request.text, nl=False)
-    for line in [*prepared.lines(), "dry run: nothing was sent"]:
-        say(line)
+    say_each([*prepared.lines(), "dry run: nothing was sent"])
     return 0
 
 

@@ -8,7 +8,7 @@ from cloudtrain.entrypoints.format import counted
 
 from ..job import Job
 from ..store.registry import Registry
-from ..text.terminal import confirm, print_json, say
+from ..text.terminal import confirm, print_json, say, say_each
 from ..text.units import size
 from .options import completes, examples, json_option, yes_option
 
@@ -38,8 +38,7 @@ def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) ->
 
     remove.require_over(jobs)
     sizes = {job.id: remove.size_of(registry, job) for job in jobs}
-    for job in jobs:
-        say(f"{job.id}  {size(sizes[job.id])}")
+    say_each(f"{job.id}  {size(sizes[job.id])}" for job in jobs)
     freed = sum(sizes.values()) + (code := sum(remove.unused_bundles(registry, jobs).values()))
     if code:
         say(f"code that no other job uses  {size(code)}")

@@ -9,7 +9,7 @@ import click
 from ..errors import CloudtrainError, UnreachableError
 from ..job import Job
 from ..store.registry import Registry
-from ..text.terminal import confirm, say, when
+from ..text.terminal import confirm, say, say_each, when
 from .options import completes, json_option, yes_option
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     for each in asked:
         if each.verdict in ("asked", "forgotten") or (each.verdict == "ended" and as_json):
             show(registry, refresh(registry, registry.find(each.job.id)), as_json=as_json)
-    for other in errors[1:]:
-        say(f"error: {other}")
+    say_each(f"error: {other}" for other in errors[1:])
     if errors:
         raise errors[0]
     return 1 if any(each.verdict in ("unsent", "kept") for each in asked) else 0

@@ -17,7 +17,7 @@ from ..errors import NOTHING, ConfigError, UsageError
 from ..job import require_name
 from ..jobs.approval import approved, require_allowed
 from ..text.tables import labelled, width
-from ..text.terminal import print_json, say
+from ..text.terminal import print_json, say, say_each
 from .options import Overrides, config_options, examples, json_option, yes_option
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ def _send(
     def check() -> None:
         with overrides.placing():
             lines = require_allowed(registry, prepared, key=key, force=force)
-        for line in lines:
-            say(line)
+        say_each(lines)
 
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
@@ -188,8 +187,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from ..jobs import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
-        say(line)
+    say_each([*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)])
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
         planned = [offer.backend for offer in found if offer.prepared]
@@ -227,8 +225,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
     plans = compare.lines(found, width(sys.stderr) or compare.COLUMNS)
-    for line in ["", *plans, *compare.unlike(found), *compare.refused(found)]:
-        say(line)
+    say_each(["", *plans, *compare.unlike(found), *compare.refused(found)])
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]
         print_json([*shown, *missing])

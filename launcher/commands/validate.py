@@ -15,7 +15,7 @@ from ..errors import ConfigError, Fault, require_all
 from ..planning import secret_files
 from ..planning.prepare import few_averages, require_a_plan
 from ..planning.request_rules import notes_of
-from ..text.terminal import say
+from ..text.terminal import say_each
 from .options import Overrides, config_options, json_option
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
             warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
     for one in jobs:
         warnings += notes_of(backend.load(one.backend).capacity(one).unknown_region)
-    for line in warnings:
-        say(f"warning: {line}")
+    say_each(f"warning: {line}" for line in warnings)
     if as_json:
         click.echo(json.dumps({"ok": True, "file": str(file), "faults": [], "warnings": warnings}, indent=2))
         return 0

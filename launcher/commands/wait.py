@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..text.tables import labelled
-from ..text.terminal import print_json, say
+from ..text.terminal import print_json, say, say_each
 from .options import completes, duration_s, json_option
 
 
@@ -38,8 +38,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
         how_far = shown(view.progress)
         say(f"{job.id}  {outcome(job)}{f', {how_far}' if how_far else ''}")
         if error := job.attempt.state.error:
-            for line in labelled([("error", failure_lines(error)[0]), ("next", f"cloudtrain status {job.id}")]):
-                say(line)
+            say_each(labelled([("error", failure_lines(error)[0]), ("next", f"cloudtrain status {job.id}")]))
 
     try:
         return wait(registry, list(found.values()), timeout_s, report)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..backend_table import DEFAULT
-from ..errors import BudgetError, ConfigError, Fault, Place
+from ..errors import BudgetError, ConfigError, Fault, Place, refuse
 from . import codefiles, fields, rules, schema, schemafaults, yamlfile
 from .schema import JobConfig
 from .yamlfile import KeyPath, MappingEntry, YamlNode
@@ -116,8 +116,7 @@ def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]
     ]
     if not names:
         faults.append(Fault("no backend is named", "backend", node.place, hint))
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     return tuple(names)
 
 
@@ -295,7 +294,7 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
     try:
         return model.model_validate(data), []
     except ValidationError as exc:
-        return None, schemafaults.faults_of(exc, root)
+        return None, list(schemafaults.faults_of(exc, root))
 
 
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
@@ -353,13 +352,9 @@ def _model_and_data(root: YamlNode) -> tuple[type[JobConfig], dict[str, Any]]:
     args = yamlfile.find(root, ("args",))
     for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
         items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
-        texts = [item.text if _is_number(item) else item.data() for item in items]
+        texts = [item.text if type(item.value) in (int, float) else item.data() for item in items]
         data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
     return model, data
-
-
-def _is_number(node: YamlNode) -> bool:
-    return isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
 def _put(data: Any, path: KeyPath, value: str) -> None:

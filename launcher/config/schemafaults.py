@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,15 +35,13 @@ _WANTED = {
 }
 
 
-def faults_of(exc: ValidationError, root: YamlNode) -> list[Fault]:
-    """Return a fault for each validation error, except at values with an earlier fault (`Node.broken`)."""
-    faults = []
+def faults_of(exc: ValidationError, root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for each validation error, except at values with an earlier fault (`Node.broken`)."""
     for error in exc.errors(include_url=False, include_input=False):
         path: KeyPath = tuple(error["loc"])
         node = find(root, path)
         if node is None or not node.broken:
-            faults.append(_fault(dict(error), path, node, root))
-    return faults
+            yield _fault(dict(error), path, node, root)
 
 
 def dotted(path: KeyPath) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import most
 
-from ..text.terminal import confirm, say
+from ..text.terminal import confirm, say, say_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,7 @@ def approved(
     from ..advice import memory
 
     needed = memory.of_plan(prepared, measures=False) if before is None else None
-    for line in [*prepared.lines(before), *([memory.line(needed)] if needed else [])]:
-        say(line)
+    say_each([*prepared.lines(before), *([memory.line(needed)] if needed else [])])
     check()
     plan, budget = prepared.plan, prepared.config.budget
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):

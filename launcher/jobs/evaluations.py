@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,16 +109,14 @@ def failure(attempt: Attempt) -> list[str]:
     return [f"failed: {fault}"] if fault else []
 
 
-def headline(tests: Sequence[Tested]) -> list[str]:
-    """Return a line for the newest test of each split, with the number of looks."""
-    found = []
+def headline(tests: Sequence[Tested]) -> Iterator[str]:
+    """Yield a line for the newest test of each split, with the number of looks."""
     for split in dict.fromkeys(str(each.figures.get("split")) for each in tests):
         last = [each for each in tests if each.figures.get("split") == split][-1]
         step = "" if last.figures.get("step") is None else f", step {last.figures['step']}"
         seen = looks(tests, split)
         again = f"; evaluated on {split} {counted(seen, 'time')}" if seen > 1 else ""
-        found.append(f"{split}: {_words(last.figures)}{step} ({last.job_id}){again}")
-    return found
+        yield f"{split}: {_words(last.figures)}{step} ({last.job_id}){again}"
 
 
 def _words(figures: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from ..logs.view import View
 from ..notices.notifier import Notifier
 from ..store.registry import Registry
 from ..text.tables import labelled
-from ..text.terminal import aside, say
+from ..text.terminal import aside, say, say_each
 from . import retry, watch
 from .overview import as_lines
 from .poller import Pacing, Poller, Seen
@@ -63,14 +63,12 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
             say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
             return 130
         say(f"\nleft running: {job.id}")
-        for line in labelled([("come back", f"cloudtrain logs -f {job.id}"), ("stop it", f"cloudtrain stop {job.id}")]):
-            say(line)
+        say_each(labelled([("come back", f"cloudtrain logs -f {job.id}"), ("stop it", f"cloudtrain stop {job.id}")]))
         return 130
     finally:
         printer.clear()
     shown = read_view(registry, job)
-    for line in as_lines(shown, lacking=lacking_budgets(registry.database, shown)):
-        say(line)
+    say_each(as_lines(shown, lacking=lacking_budgets(registry.database, shown)))
     notifier.close()
     return exit_code(job.attempt.state)
 

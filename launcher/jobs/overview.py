@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from math import ceil
 from typing import Any
@@ -102,19 +102,18 @@ def _below(label: str, texts: Sequence[str]) -> Rows:
     return [("" if place else label, text) for place, text in enumerate(texts)]
 
 
-def _head(view: JobView) -> Rows:
+def _head(view: JobView) -> Iterator[tuple[str, str]]:
     job, attempt = view.job, view.job.attempt
-    rows = [("backend", view.place)]
+    yield "backend", view.place
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, view.now_s)
-        rows.append(("", f"does not answer, first {since}; this is what it said last"))
+        yield "", f"does not answer, first {since}; this is what it said last"
     if parent := lineage(job.config, attempt.progress):
-        rows.append(("parent", parent))
+        yield "parent", parent
     if attempt.ref is not None and not traits(job.backend).runs_here:
         number = f", job {attempt.platform_number}" if attempt.platform_number else ""
         url = f": {view.state.url}" if view.state.url else ""
-        rows.append(("there", f"{attempt.name}{number}, as {job.backend} knows it{url}"))
-    return rows
+        yield "there", f"{attempt.name}{number}, as {job.backend} knows it{url}"
 
 
 def _pending(view: JobView) -> Rows:
@@ -214,29 +213,27 @@ def _newest_checkpoint(view: JobView) -> Rows:
     return [("checkpoint", f"step {step}{age}{risk}")]
 
 
-def _money(view: JobView) -> Rows:
-    """Return time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
+def _money(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
     attempt, state, now_s = view.job.attempt, view.state, view.now_s
-    rows = Rows()
     if (took_s := view.took_s) is not None:
         last_run = "last run " if state.waits_again else ""
         ended = f", {last_run}ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
-        rows.append(("time", f"{span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}"))
+        yield "time", f"{span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}"
     if view.job.active:
-        rows.append(("spend", f"{view.spent}{_gpu_hours(view)}"))
+        yield "spend", f"{view.spent}{_gpu_hours(view)}"
         if view.money.deadline_at_s is not None and view.limit_times:
-            rows.append(("limit", view.limit_times))
+            yield "limit", view.limit_times
         if view.money.finish_at_s is not None and view.left_s is not None:
             cost = f" for {dollars(view.money.projected_micro)}" if view.money.projected_micro else ""
             finish = f"done at {clock(view.money.finish_at_s, now_s)}, in {span(view.left_s)},{cost}".rstrip(",")
-            rows += _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
+            yield from _below("outlook", [view.limit_first, f"it would be {finish}"] if view.limit_first else [finish])
     else:
         bought = unit_cost.in_words(unit_cost.achieved(view.attempts, now_s))
-        rows.append(("cost", f"{view.spent}{f' ({bought})' if bought else _gpu_hours(view)}"))
+        yield "cost", f"{view.spent}{f' ({bought})' if bought else _gpu_hours(view)}"
     if attempt.idle_usd:
-        rows.append(("idle", f"up to {most(ceil(attempt.idle_usd * 1e6))} more while its machines idle after it"))
-    return rows
+        yield "idle", f"up to {most(ceil(attempt.idle_usd * 1e6))} more while its machines idle after it"
 
 
 def _gpu_hours(view: JobView) -> str:

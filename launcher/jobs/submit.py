@@ -22,9 +22,9 @@ from ..errors import (
     BudgetError,
     CapacityError,
     CloudtrainError,
-    ConfigError,
     Fault,
     UnreachableError,
+    refuse,
 )
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
@@ -32,7 +32,7 @@ from ..money.conditional import ConditionalObject
 from ..planning.prepare import Prepared
 from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
-from ..text.terminal import say
+from ..text.terminal import say_each
 from . import adopt, listing, reserve
 from .refresh import refresh
 
@@ -168,8 +168,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
                 books = budget_preview.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
                 if is_first:
                     budget_preview.require_known_project(books)
-                for line in books.unknown():
-                    say(line)
+                say_each(books.unknown())
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
                 ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
             budgets.require_room(shared_ledger.accounts(book).standings(now_s, project), amount_micro, uri)
@@ -204,8 +203,7 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         raise
     held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
     own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])
-    for line in reserve.words(reserve.amount_of(attempt.plan), [*own, *shared]):
-        say(line)
+    say_each(reserve.words(reserve.amount_of(attempt.plan), [*own, *shared]))
 
 
 def _close(
@@ -272,17 +270,14 @@ def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) ->
     """Return the config without secrets for notifications that are not set here; print a note for each."""
     addresses = {name for entry in config.notify for name in carried_by(entry)}
     unknown = [name for name in config.secrets if name in addresses and name not in environ]
-    for name in unknown:
-        say(f"notify: {name} is not set here, so this attempt does not tell by itself (from_job)")
+    say_each(f"notify: {name} is not set here, so this attempt does not tell by itself (from_job)" for name in unknown)
     return config.model_copy(update={"secrets": tuple(name for name in config.secrets if name not in unknown)})
 
 
 def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    faults = [
+    refuse(
         Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
         for name in config.secrets
         if name not in environ
-    ]
-    if faults:
-        raise ConfigError(faults)
+    )
     return {name: environ[name] for name in config.secrets}

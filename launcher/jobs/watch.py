@@ -97,7 +97,7 @@ def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
     return job.active or (ended_s is not None and now_s - ended_s <= within_s)
 
 
-class Watcher:
+class Watcher(threading.Thread):
     """Polls the named jobs, or, without names, the jobs of `chosen`; call `close` at the end.
 
     In threads, `start` gets each job before its poll, and `show` each result. `step` gets a registry and, if changed,
@@ -118,6 +118,7 @@ class Watcher:
         is_seen: Callable[[], bool] = lambda: True,
         is_quiet: bool = False,
     ) -> None:
+        super().__init__(name="watcher", daemon=True)
         self._folder, self._names, self._show, self._tell, self._step = folder, names, show, tell, step
         self._is_seen, self._is_quiet = is_seen, is_quiet
         begin = refreshing if is_quiet else notifying(look)
@@ -126,11 +127,6 @@ class Watcher:
         self.logs = LogKeeper(folder)
         self._news = threading.Event()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Poll all jobs soon."""
@@ -142,12 +138,13 @@ class Watcher:
         self._is_closing = True
         self._news.set()
         end_s = time.monotonic() + wait_s
-        if self._thread.is_alive():  # else never started
-            self._thread.join(wait_s)
+        if self.is_alive():  # else never started
+            self.join(wait_s)
         self.poller.close(max(0.0, end_s - time.monotonic()))
         self.logs.close(max(0.0, end_s - time.monotonic()))
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Choose the jobs to poll, until `close`."""
         while not self._is_closing:
             try:
                 with closing(Registry(self._folder)) as registry:

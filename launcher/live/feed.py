@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ..backend import LogLine
+from ..backend import Chosen, LogLine
 from ..errors import in_words
 from ..job import Attempt, Job
 from ..jobs import stopping
@@ -162,7 +162,7 @@ class _Stop:
 class LogTail:
     """Starts to read at once; call `close` at the end. `ranks`: only lines of these ranks."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: frozenset[int] | None = None) -> None:
+    def __init__(self, folder: Path, job_id: str, ranks: Chosen = None) -> None:
         self.job_id = job_id
         self._folder, self._ranks = folder, ranks
         self._lines: deque[LogLine] = deque(maxlen=MOST)

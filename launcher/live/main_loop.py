@@ -15,7 +15,7 @@ from ..jobs.overview import as_line, as_lines
 from ..logs.view import parse_ranks
 from ..notices.notifier import MARK
 from ..text.charts import Signs, signs_of
-from ..text.terminal import print_text, say
+from ..text.terminal import print_text, say, say_each
 from . import jobview, tableview
 from .feed import JobFeed, LogTail
 from .model import Scene, TailShot
@@ -208,8 +208,7 @@ def _code_of(scene: Scene, is_named: bool) -> int:
 
 def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
     """Print the messages and the state of the jobs, after the picture has gone."""
-    for words in (*state.said, *stops):
-        say(words)
+    say_each((*state.said, *stops))
     scene = feed.scene(time.time())
     if state.choice.is_single and scene.jobs:
         print_text(as_lines(scene.jobs[0].view))

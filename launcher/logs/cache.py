@@ -22,7 +22,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import processes
 
-from ..backend import LogLine
+from ..backend import Cursor, LogLine
 from ..errors import ConfigError, UsageError
 from ..job import ACTIVE
 from ..store.database import Database
@@ -43,7 +43,7 @@ _LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[
 class CachePosition:
     """The committed part of a log."""
 
-    cursor: dict[str, Any] | None = None
+    cursor: Cursor | None = None
     """The backend's cursor after the lines."""
     held: tuple[LogLine, ...] = ()
     """Lines before the cursor that waited for earlier lines and are not in the file."""
@@ -116,7 +116,7 @@ class LogCacheWriter:
         self._safe_size = found.size  # a commit covers at most this length
 
     def add(
-        self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool
+        self, lines: Sequence[LogLine], cursor: Cursor | None, held: Sequence[LogLine], *, is_complete: bool
     ) -> None:
         """Append lines; the other arguments are the fields of CachePosition after these lines.
 

@@ -11,10 +11,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from .. import backend as backends
-from ..backend import LogLine, LogPage, Pace
+from ..backend import Cursor, LogLine, LogPage, Pace
 from ..errors import ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job
 from ..store.registry import Registry
@@ -58,7 +57,7 @@ class LogStream:
         self._replay: cache.Replay | None = None
         self._keeper: cache.LogCacheWriter | None = None
         self._place = cache.CachePosition()
-        self._cursor: dict[str, Any] | None = None
+        self._cursor: Cursor | None = None
         self._hold_back = HoldBack(0.0)
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
         self._end_detector: EndDetector | None = None

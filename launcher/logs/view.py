@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cloudtrain.entrypoints import events
 
-from ..backend import LogLine
+from ..backend import Chosen, LogLine
 from ..errors import UsageError
 from ..store.progress import finite
 from ..text import visible
@@ -28,7 +28,7 @@ _CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 class View:
     """The user's options."""
 
-    ranks: frozenset[int] | None = None
+    ranks: Chosen = None
     node: int | None = None
     grep: re.Pattern[str] | None = None
     since_s: float | None = None

@@ -29,7 +29,7 @@ from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.models.folder import CHECK, SUMS
 
 from ..backend import Bundle
-from ..errors import ConfigError, Fault
+from ..errors import ConfigError, Fault, refuse
 from . import secret_files
 
 if TYPE_CHECKING:
@@ -259,8 +259,7 @@ def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int
         message = f"the code folder holds {total / MB:.1f} MB, over the cap of {max_bytes / MB:.0f} MB: {listed}"
         hint = "put data under `inputs:`, exclude the files, or raise code.max_size_mb"
         faults.append(Fault(message, key="code.max_size_mb", hint=hint))
-    if faults:
-        raise ConfigError(faults)
+    refuse(faults)
     return sizes
 
 

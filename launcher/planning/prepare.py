@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
-from ..errors import BudgetError, ConfigError, Fault, require_all
+from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
 from . import machine_loss, plan_text, secret_files
@@ -77,16 +77,15 @@ def prepare(
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
-    if config.sweep is not None and shipped is None and (faults := plans.value_faults(config, plan)):
-        raise ConfigError(faults)
+    if config.sweep is not None and shipped is None:
+        refuse(plans.value_faults(config, plan))
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     checked = _checked(backend, config, plan, request)
-    if faults := [fault for fault in checked if not fault.is_warning]:
-        raise ConfigError(faults)
+    refuse(fault for fault in checked if not fault.is_warning)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
     noticed = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
@@ -110,11 +109,10 @@ def _require_request(config: JobConfig) -> None:
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)
-    if config.sweep is not None and (wrong := plans.value_faults(config, plan)):
-        raise ConfigError(wrong)
+    if config.sweep is not None:
+        refuse(plans.value_faults(config, plan))
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    if faults := [fault for fault in _checked(backend, config, plan, request) if not fault.is_warning]:
-        raise ConfigError(faults)
+    refuse(fault for fault in _checked(backend, config, plan, request) if not fault.is_warning)
 
 
 def _checked(backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request) -> list[Fault]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import ServedModel, ServingFiles
-from ..errors import ConfigError, Fault
+from ..errors import Fault, refuse
 from . import render, request_rules
 
 PORT = 8080
@@ -66,8 +66,7 @@ def rendered(
         bodies[name] = read(f"export/{vendor.backend}/{name}", model=model, port=PORT, **values)
         files[name] = written(bodies[name])
     faults = [fault for name, body in bodies.items() for fault in _faults(vendor, name, body)]
-    if errors := [fault for fault in faults if not fault.is_warning]:
-        raise ConfigError(errors)
+    refuse(fault for fault in faults if not fault.is_warning)
     image = {"packages": [*_torch(model.torch, gpus), *SERVER], "requirements": model.requirements, "port": PORT}
     files["Dockerfile"] = render.render_text("export/Dockerfile", place=place, **image)
     files["serve"] = render.render_text("export/serve", place=place)

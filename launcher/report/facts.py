@@ -50,78 +50,73 @@ def results(view: JobView, series: Series) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def headline(view: JobView, series: Series) -> list[tuple[str, str, str]]:
-    """Return the cards at the top: name, figure, and a line below."""
+def headline(view: JobView, series: Series) -> Iterator[tuple[str, str, str]]:
+    """Yield the cards at the top: name, figure, and a line below."""
     job, progress, state = view.job, view.progress, view.state
-    cards = []
     if _is_number(step := progress.get("step")):
         last = progress.get("max_steps")
         done = f"of {last:,}, {int(100 * step // last)} %" if isinstance(last, int) and last > 0 else ""
-        cards.append(("Steps", f"{step:,}", done))
+        yield "Steps", f"{step:,}", done
     if losses := _losses(series):
         least, at = min(losses, key=lambda each: each[0])
-        cards.append(("Loss", figure(losses[-1][0]), f"lowest {figure(least)}{_at(at)}"))
+        yield "Loss", figure(losses[-1][0]), f"lowest {figure(least)}{_at(at)}"
     elif progress.get("loss") is not None:
-        cards.append(("Loss", figure(progress["loss"]), ""))
+        yield "Loss", figure(progress["loss"]), ""
     for name, value in list((progress.get("metrics") or {}).items())[:3]:
         best = _best(name, job, series)
         title = "Loss, evaluated" if name == "loss" else name[:1].upper() + name[1:].replace("_", " ")
-        cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
+        yield title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""
     if (rate := _median(series, "samples_per_s")) is not None:
-        cards.append(("Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"))
+        yield "Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"
     if (sent := exchange_figures.words(progress)) and any(name in progress for name in exchange_figures.NAMES[1:]):
-        cards.append(
-            ("Exchange", sent.partition(", ")[0], exchange_figures.histogram(progress) or sent.partition(", ")[2])
-        )
+        yield "Exchange", sent.partition(", ")[0], exchange_figures.histogram(progress) or sent.partition(", ")[2]
     if (busy := gpu_figures.mean(progress)) is not None:
-        cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpu_figures.words(progress)}"))
+        yield "GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpu_figures.words(progress)}"
     whole_s = (view.now_s if job.active else state.ended_s or view.now_s) - job.created_s
     if ran_s := _ran_s(view):
         until = "since its submit" if job.active else "from submit to end"
-        cards.append(("Time", span(ran_s), f"running; {span(whole_s)} {until}"))
+        yield "Time", span(ran_s), f"running; {span(whole_s)} {until}"
     money = view.money
     if money.spent_micro is None:
-        cards.append(("Cost", "unknown", "no price is known for its machines"))
+        yield "Cost", "unknown", "no price is known for its machines"
     elif money.spent_micro or money.limit_micro:
         share = "" if money.percent is None else f"{money.percent} % of {dollars(money.limit_micro)}"
-        cards.append(("Cost", most(money.spent_micro), share))
-    return cards
+        yield "Cost", most(money.spent_micro), share
 
 
-def environment(job: Job, series: Series) -> list[Row]:
-    """Return the environment of the job, from its newest start event and its plan."""
+def environment(job: Job, series: Series) -> Iterator[Row]:
+    """Yield the environment of the job, from its newest start event and its plan."""
     plan, starts = job.attempt.plan, [point for point in series.marks if point.kind == "start"]
     fields = starts[-1].fields if starts else {}
     block = job.config.get(job.backend) or {}
-    rows = [("backend", job.backend)]
-    rows += [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
-    rows.append(("machines", f"{plan.instances} x {plan.machine or 'a machine'}"))
+    yield "backend", job.backend
+    yield from [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
+    yield "machines", f"{plan.instances} x {plan.machine or 'a machine'}"
     if resources := job.asked.resources:
-        rows += [
+        yield from [
             (name, "yes" if resources[key] is True else str(resources[key]))
             for key, name in _RESOURCES
             if resources.get(key)
         ]
-    rows.append(("ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"))
+    yield "ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
     if job.asked.image:
-        rows.append(("image", str(job.asked.image)))
+        yield "image", str(job.asked.image)
     if fields.get("gpu"):
         memory = fields.get("memory_total_bytes")
-        rows.append(("GPU", f"{fields['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(fields["gpu"])))
+        yield "GPU", f"{fields['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(fields["gpu"])
     elif fields.get("device"):
-        rows.append(("device", str(fields["device"])))
-    rows += [(name, str(fields[key])) for key, name in _START_FIELDS if fields.get(key) is not None]
+        yield "device", str(fields["device"])
+    yield from [(name, str(fields[key])) for key, name in _START_FIELDS if fields.get(key) is not None]
     if _is_number(fields.get("global_batch_size")) and _is_number(fields.get("micro_batch_size")):
         ranks = f"{fields.get('ranks')} ranks"
         for key, words in (("tensor", "that share each layer"), ("pipeline", "stages")):
             ranks += f" / {fields[key]} {words}" if fields.get(key, 1) != 1 else ""
         split = f"{fields['micro_batch_size']} x {ranks} x {fields.get('accumulation')} accumulated"
-        rows.append(("batch", f"{fields['global_batch_size']} samples a step = {split}"))
+        yield "batch", f"{fields['global_batch_size']} samples a step = {split}"
     if _is_number(fields.get("parameters")):
-        rows.append(("parameters", f"{fields['parameters']:,}"))
+        yield "parameters", f"{fields['parameters']:,}"
     if _is_number(fields.get("dataset_length")):
-        rows.append(("training samples", f"{fields['dataset_length']:,}"))
-    return rows
+        yield "training samples", f"{fields['dataset_length']:,}"
 
 
 _RESOURCES = (("instance_type", "instance type"), ("accelerators", "accelerators asked for"), ("spot", "spot"))
@@ -131,41 +126,39 @@ _START_FIELDS = (
 )
 
 
-def code(job: Job, series: Series) -> list[Row]:
-    """Return the identity of the code: the commit, uncommitted changes, and the hash of the bundle."""
-    git, rows = job.bundle.get("git") or {}, []
+def code(job: Job, series: Series) -> Iterator[Row]:
+    """Yield the identity of the code: the commit, uncommitted changes, and the hash of the bundle."""
+    git = job.bundle.get("git") or {}
     if git.get("commit"):
         state = "with uncommitted changes" if git.get("dirty") else "nothing uncommitted"
-        rows.append(("git commit", f"{git['commit']}, {state}"))
+        yield "git commit", f"{git['commit']}, {state}"
         if git.get("branch"):
-            rows.append(("branch", str(git["branch"])))
+            yield "branch", str(git["branch"])
     else:
-        rows.append(("git commit", "none: the folder was in no repository, or git was not there"))
+        yield "git commit", "none: the folder was in no repository, or git was not there"
     if job.bundle.get("sha256"):
         size = f"{job.bundle['files']} files, {job.bundle['code_bytes'] / 1000:,.1f} kB"
-        rows.append(("what was sent", f"{size}, sha256 {job.bundle['sha256']}"))
+        yield "what was sent", f"{size}, sha256 {job.bundle['sha256']}"
     for point in [point for point in series.marks if point.kind == "start"][-1:]:
-        rows += [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
+        yield from [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
     if parent := lineage(job.config, job.attempt.progress):
-        rows.append(("parent", parent))
-    rows.append(("config file", job.config_file))
-    return rows
+        yield "parent", parent
+    yield "config file", job.config_file
 
 
 _HASHES = (("code_sha256", "task file, sha256"), ("dataset_fingerprint", "data, fingerprint"))
 
 
-def plan_rows(view: JobView) -> list[tuple[str, str, str]]:
-    """Return rows of plan against result: for the newest attempt, and for the job's money."""
+def plan_rows(view: JobView) -> Iterator[tuple[str, str, str]]:
+    """Yield rows of plan against result: for the newest attempt, and for the job's money."""
     last, plan = view.job.attempt, view.job.attempt.plan
-    rows = []
     if view.took_s is not None:
         why = "budget" if plan.cap_reason == "budget" else "time limit"
-        rows.append((f"time, attempt {last.number}", f"at most {span(plan.cap_s)} ({why})", span(view.took_s)))
+        yield f"time, attempt {last.number}", f"at most {span(plan.cap_s)} ({why})", span(view.took_s)
     spent = meter.spent_micro(meter.legs_of([last]), view.now_s)
     worst = plan.worst_case_usd
     if worst is not None and spent is not None and (worst or spent):
-        rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", most(spent)))
+        yield f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", most(spent)
     for attempt in view.attempts:
         forecast = attempt.progress.get("forecast")
         if not isinstance(forecast, list) or len(forecast) != 2 or not _is_number(forecast[1]):
@@ -177,30 +170,25 @@ def plan_rows(view: JobView) -> list[tuple[str, str, str]]:
             off = f"{span(abs(late_s))} {'later' if late_s > 0 else 'earlier'}" if abs(late_s) >= 1 else "as reported"
             came = f"{moment(ended_s)} UTC, {off if attempt.state.state == 'succeeded' else 'unfinished'}"
         planned = f"{moment(forecast[1])} UTC, reported at step {forecast[0]}"
-        rows.append((f"end, attempt {attempt.number}", planned, came))
+        yield f"end, attempt {attempt.number}", planned, came
     if (hourly := last.hourly_usd) is not None:
         source = ", ".join(each for each in (plan.price_source, plan.price_as_of) if each)
         source = f"by {source}" if source else ""
-        rows.append(("price", f"{dollars(hourly * 1e6)} an hour, all instances", source))
-    return rows
+        yield "price", f"{dollars(hourly * 1e6)} an hour, all instances", source
 
 
-def failures(view: JobView) -> list[dict[str, str]]:
-    """Return the exception of the first failing rank, for each failed attempt."""
-    rows = []
+def failures(view: JobView) -> Iterator[dict[str, str]]:
+    """Yield the exception of the first failing rank, for each failed attempt."""
     for attempt in view.attempts:
         if error := attempt.state.error:
             who = f"rank {error['rank']}" if error.get("rank") is not None else "the job"
             where = f" on node {error['node']}" if error.get("node") is not None else ""
-            rows.append(
-                {
-                    "title": f"Attempt {attempt.number}: {who}{where}",
-                    "message": failure(None, error.get("type"), error.get("message", "")),
-                    "traceback": str(error.get("traceback") or ""),
-                    "lines": "\n".join(map(str, error.get("lines") or ())),
-                }
-            )
-    return rows
+            yield {
+                "title": f"Attempt {attempt.number}: {who}{where}",
+                "message": failure(None, error.get("type"), error.get("message", "")),
+                "traceback": str(error.get("traceback") or ""),
+                "lines": "\n".join(map(str, error.get("lines") or ())),
+            }
 
 
 def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
@@ -224,19 +212,18 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
     return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
 
 
-def commands(view: JobView) -> list[Row]:
-    """Return commands: to continue, to repeat the job, to see more."""
+def commands(view: JobView) -> Iterator[Row]:
+    """Yield commands: to continue, to repeat the job, to see more."""
     job = view.job
-    rows = [("next", command) for command in view.next_steps if command.startswith("cloudtrain")]
+    yield from [("next", command) for command in view.next_steps if command.startswith("cloudtrain")]
     git = job.bundle.get("git") or {}
     if git.get("commit"):
-        rows.append(("the same code", f"git checkout {git['commit']}"))
+        yield "the same code", f"git checkout {git['commit']}"
     if git.get("dirty") and job.bundle.get("path"):
-        rows.append(("with its changes", f"tar -xzf {job.bundle['path']} code"))
+        yield "with its changes", f"tar -xzf {job.bundle['path']} code"
     # Options of the command line are stored only in the config, and the file may have changed since.
-    rows.append(("a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"))
-    rows.append(("its lines", f"cloudtrain logs {job.id}"))
-    return rows
+    yield "a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"
+    yield "its lines", f"cloudtrain logs {job.id}"
 
 
 def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:

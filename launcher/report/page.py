@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,15 +54,15 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         job=job,
         data=data,
         as_of=f"{moment(now_s)} UTC",
-        cards=facts.headline(view, series),
-        failures=facts.failures(view),
+        cards=list(facts.headline(view, series)),
+        failures=list(facts.failures(view)),
         attempts=list(facts.attempt_rows(data["attempts"])),
         checkpoints=saved,
         checkpoints_summary=summary,
-        plan=facts.plan_rows(view),
-        environment=facts.environment(job, series),
-        code=facts.code(job, series),
-        commands=facts.commands(view),
+        plan=list(facts.plan_rows(view)),
+        environment=list(facts.environment(job, series)),
+        code=list(facts.code(job, series)),
+        commands=list(facts.commands(view)),
         config=shown_config.as_yaml(shown_config.shown(job)),
         tests=tests_section(tests_of(registry, job)),
         cell=CELL,
@@ -215,9 +215,8 @@ def _picture(figures: Mapping[str, Any], words: str) -> dict[str, Any]:
     }
 
 
-def _cells(table: Sequence[Sequence[float]]) -> list[tuple[float, float, float, str, bool, str]]:
-    """Return the matrix's cells; the opacity is the share of the target's samples."""
-    found: list[tuple[float, float, float, str, bool, str]] = []
+def _cells(table: Sequence[Sequence[float]]) -> Iterator[tuple[float, float, float, str, bool, str]]:
+    """Yield the matrix's cells; the opacity is the share of the target's samples."""
     for target, row in enumerate(table):
         whole = sum(row)
         for chosen, count in enumerate(row):
@@ -225,8 +224,7 @@ def _cells(table: Sequence[Sequence[float]]) -> list[tuple[float, float, float, 
             opacity = round(_FAINTEST + (1 - _FAINTEST) * share, 3) if count else 0.0
             title = f"target {target}, predicted {chosen}: {count:.0f} of {whole:.0f}"
             text = f"{count:.0f}" if count else ""
-            found.append((EDGE + CELL * chosen, EDGE + CELL * target, opacity, text, opacity > 0.55, title))
-    return found
+            yield EDGE + CELL * chosen, EDGE + CELL * target, opacity, text, opacity > 0.55, title
 
 
 def _bar(place: int, count: float, right: float, sure: float) -> tuple[float, float, float, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.entrypoints.format import cell, dollars, most
-from cloudtrain.entrypoints.sweep.search import Search, best, values_of
+from cloudtrain.entrypoints.sweep.search import Results, Search, best, values_of
 from cloudtrain.entrypoints.sweep.space import Dimension
 
 from ..job import Job
@@ -85,7 +85,7 @@ def sweep_html(registry: Registry, job: Job, now_s: float) -> str:
         sweep=found,
         plan=overview.plan_lines(job.config, job.attempt.plan),
         not_begun=job.attempt.progress.get("not_begun"),
-        cards=_cards(found, cost),
+        cards=list(_cards(found, cost)),
         width=WIDTH,
         height=HEIGHT,
         curve=best_curve(_results(cost, found["metric"]), search.mode),
@@ -131,9 +131,7 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
     return [_end(search, results, last[trial], trial in rank, cost) for trial in trials]
 
 
-def _end(
-    search: Search, results: dict[tuple[int, int], float | None], last: SegmentRecord, is_ranked: bool, cost: SweepCost
-) -> TrialEnd:
+def _end(search: Search, results: Results, last: SegmentRecord, is_ranked: bool, cost: SweepCost) -> TrialEnd:
     own = [each.segment for each in cost.trials[last.trial] if each.segment.value is not None]
     found = own[-1] if is_ranked and own else None
     return TrialEnd(
@@ -146,35 +144,32 @@ def _end(
     )
 
 
-def _results(cost: SweepCost, metric: str) -> list[tuple[int, float, str]]:
-    """Return each result with the money spent until its end; an unknown price counts as 0."""
-    spent, found = 0, list[tuple[int, float, str]]()
+def _results(cost: SweepCost, metric: str) -> Iterator[tuple[int, float, str]]:
+    """Yield each result with the money spent until its end; an unknown price counts as 0."""
+    spent = 0
     for each in sorted(cost.segments, key=lambda each: each.segment.ended_s or float("inf")):
         spent += each.micro or 0
         row = each.segment
         if row.state == "done" and row.value is not None:
             at = overview.place_of({"unit": cost.unit}, {"step": cost.rungs[row.rung]})
             text = f"trial {row.trial}, {at}: {metric} {row.value:.6g}, {most(spent)} spent"
-            found.append((spent, row.value, text))
-    return found
+            yield spent, row.value, text
 
 
-def _cards(found: dict[str, Any], cost: SweepCost) -> list[tuple[str, str, str]]:
+def _cards(found: dict[str, Any], cost: SweepCost) -> Iterator[tuple[str, str, str]]:
     first = found["best"][0] if found["best"] else None
     spent, limit_micro = cost.money.spent_micro, cost.money.limit_micro
     limit = "no budget" if limit_micro is None else f"of {dollars(limit_micro)}"
-    cards = []
     if first is not None:
         at = f"trial {first['trial']} at {overview.ended_at(found, first)}"
-        cards.append((f"Best {found['metric']}", overview.figure(first["value"]), at))
-    cards.append(("Trials", str(found["trials"]), f"of {found['planned']} planned"))
-    cards.append(("Spent", most(spent), limit))
+        yield f"Best {found['metric']}", overview.figure(first["value"]), at
+    yield "Trials", str(found["trials"]), f"of {found['planned']} planned"
+    yield "Spent", most(spent), limit
     if spent:
-        cards.append(("Idle", percent(cost.idle_micro / spent), "the job's start, and free slots"))
+        yield "Idle", percent(cost.idle_micro / spent), "the job's start, and free slots"
     if cost.paused and cost.saved_micro is not None:
         steps = f"an estimate: {cost.saved_steps:,} untrained {cost.unit}"
-        cards.append(("Saved by pauses", dollars(cost.saved_micro), steps))
-    return cards
+        yield "Saved by pauses", dollars(cost.saved_micro), steps
 
 
 def _row(each: TrialEnd) -> list[str]:
@@ -213,7 +208,7 @@ def parallel(
     return axes, lines[::-1]
 
 
-def best_curve(results: Sequence[tuple[int, float, str]], mode: str) -> BestCurve | None:
+def best_curve(results: Iterable[tuple[int, float, str]], mode: str) -> BestCurve | None:
     """Return the best result so far over the spent micro-dollars; results (spent, value, text) in order of their ends.
 
     None without a finite result.

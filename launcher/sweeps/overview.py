@@ -16,7 +16,7 @@ from ..store import sweeps
 from ..store.progress import finite
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.sweep.search import Search
+    from cloudtrain.entrypoints.sweep.search import Results, Search
 
     from ..job import Job
     from ..jobs.view import JobView
@@ -142,9 +142,7 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord], *, is_acti
     }
 
 
-def _best(
-    search: Search, results: dict[tuple[int, int], float | None], steps: dict[tuple[int, int], int | None]
-) -> list[dict[str, Any]]:
+def _best(search: Search, results: Results, steps: dict[tuple[int, int], int | None]) -> list[dict[str, Any]]:
     """Return the best trials: the highest rung first, then the value. `steps`: those that were trained."""
     left, found = dict(results), list[dict[str, Any]]()
     while len(found) < MOST_BEST and (key := best(search, left)) is not None:

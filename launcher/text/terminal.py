@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
@@ -50,6 +50,12 @@ def say(message: str) -> None:
     if text.startswith(_WARNING) and _has_style(sys.stderr):
         text = click.style(_WARNING, fg="yellow") + text.removeprefix(_WARNING)
     click.echo(text, err=True)
+
+
+def say_each(messages: Iterable[str]) -> None:
+    """Print each message, as `say` does."""
+    for message in messages:
+        say(message)
 
 
 def escaped(text: str) -> str:

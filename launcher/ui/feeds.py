@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..backend import LogLine
+from ..backend import Chosen, LogLine
 from ..errors import CapacityError, CloudtrainError, UsageError, in_words
 from ..job import Attempt
 from ..logs.reader import read_on
@@ -40,7 +40,7 @@ class LogQuery:
 
     job: str
     attempt: int
-    ranks: frozenset[int] | None = None
+    ranks: Chosen = None
     node: int | None = None
     grep: str = ""
 

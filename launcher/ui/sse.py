@@ -35,9 +35,10 @@ class Shown(NamedTuple):
     curves: Any = None
 
 
-def stream(
-    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None
-) -> StreamingResponse:
+Show = Callable[[Registry], Shown]
+
+
+def stream(site: Site, request: Request, show: Show, wanted: LogQuery | None) -> StreamingResponse:
     """Return the answer, a stream until the page is closed. `show` runs in a thread and may raise CloudtrainError.
 
     Events: `page` {parts}, `curves` (changed), `log` {lines} with their number as event id, `begin` (lines start over),
@@ -47,9 +48,7 @@ def stream(
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-async def _events(
-    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None
-) -> AsyncIterator[str]:
+async def _events(site: Site, request: Request, show: Show, wanted: LogQuery | None) -> AsyncIterator[str]:
     feed: LogFeed | None = None
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     yield "retry: 1000\n\n"
@@ -85,7 +84,7 @@ async def _events(
 class _Page:
     """The parts that the page has received, and the time of the next rendering."""
 
-    def __init__(self, site: Site, show: Callable[[Registry], Shown]) -> None:
+    def __init__(self, site: Site, show: Show) -> None:
         self._site, self._show = site, show
         self._had: dict[str, str] = {}
         self._curves: Any = None

@@ -324,5 +324,5 @@ def test_finish_ends_a_copy_at_once(there: Path, here: Path, keep: Keep) -> None
         replicas.finish()
         assert time.monotonic() - begin_s < 1
         still.set()
-    assert not replicas._thread.is_alive()
+    assert not replicas.is_alive()
     assert names(here) == []

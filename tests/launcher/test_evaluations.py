@@ -185,7 +185,7 @@ def test_tests_are_counted_and_told_in_words() -> None:
     assert (progress["tests"], progress["test"]["accuracy"]) == (2, 0.8)
     assert shown(progress) == "test accuracy 0.8 loss 0.5"
     again = evaluations.Tested("b", FIGURES, 1)
-    words = evaluations.headline([evaluations.Tested("a", progress["test"], 2), again])
+    words = list(evaluations.headline([evaluations.Tested("a", progress["test"], 2), again]))
     assert words == ["test: accuracy 0.7 (0.3968 to 0.8922, 95 %), 10 samples, step 6 (b); evaluated on test 3 times"]
     figures = {"split": "test", "kind": "regression", "n": 9, "mae": 0.5, "rmse": 0.7, "r2": 0.25, "step": 4}
     figures |= {"quantiles": [{"share": 0.05, "residual": -1.5}, {"share": 0.95, "residual": 1.25}]}

@@ -65,7 +65,8 @@ def screens_of(registry: Registry, view: JobView) -> dict[str, str]:
     }
     parts = pages.job_parts(site.Pages(site.assets(), csrf="", is_read_only=True), registry, view.job.id, "").parts
     (line,) = listing.chosen(registry, listing.JobFilter()).lines
-    report = [facts.headline(view, shown), facts.plan_rows(view), facts.failures(view), facts.commands(view)]
+    cards, rows_of_plan, failed = facts.headline(view, shown), facts.plan_rows(view), facts.failures(view)
+    report = [*cards, *rows_of_plan, *failed, *facts.commands(view)]
     return {
         **{name: "\n".join(row.plain for row in drawn) for name, drawn in rows.items()},
         "status": "\n".join(overview.as_lines(view)),

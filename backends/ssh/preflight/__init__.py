@@ -43,7 +43,7 @@ def checks(facts: Mapping[str, Mapping[str, Any] | str], needs: HostRequirements
     A host's facts may also hold `ahead_s`, its clock minus ours, and `address`, its address for its peers.
     """
     good = {host: fact for host, fact in facts.items() if not isinstance(fact, str)}
-    found = reached(facts)
+    found = list(reached(facts))
     for topic in _TOPICS:
         found += topic(good, needs, len(facts))
     return [replace(check, found=_plain(check.found), cure=_plain(check.cure)) for check in found]

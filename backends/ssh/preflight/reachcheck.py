@@ -46,22 +46,20 @@ _ADVICE = {
 }
 
 
-def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> list[Check]:
-    """Return a line for each reason why hosts could not be asked, or a line for all if every host answered."""
+def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> Iterator[Check]:
+    """Yield a line for each reason why hosts could not be asked, or a line for all if every host answered."""
     silent = {host: words for host, words in facts.items() if isinstance(words, str)}
     by_reason: dict[tuple[str, str], list[str]] = {}
     for host, words in silent.items():
         by_reason.setdefault(_reason(host, words), []).append(host)
-    found = []
     for (what, command), hosts in by_reason.items():
         typed = remote(hosts, command) if command.startswith("sudo") else local(hosts, command)
         cure = f"{typed}: {_ADVICE[what]}" if what in _ADVICE else typed
         if "{}" not in command and not command.startswith("sudo"):
             cure = command
-        found.append(Check("reachable", "fail", f"{what}: {ranges(hosts)}", cure))
+        yield Check("reachable", "fail", f"{what}: {ranges(hosts)}", cure)
     if not silent and facts:
-        found.append(Check("reachable", "ok", fold(dict.fromkeys(facts, "answers"), len(facts))))
-    return found
+        yield Check("reachable", "ok", fold(dict.fromkeys(facts, "answers"), len(facts)))
 
 
 def _reason(host: str, words: str) -> tuple[str, str]:
