@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
-from cloudtrain.launcher.planning.planner import STOP_TAIL_S
+from cloudtrain.launcher.planning.job_spec import job_order
 
 from .block import Slurm
 
@@ -24,13 +22,12 @@ _START = (
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. The send adds only `--hold`, `--parsable` and the attempt's folder as `--chdir`."""
-    name, block = platform_name(job_id, attempt), config.block(Slurm)
-    spec = job_spec(plan, config, job_id, attempt)
-    can_shrink = (spec.min_nodes or plan.instances) < plan.instances
+    order, block = job_order(plan, config, job_id, attempt, bundle_sha256), config.block(Slurm)
+    can_shrink = (order["spec"]["min_nodes"] or plan.instances) < plan.instances
     # Without a number, the task would have a single core.
     cores = block.cpus_per_node or (None if block.exclusive else max(plan.devices_per_node, 1))
-    per_node, around = [f"--cpus-per-task={cores}"] if cores else [], job_surroundings(config)
-    places = [around["checkpoint_dir"], *around["inputs"].values(), *around["outputs"].values()]
+    name, per_node = order["name"], [f"--cpus-per-task={cores}"] if cores else []
+    places = [order["checkpoint_dir"], *order["inputs"].values(), *order["outputs"].values()]
     script = render.render_text(
         "slurm/job.sh",
         name=name,
@@ -49,15 +46,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     options = [f"--job-name={name}", f"--comment=cloudtrain:{job_id}:{attempt}", *_options(plan, config, block)]
     body = render.render_yaml(
         "slurm/request.yml",
-        name=name,
         settings={**block.model_dump(mode="json"), "image": config.image},
         options=[*options, *per_node, *(["--no-kill"] if can_shrink else []), *block.raw],
         script=script,
-        bundle_sha256=bundle_sha256,
-        spec=spec.dump(),
-        plan=plan,
-        grace_s=STOP_TAIL_S,
-        **around,
+        **order,
     )
     text = render.as_yaml(body)
     files = {"job.yml": text, "job.sh": script}

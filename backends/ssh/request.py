@@ -6,11 +6,9 @@ import re
 
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
-from cloudtrain.launcher.planning.planner import STOP_TAIL_S
+from cloudtrain.launcher.planning.job_spec import job_order
 
 from ..channel.hosts import Host
 from .block import Ssh
@@ -18,17 +16,11 @@ from .block import Ssh
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
-    name, block = platform_name(job_id, attempt), config.block(Ssh)
+    order, block = job_order(plan, config, job_id, attempt, bundle_sha256), config.block(Ssh)
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", block.ports.strip())
     ports = [int(match[1]), int(match[2])] if match else []  # the lowest and the highest
     body = render.render_json(
         "ssh/request.json",
-        name=name,
-        plan=plan,
-        spec=job_spec(plan, config, job_id, attempt).dump(),
-        bundle_sha256=bundle_sha256,
-        grace_s=STOP_TAIL_S,
-        queue=queue_terms(config),
         gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,
         ranks_are_chosen=config.distributed.nproc_per_node != "auto",
         hosts=[host.dump() for host in of_config(config)],
@@ -42,10 +34,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
             "conda": block.conda,
             "image": config.image,
         },
-        **job_surroundings(config),
+        **order,
     )
     text = render.as_json(body)
-    return Request(name, body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
+    return Request(order["name"], body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
 
 
 def of_config(config: JobConfig) -> list[Host]:

@@ -21,7 +21,7 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json
 
 from ..errors import CloudtrainError
-from ..planning.job_spec import job_spec, job_surroundings
+from ..planning.job_spec import job_spec
 from ..planning.prepare import Prepared
 from ..prices import catalog
 from ..store import home
@@ -135,7 +135,8 @@ def asked(prepared: Prepared) -> dict[str, Any]:
 def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tuple[Lines, bool]:
     """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
-    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in job_surroundings(config)["inputs"].items()}
+    paths = ((name, uri.removeprefix("file://")) for name, uri in config.inputs.items())
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in paths}
     environment = {
         **os.environ,
         **config.env,

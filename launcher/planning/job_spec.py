@@ -19,6 +19,7 @@ from cloudtrain.entrypoints.contract import (
 from cloudtrain.entrypoints.terms import Terms
 
 from ..channels import entries
+from ..job import platform_name
 from ..metering import limit
 from . import planner, search_spec
 
@@ -160,9 +161,15 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
     )
 
 
-def job_surroundings(config: JobConfig) -> dict[str, Any]:
-    """Return a job's environment besides the spec, if its folders are plain paths: variables, secrets' names, paths."""
+def job_order(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> dict[str, Any]:
+    """Return what agents on a user's own machines get of any job: the spec, variables, secrets' names, plain paths."""
     return {
+        "name": platform_name(job_id, attempt),
+        "plan": plan,
+        "spec": job_spec(plan, config, job_id, attempt).dump(),
+        "bundle_sha256": bundle_sha256,
+        "grace_s": planner.STOP_TAIL_S,
+        "queue": _queue_terms(config),
         "environment": dict(config.env),
         "secrets": list(config.secrets),
         "checkpoint_dir": _plain(config.checkpoint.uri),
@@ -171,7 +178,7 @@ def job_surroundings(config: JobConfig) -> dict[str, Any]:
     }
 
 
-def queue_terms(config: JobConfig) -> dict[str, Any] | None:
+def _queue_terms(config: JobConfig) -> dict[str, Any] | None:
     """Return the terms of the wait in line for agents that wait by themselves, None if the job does not wait."""
     if not config.queue.wait:
         return None
