@@ -16,7 +16,6 @@ import hashlib
 import io
 import os
 import stat
-import subprocess
 import tarfile
 import time
 import zlib
@@ -30,7 +29,7 @@ from cloudtrain.entrypoints.models.folder import CHECK, SUMS
 
 from ..backend import Bundle
 from ..errors import ConfigError, Fault, refuse
-from . import secret_files
+from . import git, secret_files
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -100,7 +99,7 @@ def pack(
         raise ConfigError(what, where=error.filename or into) from error
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
-    return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder), code)
+    return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, git.state(folder), code)
 
 
 def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: Path) -> list[str]:
@@ -375,22 +374,3 @@ class _Hashing(io.RawIOBase):
         if self.out is not None:
             self.out.write(data)
         return len(data)
-
-
-def _git(folder: Path) -> dict[str, Any]:
-    """Return the folder's commit and branch, and whether changes are uncommitted; empty without an answer from git."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--", "."],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        ).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
-    branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
-    dirty = any(not line.startswith("#") for line in answer)
-    return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}
