@@ -1,7 +1,7 @@
-"""The one place that calls git: nothing that a repository says can run a program.
+"""All calls of git: no text of a repository can run a program.
 
-git obeys the configuration of the repository that it is in: monitors, hooks, filters and included files are commands.
-So git gets a repository folder of ours, with a configuration of ours, which borrows the user's index, objects and refs.
+git obeys the configuration of the folder's repository: monitors, hooks, filters and included files are commands. So git
+gets a new repository with a plain configuration, and with the index, the objects and the refs of the user's repository.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 PATIENCE_S = 20.0
 MOST_BYTES = 256 << 20  # of an index
-# What a repository may say: the form of its files and of its objects.
+# The settings that are taken over: the form of files and objects.
 _PLAIN = re.compile(
     r"(core|extensions)\.(autocrlf|eol|filemode|ignorecase|precomposeunicode|symlinks|objectformat)\n([a-z0-9]{1,12})"
 )
@@ -58,7 +58,7 @@ def _git(words: list[str], folder: Path | str, environ: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield the work tree's top, and the environment for git in it. Raises OSError if there is none."""
+    """Yield the top of the work tree, and git's environment. Raises OSError outside a work tree."""
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
     common = (own / _read(beside).decode().strip()).resolve() if beside.exists() else own
@@ -84,7 +84,7 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def _repository(folder: Path) -> tuple[Path, Path]:
-    """Return the work tree that holds the folder, and its `.git`, also of a second work tree. Raises OSError."""
+    """Return the folder's work tree, and the tree's `.git`, also of a second work tree. Raises OSError."""
     for top in (folder, *folder.parents):
         own = top / ".git"
         if own.is_dir():
