@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.advice import memory, parents, taskcode
+from cloudtrain.launcher.advice import parents, taskcode
 from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
