@@ -93,7 +93,7 @@ def _spec(number: int, count: int, fewest: int, head: Any, **more: Any) -> Agent
     return AgentSpec.load({**own, **limits, "spec": job, "join_timeout_s": 10.0, **more})
 
 
-def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Let the nodes have their turns until the condition holds."""
     end_s = time.monotonic() + limit_s
     while not condition():

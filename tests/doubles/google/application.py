@@ -148,6 +148,7 @@ OPERATIONS = [
     _operation("jobs.list", "JobService/ListCustomJobs", "GET", _JOBS, jobservice.list_all),
     _operation("jobs.get", "JobService/GetCustomJob", "GET", _JOB, jobservice.get),
     _operation("jobs.cancel", "JobService/CancelCustomJob", "POST", f"{_JOB}:cancel", jobservice.cancel),
+    _operation("jobs.delete", "JobService/DeleteCustomJob", "DELETE", _JOB, jobservice.delete),
     _operation(
         "resources.get", "PersistentResourceService/GetPersistentResource", "GET", _POOL, jobservice.get_resource
     ),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import json_format
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from doubles.google.calls import Call, passed
 from doubles.google.errors import GoogleError
@@ -119,6 +119,10 @@ class GrpcServer:
         try:
             yield
         except GoogleError as error:
+            details = [dict(one) for one in error.details]
+            status = {"code": error.number, "message": error.message, "details": details}
+            packed = json_format.ParseDict(status, status_pb2.Status()).SerializeToString()
+            context.set_trailing_metadata((("grpc-status-details-bin", packed),))
             context.abort(_CODES[error.number], error.message)
         except HangUp:
             with self._lock:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from google.cloud.aiplatform_v1 import types
+from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
 from doubles.google import bodies, life
@@ -76,6 +78,23 @@ def cancel(world: World, call: Call, request: Any) -> Any:
         job.enter("JOB_STATE_CANCELLING")
         job.order("cancel")
     return empty_pb2.Empty()
+
+
+def delete(world: World, call: Call, request: Any) -> Any:
+    """Forget a job that has ended."""
+    job = _job(world, call, request.name)
+    with world.lock:
+        if not job.has_ended:
+            raise GoogleError(
+                "FAILED_PRECONDITION", f"The CustomJob {job.name} is in state {job.status}; cancel it first."
+            )
+        world.jobs.pop(job.id, None)
+    done = operations_pb2.Operation(name=f"projects/{NUMBER}/locations/{job.region}/operations/{job.id}", done=True)
+    done.response.Pack(empty_pb2.Empty())
+    metadata = types.DeleteOperationMetadata.pb()()
+    metadata.generic_metadata.create_time.FromNanoseconds(int(time.time() * 1e9))
+    done.metadata.Pack(metadata)
+    return done
 
 
 def get_resource(world: World, call: Call, request: Any) -> Any:
