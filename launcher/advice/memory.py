@@ -9,13 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
@@ -27,10 +21,10 @@ from ..prices import catalog
 from ..store import home
 from ..store.database import Database
 from ..text.units import size
+from . import taskcode
 
 Lines = list[dict[str, Any]]
 
-LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s
 KEPT, MOST_KEPT = "memory.json", 50  # in the home folder: the newest results
 FITS = 0.9  # of a GPU's memory: the rest is for its context, NCCL and the allocator's fragments, never measured here
 BYTES_A_PARAMETER = 16  # weights, gradients and the two states of AdamW in fp32
@@ -53,7 +47,7 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
         if known is None and not measures:
             return None
         lines, estimate["is_cut"] = (
-            (known, False) if known else run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
+            (known, False) if known else taskcode.run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
         )
         estimate["layouts"] = [line for line in lines if "bytes" in line]
         estimate["why"] = next((line["why"] for line in lines if line["why"]), None)
@@ -109,7 +103,7 @@ def _remedy(estimate: dict[str, Any]) -> str:
         return f"; try {keys} ({size(others[0]['bytes'])})"
     if estimate["why"]:
         return f", without activations: {estimate['why']}"
-    within = f" in {LIMIT_S:.0f} s" if estimate["is_cut"] else ""
+    within = f" in {taskcode.LIMIT_S:.0f} s" if estimate["is_cut"] else ""
     return f"; no other layout of these ranks was found to fit{within}"
 
 
@@ -130,47 +124,6 @@ def asked(prepared: Prepared) -> dict[str, Any]:
         "sweep": None,
     }
     return {**spec, **(trial if spec.get("sweep") else {}), "notices": None, "checkpoint": {}}
-
-
-def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tuple[Lines, bool]:
-    """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
-    config, base = prepared.config, prepared.config_file.parent.resolve()
-    paths = ((name, uri.removeprefix("file://")) for name, uri in config.inputs.items())
-    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in paths}
-    environment = {
-        **os.environ,
-        **config.env,
-        **{name: str(base / uri) for name, uri in inputs.items() if "://" not in uri},
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONDONTWRITEBYTECODE": "1",  # the code folder stays as it is
-        "HF_HUB_OFFLINE": "1",  # a plan downloads nothing
-        "OMP_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
-        spec = Path(scratch) / "spec.json"
-        spec.write_text(json.dumps(ask))
-        words = [sys.executable, "-m", f"cloudtrain.entrypoints.trainer.{module}", str(spec), word]
-        child = subprocess.Popen(
-            words,
-            cwd=base / config.code.dir,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        why, is_cut = "the task ended the process", False
-        try:
-            out, _ = child.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            why, is_cut = f"the task took longer than {LIMIT_S:.0f} s", True
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)  # data loaders too
-        out = out if child.returncode is not None else child.communicate()[0]
-    lines = [json.loads(text) for text in out.splitlines() if text.startswith("{") and text.endswith("}")]
-    return lines or [{"why": why}], is_cut
 
 
 def _parameters(name: str) -> int | None:

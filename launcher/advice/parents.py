@@ -24,7 +24,7 @@ from ..job import Job
 from ..planning.prepare import Prepared
 from ..store import home
 from ..store.registry import Registry
-from . import memory
+from . import memory, taskcode
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
 
@@ -103,7 +103,7 @@ def _compared(prepared: Prepared, place: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", prefix="cloudtrain-", suffix=".json") as file:
         json.dump(shapes, file)
         file.flush()
-        (answer, *_), _ = memory.run(prepared, "fitting", ask, file.name)
+        (answer, *_), _ = taskcode.run(prepared, "fitting", ask, file.name)
     if "fits" in answer:  # a difference may be mended by other packages
         memory.keep(key, [answer])
     return answer

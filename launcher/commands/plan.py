@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     ),
 )
 @config_options
+@click.option("--no-code", "without_code", is_flag=True, help="Run no code of the task here: no memory line.")
 @json_option
-def command(overrides: Overrides, as_json: bool) -> int:
+def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     """Show ranks, batch split, time limit and price; sends nothing.
+
+    The memory of a task is measured by its own code, in a process of this machine that gets no secrets.
 
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
@@ -45,12 +48,15 @@ def command(overrides: Overrides, as_json: bool) -> int:
     parent, difference = list[str](), None
     try:
         with overrides.placing():
-            parent = parents.compared(prepared)
+            parent = [] if without_code else parents.compared(prepared)
     except ConfigError as error:
         if as_json:
             raise
         difference = error  # for the end of the plan
-    needed, loss = memory.of_plan(prepared), machine_loss.words(config, prepared.plan, prepared.request)
+    needed, loss = (
+        memory.of_plan(prepared, measures=not without_code),
+        machine_loss.words(config, prepared.plan, prepared.request),
+    )
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
         print_json(

@@ -86,6 +86,8 @@ def command(
 ) -> int:
     """Run a job here as its backend would, for a few steps; no network, no account.
 
+    The job's code runs on this machine, with the platform's variables and the config's, not with yours.
+
     The same bundle is unpacked, and every node's rendered command starts in a sandbox with the platform's environment
     and folders. --preempt-at interrupts the job as the platform does, starts the job again and compares the losses
     with the losses of a run without interruption. The exit code is 1 if a check fails.

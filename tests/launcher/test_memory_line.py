@@ -17,10 +17,11 @@ from cloudtrain.launcher.store.database import Database
 
 GIB = 2**30
 TASK = """
-import pathlib, torch
+import os, pathlib, torch
 from torch import nn
 def model(params):
     with pathlib.Path(params["calls"]).open("a") as file: file.write("x")
+    if "SECRET_X" in os.environ: raise ValueError("a key of this machine")
     return nn.Linear(1000, 1000)
 def dataset(params, split): return [torch.zeros(1000)] * 8
 def loss(model, batch): return model(batch).mean()
@@ -110,11 +111,16 @@ def test_estimate_is_kept_for_the_same_code_and_settings(planned: Callable[..., 
     assert calls.read_text() == "xx"
 
 
-def test_plan_shows_the_estimate(project: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path) -> None:
-    """In words, and as JSON; a task that fails is no error of the plan."""
+def test_plan_shows_the_estimate(
+    project: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words, and as JSON; a task that fails is no error of the plan. The task gets no key of this machine."""
+    monkeypatch.setenv("SECRET_X", "s3cret")
     more = f"params: {{calls: {tmp_path / 'calls'}}}\ntraining: {{global_batch_size: 8, max_steps: 1}}\n"
     folder = project(more, "task.py", TASK)
     (folder / "cloudtrain.yaml").write_text(f"name: loop\ntask: task.py\n{more}")
+    assert "memory: " not in cli.ok("plan", "--no-code", cwd=folder).stdout
+    assert not (tmp_path / "calls").exists()
     assert "memory: about 15 MiB per rank" in cli("plan", cwd=folder).stdout
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["memory"]["layouts"][0]["parameters"] == 1_001_000
     (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)]", "open('/nowhere')"))

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.advice import memory, parents
+from cloudtrain.launcher.advice import parents, taskcode
 from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import ConfigError
@@ -232,7 +232,7 @@ def test_comparison_is_kept(
     write_weights(tmp_path)
     prepared = prepare(load(OWN), tmp_path / "cloudtrain.yaml", Path(), dry=True)
     first = parents.compared(prepared)
-    monkeypatch.setattr(memory, "run", lambda *asked: ([{"why": "a new process"}], False))
+    monkeypatch.setattr(taskcode, "run", lambda *asked: ([{"why": "a new process"}], False))
     assert parents.compared(prepared) == first
     write_weights(tmp_path, 3)
     assert parents.compared(prepared)[0].endswith("a new process")
