@@ -186,9 +186,8 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
 
         def relay(signum: int, frame: FrameType | None) -> None:
             is_for_all = signum == signal.SIGTERM and SLURM in os.environ
-            is_over = (
-                heartbeat.left_code(folder, spec.nproc_per_node) == EXIT_DONE
-            )  # a script may obey the signal at once
+            # A script may obey the signal at once.
+            is_over = heartbeat.left_code(folder, spec.nproc_per_node) == EXIT_DONE
             left_s = max((path.stat().st_mtime for path in folder.glob("left-*")), default=0.0)
             if is_for_all and time.time() - left_s < AT_ONCE_S:
                 is_over = False

@@ -55,8 +55,12 @@ def left_code(folder: Path, ranks: int) -> int | None:
 
     After the code comes the interpreter's teardown, which hangs or aborts one time in nine (torch 2.13, gloo).
     """
-    codes = [text for path in folder.glob("left-*") if (text := path.read_text())]  # else it is being written
-    return None if len(codes) < ranks else max(map(int, codes))
+    codes = []
+    for path in folder.glob("left-*"):
+        with contextlib.suppress(OSError, ValueError):  # a rank that starts again removes its file
+            codes.append(path.read_text())
+    known = [int(code) for code in codes if code in ("0", "75")]  # else the file is being written, or is a script's
+    return None if len(known) < ranks else max(known)
 
 
 def beat() -> None:

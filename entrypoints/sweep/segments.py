@@ -164,6 +164,7 @@ class _Running:
         self.told_s: float | None = None
         self.script: ScriptTrial | None = None
         self.is_pausing = False  # a script that has reached its rung
+        self.drops = 0
 
     def relay(self) -> None:
         """Copy the new lines of the log to this node's log, each with the trial's number."""
@@ -300,9 +301,14 @@ class SlotRunner:
             _ask_to_leave(each)
 
     def drop(self) -> None:
-        """Kill what runs: a trial's part that waits for a part that has failed on another machine."""
+        """Kill a trial's part whose ranks have left, and whose torchrun waits for a failed part on another machine.
+
+        A part whose ranks still write is killed by the third call.
+        """
         for each in self._running:
-            processes.kill(each.child.pid, signal.SIGKILL)
+            each.drops += 1
+            if each.drops > 2 or heartbeat.left_code(each.result, self._sweep["slots"]) is not None:
+                processes.kill(each.child.pid, signal.SIGKILL)
 
     def look(self) -> list[SegmentEnd]:
         """Relay new lines; return the segments that have ended since the last call."""

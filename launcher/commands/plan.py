@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     ),
 )
 @config_options
-@click.option("--no-code", "without_code", is_flag=True, help="Run no code of the task here: no memory line.")
+@click.option(
+    "--no-code",
+    "without_code",
+    is_flag=True,
+    help="Run no code of the task here: no memory, no comparison with a parent.",
+)
 @json_option
 def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     """Show ranks, batch split, time limit and price; sends nothing.
 
-    The memory of a task is measured by its own code, in a process of this machine that gets no secrets.
+    The memory of a task is measured by its own code on this machine, without the variables that may hold keys.
 
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.

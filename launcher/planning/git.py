@@ -17,43 +17,63 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import processes
+
 PATIENCE_S = 20.0
-MOST_BYTES = 256 << 20  # of an index
+MOST_BYTES = 64 << 20  # of an index: some 600,000 files
 # The settings that are taken over: the form of files and objects.
 _PLAIN = re.compile(
-    r"(core|extensions)\.(autocrlf|eol|filemode|ignorecase|precomposeunicode|symlinks|objectformat)\n([a-z0-9]{1,12})"
+    r"(core|extensions|status)\.(autocrlf|eol|filemode|ignorecase|precomposeunicode|symlinks|objectformat"
+    r"|showuntrackedfiles)\n([a-z0-9]{1,12})"
 )
+_HARMLESS = re.compile(r"extensions\.(objectformat|worktreeconfig|partialclone|noop|relativeworktrees)\n.*", re.DOTALL)
+_OF_USER = {"GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"}
+_ENVIRONMENT = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_ALLOC_LIMIT": "256m",  # a small object can be a large tree
+}
 _ALWAYS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+_SUBMODULE = "160000 "  # the mode in an index
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """Return the folder's commit and branch, and whether changes are uncommitted; empty without an answer from git."""
-    with (
-        contextlib.suppress(OSError, ValueError, subprocess.SubprocessError),
-        _borrowed(folder.resolve()) as (top, environ),
-    ):
-        words = ["status", "--porcelain=v2", "--branch", "--ignore-submodules=all", "--", str(folder.resolve())]
-        answer = _git(words, top, environ).splitlines()
-        head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
-        branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
-        dirty = any(not line.startswith("#") for line in answer)
-        return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}
+    """Return the folder's commit and branch, and whether changes are uncommitted; empty without an answer from git.
+
+    A filter of the repository's own does not run, so a file that was touched since may count as changed.
+    """
+    with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
+        folder = folder.resolve()
+        with _borrowed(folder) as (top, environ):
+            return _state(folder, top, environ)
     return {}
 
 
-def _git(words: list[str], folder: Path | str, environ: dict[str, str]) -> str:
+def _state(folder: Path, top: Path, environ: dict[str, str]) -> dict[str, Any]:
+    words = ["status", "--porcelain=v2", "--branch", "--no-renames", "--ignore-submodules=dirty", "--", str(folder)]
+    answer = _git(words, top, environ).splitlines()
+    head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
+    branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
+    if not head or branch == "(unknown)":
+        return {}
+    dirty = any(not line.startswith("#") for line in answer)
+    if not dirty and (top / ".gitmodules").exists():
+        listed = _git(["ls-files", "--stage", "-z", "--", str(folder)], top, environ).split("\0")
+        inside = [top / line.partition("\t")[2] for line in listed if line.startswith(_SUBMODULE)]
+        dirty = any((each / ".git").exists() and state(each).get("dirty", True) for each in inside)
+    return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}
+
+
+def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
     """Return git's answer. Raises OSError, subprocess.SubprocessError."""
-    return subprocess.run(
-        ["git", *_ALWAYS, *words],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=PATIENCE_S,
-        check=True,
-    ).stdout
+    places = [place for place in os.get_exec_path() if Path(place).is_absolute()]  # never a program of the folder's
+    program = shutil.which("git", path=os.pathsep.join(places))
+    if program is None:
+        raise FileNotFoundError("git is not installed")
+    done = processes.completed([program, "-C", str(folder), *_ALWAYS, *words], PATIENCE_S, env=environ)
+    done.check_returncode()
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -62,13 +82,13 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
     common = (own / _read(beside).decode().strip()).resolve() if beside.exists() else own
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environ |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    kept = {name: value for name, value in os.environ.items() if name in _OF_USER or not name.startswith("GIT_")}
+    environ = {**kept, **_ENVIRONMENT}
     with tempfile.TemporaryDirectory(prefix="cloudtrain-git-") as name:
         made = Path(name)
         (made / "info").mkdir()
-        shared = (common / each for each in ("packed-refs", "shallow", "info/exclude"))
-        for source in (own / "HEAD", own / "index", *shared):
+        shared = (common / each for each in ("packed-refs", "shallow", "info/exclude", "info/attributes"))
+        for source in (own / "HEAD", own / "index", *own.glob("sharedindex.*"), *shared):
             if source.exists():
                 copy = made / source.relative_to(own if source.is_relative_to(own) else common)
                 copy.write_bytes(_read(source))
@@ -77,8 +97,10 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             (made / part).symlink_to((common / part).resolve())
         (made / "theirs").write_bytes(_read(common / "config"))
         said = _git(["config", "--file", "theirs", "--no-includes", "--null", "--list"], made, environ)
-        kept = (found for each in said.split("\0") if (found := _PLAIN.fullmatch(each)))
-        lines = [f"[{found[1]}]\n{found[2]} = {found[3]}\n" for found in kept]
+        settings = said.split("\0")
+        if strange := [each for each in settings if each.startswith("extensions.") and not _HARMLESS.fullmatch(each)]:
+            raise ValueError(f"a repository of another form: {strange[0]}")  # refs in a table, as an example
+        lines = [f"[{found[1]}]\n{found[2]} = {found[3]}\n" for each in settings if (found := _PLAIN.fullmatch(each))]
         (made / "config").write_text("[core]\nrepositoryformatversion = 1\n" + "".join(lines))
         yield top, {**environ, "GIT_DIR": name, "GIT_WORK_TREE": str(top)}
 

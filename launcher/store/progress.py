@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
@@ -17,7 +17,9 @@ _FIGURES = (
     *("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes"),
     *exchange_figures.NAMES,
 )
-_NUMBERS = {*_COUNTS, "checkpoint_step", "saved_after", "resumed_step", "eta_s", "stepped_s", "saved_s"}
+_STEPS = (*_COUNTS, "checkpoint_step", "saved_after", "resumed_step")
+_CHECKS: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_STEPS, sanitize.count), "eta_s": sanitize.seconds}
+_CHECKS |= dict.fromkeys(("stepped_s", "saved_s"), lambda data: sanitize.within(data, sanitize.LATEST_S))
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_UNKEPT = 6  # names of files that are not kept
@@ -83,10 +85,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
 
 
 def sound(progress: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored progress without the counts and times that are no numbers: only a damaged row has them."""
-    return {
-        key: value for key, value in progress.items() if key not in _NUMBERS or isinstance(value, float | int | None)
-    }
+    """Return a stored progress with None for each count and time that no job reports: only a damaged row has them."""
+    return {key: _CHECKS[key](value) if key in _CHECKS else value for key, value in progress.items()}
 
 
 def _fold_sweep(now: dict[str, Any], event: dict[str, Any]) -> bool:

@@ -96,8 +96,8 @@ class Registry:
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
         """Journal the intent to send the next attempt; later attempts start from the config and bundle given here.
 
-        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt or
-        removed the job.
+        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt;
+        NoSuchJobError if the job was removed.
         """
         with self.database.transaction():
             rows = self.database.execute(

@@ -15,7 +15,7 @@ from .visible import shown
 
 LARGEST = 2**53  # most of a step, clock or count; JSON readers disagree on larger numbers
 LONGEST_S = 10 * 365 * 86_400.0  # most of a duration or a forecast: ten years
-_LATEST_S = 1e11  # in unix seconds, about 3,000 years ahead; no clock can show a later time
+LATEST_S = 1e11  # in unix seconds, about 3,000 years ahead; no clock can show a later time
 _MOST_TEXT, _MOST_LINES, _MOST_LINE = 20_000, 200, 4000  # characters of a text, lines of a text, characters of a line
 _MOST_ENTRIES, _MOST_NAME, _MOST_VALUE, _DEPTH = 50, 80, 1000, 6  # of a list or an object
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -82,8 +82,8 @@ def tree(data: Any, depth: int = _DEPTH) -> Any:
 
 def state_of(state: State) -> State:
     """Return the state with valid fields: a job may have written any of them."""
-    clean: dict[str, Any] = {name: _within(getattr(state, name), _LATEST_S) for name in _TIMES}
-    clean |= {name: _within(getattr(state, name), LONGEST_S) for name in _AMOUNTS}
+    clean: dict[str, Any] = {name: within(getattr(state, name), LATEST_S) for name in _TIMES}
+    clean |= {name: within(getattr(state, name), LONGEST_S) for name in _AMOUNTS}
     gone_s = state.gone_s if isinstance(state.gone_s, dict) else {}
     return replace(
         state,
@@ -95,7 +95,7 @@ def state_of(state: State) -> State:
         detail=_lines(state.detail) if isinstance(state.detail, str) else None,
         url=text(state.url, _MOST_LINE),
         billed_by=text(state.billed_by),
-        gone_s={node: taken for node, taken in gone_s.items() if _within(taken, LONGEST_S) is not None} or None,
+        gone_s={node: taken for node, taken in gone_s.items() if within(taken, LONGEST_S) is not None} or None,
         **clean,
     )
 
@@ -120,7 +120,7 @@ def _error(data: Any) -> dict[str, Any] | None:
     return found
 
 
-def _within(data: Any, most: float) -> Any:
+def within(data: Any, most: float) -> Any:
     """Return a number from 0 to `most` unchanged; None for invalid values."""
     is_sound = isinstance(data, float | int) and not isinstance(data, bool) and 0 <= data <= most
     return data if is_sound else None

@@ -194,3 +194,41 @@ def test_file_that_is_no_file_is_no_answer(tmp_path: Path, name: str) -> None:
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert git.state(place.top / "src") == {}
+
+
+def test_program_of_the_folder_is_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative part of PATH, empty too, means the current folder, whose `git` may be anybody's."""
+    place = Place(tmp_path)
+    place.script(place.top / "git")
+    monkeypatch.chdir(place.top)
+    monkeypatch.setenv("PATH", f"{os.pathsep}.{os.pathsep}{os.environ['PATH']}")
+    assert git.state(place.top / "src")["branch"] == "main"
+    assert not place.canary.exists()
+
+
+def test_changed_submodule_is_a_change(tmp_path: Path) -> None:
+    """Its files are shipped: a change of its files counts, as does another commit."""
+    inner, place = Place(tmp_path / "lib"), Place(tmp_path)
+    place.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner.top), "src/lib")
+    place.commit()
+    assert git.state(place.top / "src")["dirty"] is False
+    place.write("src/lib/cloudtrain.yaml", "other")
+    assert git.state(place.top / "src")["dirty"] is True
+
+
+@pytest.mark.parametrize("name", [".git", ".git/refs"])
+def test_loop_of_links_is_no_answer(tmp_path: Path, name: str) -> None:
+    """A link that leads to itself is not followed for ever."""
+    place = Place(tmp_path)
+    path = place.top / name
+    if path.is_dir():
+        path.rename(tmp_path / "before")
+    path.symlink_to(path.name)
+    assert git.state(place.top / "src") == {}
+
+
+def test_repository_of_another_form_is_no_answer(tmp_path: Path) -> None:
+    """Refs in a table are not read, and a missing ref is no branch."""
+    place = Place(tmp_path)
+    place.git("config", "extensions.refstorage", "reftable")
+    assert git.state(place.top / "src") == {}
