@@ -35,6 +35,7 @@ MARGINS = 1.1, 1.5  # of the median pace, the least and the greatest: a segment'
 SPREADS = 4.5  # median deviations above the median, 3 standard deviations of a normal pace
 FEWEST = 5  # paces, to know their spread
 PACES = 20  # of a machine, the newest, whose median counts
+MOST_DROPS = 2  # that leave ranks the time to write what they write
 PARTNER_S = 60.0  # after a failure, for a trial's other machines: torchrun alone waits for the failed one, 300 s
 JOIN_S = 300.0  # until all nodes have said how many slots they have
 KEEP = 5  # trials whose checkpoints stay at the end
@@ -100,8 +101,8 @@ class _RemoteNode:
             self._read += 1
         return found
 
-    def drop(self) -> None:
-        self._send({"do": "drop"})
+    def drop(self, *, by_force: bool) -> None:
+        self._send({"do": "drop", "by_force": by_force})
 
     def finish(self, exported: int | None, kept: Sequence[int] | None) -> None:
         self._send({"do": "finish", "exported": exported, "kept": kept})
@@ -123,7 +124,7 @@ class _Gang:
     def __init__(self, nodes: Sequence[SlotRunner | _RemoteNode], number: int) -> None:
         self._nodes, self._number, self._count = nodes, number, 0
         self._left: list[SegmentEnd] = []
-        self._drop_s = math.inf  # when the other machines of a failed trial are ended
+        self._drop_s, self._drops = math.inf, 0  # when the other machines of a failed trial are ended next
         self.place = nodes[0].place
 
     def start(self, segment: Segment) -> None:
@@ -142,11 +143,11 @@ class _Gang:
             if any(end.state == "failed" for end in self._left):
                 self._drop_s = min(self._drop_s, now_s + PARTNER_S)
             if now_s >= self._drop_s:
-                self._drop_s = math.inf
+                self._drop_s, self._drops = math.inf, self._drops + 1
                 for node in self._nodes:
-                    node.drop()
+                    node.drop(by_force=self._drops > MOST_DROPS)
             return []
-        ends, self._left, self._drop_s = self._left, [], math.inf
+        ends, self._left, self._drop_s, self._drops = self._left, [], math.inf, 0
         own = [end for end in ends if end.state == "failed" and not end.is_fault]  # an error of the training
         valued = [end for end in ends if end.value is not None]  # of the first machine; others may lose it as it leaves
         failed, saved = ([end for end in ends if end.state == state] for state in ("failed", "saved"))
@@ -180,7 +181,7 @@ def _serve(own: SlotRunner, store: Any, node: int) -> int:
             if asked["do"] == "finish":
                 own.finish(asked["exported"], asked["kept"])
             if asked["do"] == "drop":
-                own.drop()
+                own.drop(by_force=asked["by_force"])
             is_stopped = is_stopped or asked["do"] == "stop"
         if _stops or is_stopped:
             own.stop()

@@ -164,7 +164,6 @@ class _Running:
         self.told_s: float | None = None
         self.script: ScriptTrial | None = None
         self.is_pausing = False  # a script that has reached its rung
-        self.drops = 0
 
     def relay(self) -> None:
         """Copy the new lines of the log to this node's log, each with the trial's number."""
@@ -300,14 +299,13 @@ class SlotRunner:
         for each in self._running:
             _ask_to_leave(each)
 
-    def drop(self) -> None:
+    def drop(self, *, by_force: bool) -> None:
         """Kill a trial's part whose ranks have left, and whose torchrun waits for a failed part on another machine.
 
-        A part whose ranks still write is killed by the third call.
+        `by_force`: also a part whose ranks still write.
         """
         for each in self._running:
-            each.drops += 1
-            if each.drops > 2 or heartbeat.left_code(each.result, self._sweep["slots"]) is not None:
+            if by_force or heartbeat.left_code(each.result, self._sweep["slots"]) is not None:
                 processes.kill(each.child.pid, signal.SIGKILL)
 
     def look(self) -> list[SegmentEnd]:
