@@ -482,12 +482,34 @@ _making = threading.Lock()
 
 
 def load(name: str) -> Backend:
-    """Return the process's object of a backend, made on first use. Raises ConfigError for an unknown name."""
+    """Return the process's object of a backend, made on first use.
+
+    Raises ConfigError for an unknown name, and for a plug-in that lacks a method.
+    """
     path = class_of(name)
     if path is None:
         raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=similar(name))])
     with _making:
-        return _made(path)
+        backend = _made(path)
+    if name not in BUILT_IN and (lacks := _lacking(type(backend))):
+        cure = "update the package of the backend, or use the cloudtrain that it was written for"
+        raise ConfigError([Fault(f"the backend `{name}` lacks {'; '.join(lacks)}", "backend", hint=cure)])
+    return backend
+
+
+@functools.cache
+def _lacking(kind: type) -> list[str]:
+    """Return the methods that every backend needs, and those of abilities that the class has in part, if it lacks any.
+
+    An ability in part would count as no ability at all, and its commands would leave the backend out in silence.
+    """
+    lacks = []
+    for protocol in (Backend, HasCheckpoints, Machines, ReceivesModels, Priced):
+        methods = [name for name in vars(protocol) if not name.startswith("_")]
+        missing = [name for name in methods if not hasattr(kind, name)]
+        if missing and (protocol is Backend or len(missing) < len(methods)):
+            lacks.append(f"{', '.join(missing)} of {protocol.__name__}")
+    return lacks
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import node
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import ConfigError
 from doubles.signatures import MakeProject
 
 SETTINGS = "backend: processes\nresources: {instances: 2}\n"
@@ -75,3 +77,19 @@ def test_plugin_detects_its_nodes(installed: str, monkeypatch: pytest.MonkeyPatc
     assert found == node.Node("processes", 1, 2, "127.0.0.1", 7000, "127.0.0.2", "PROCESSES_RANK 1")
     below = {"CLOUDTRAIN_HEAD": "127.0.0.1:7001", "CLOUDTRAIN_NODE_RANK": "1", "CLOUDTRAIN_NUM_NODES": "2"}
     assert node.identify({**told, **below, "CLOUDTRAIN_ADDRESS": "127.0.0.2"}).platform == "agent"
+
+
+@pytest.mark.parametrize(
+    ("method", "ability"), [("doctor", "Backend"), ("saved", "HasCheckpoints"), ("checkpoint_place", "HasCheckpoints")]
+)
+def test_plugin_with_a_method_missing_is_refused(
+    installed: str, method: str, ability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ability in part is refused by name: its commands would otherwise leave the backend out in silence."""
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.setattr(backends, "class_of", lambda name: "cloudtrain_processes.backend:ProcessesBackend")
+    kind = type(backends.load("processes"))
+    monkeypatch.delattr(kind, method)
+    monkeypatch.setattr(backends, "_lacking", backends._lacking.__wrapped__)
+    with pytest.raises(ConfigError, match=f"the backend `processes` lacks {method} of {ability}"):
+        backends.load("processes")

@@ -18,9 +18,9 @@ PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
 PLUGIN = """\
 import json, os
 from cloudtrain.launcher import errors
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Backend, Capacity, Request
 
-class Vendor:
+class Vendor(Backend):
     def capacity(self, config): return Capacity(0, 1.5, "a test's price of today")
     def request(self, plan, config, job_id, attempt, bundle_sha256):
         return Request(f"{job_id}-{attempt}", {"job": job_id}, json.dumps({"job": job_id}))

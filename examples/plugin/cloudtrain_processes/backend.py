@@ -35,7 +35,8 @@ class ProcessesBackend:
 
     state, pace, stop = LOCAL.state, LOCAL.pace, LOCAL.stop
     logs, logs_from = LOCAL.logs, LOCAL.logs_from
-    artifacts, checkpoints, checkpoint_place = LOCAL.artifacts, LOCAL.checkpoints, LOCAL.checkpoint_place
+    artifacts, saved = LOCAL.artifacts, LOCAL.saved
+    checkpoints, checkpoint_place = LOCAL.checkpoints, LOCAL.checkpoint_place
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return a node of the partition, which has no GPU, with the price of the block or of the partition."""
