@@ -85,19 +85,12 @@ def project(folder: Path, backend: str, *, mode: str | None = "saves", more: str
     return folder
 
 
-# A task's ranks import torch: `make test` rehearses a task in docs/tutorials/local.md.
-TRAINER = pytest.param("vertex", True, marks=pytest.mark.soak)
-
-
-# The tutorials about this machine and SageMaker rehearse their job, too.
-SHOWN = {"local", "sagemaker"}
-
-
 @pytest.mark.parametrize(
     ("backend", "is_task"),
     [
-        *(pytest.param(name, False, marks=[pytest.mark.soak] * (name in SHOWN)) for name in BUILT_IN),
-        TRAINER,
+        ("ssh", False),
+        ("vertex", True),
+        *(pytest.param(name, False, marks=pytest.mark.soak) for name in BUILT_IN if name != "ssh"),
         pytest.param("ssh", True, marks=pytest.mark.soak),
     ],
 )

@@ -65,7 +65,7 @@ def make(slurm: Slurm, render: Callable[..., Request], tmp_path: Path) -> Iterat
         print(each.told())
 
 
-@pytest.mark.soak  # the tutorial trains in `make test`
+@pytest.mark.soak
 def test_job_trains_and_ends(make: Make, slurm: Slurm) -> None:
     """Two nodes train; the job's end is known to Slurm and on the disk; no secret and no process is left."""
     attempt = make()

@@ -91,6 +91,7 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.soak  # a killed trial: tests/entrypoints/test_packed.py; a sweep of two nodes: the contract's test
 def test_interrupted_sweep_continues_exactly(cli: Any, tmp_path: Path) -> None:
     """After a stop, kill -9 of all ranks, or a power cut, the results and the weights are an undisturbed sweep's."""
     folder = write(tmp_path / "project", LOCAL)

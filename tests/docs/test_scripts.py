@@ -94,7 +94,8 @@ def test_killed_rank_continues_from_the_scripts_checkpoint(name: str, cli: Any, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp2", *(pytest.param(n, marks=pytest.mark.soak) for n in LONG if n != "fsdp2")])
+@pytest.mark.soak  # a killed rank continues from the same files: the test above
+@pytest.mark.parametrize("name", LONG)
 def test_resumed_script_continues_from_its_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
     """After stop and resume the next attempt has the script's files in the working directory, and continues."""
     job = long_job(name)

@@ -26,13 +26,7 @@ STAND_INS = {
 }
 
 
-# CI runs all pages but `local` where a page, a backend or a command has changed (tools/soak_of_changes.py).
-LONGEST = set(STAND_INS) - {"local"}
-
-
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.soak if name in LONGEST else ()) for name in sorted(STAND_INS)]
-)
+@pytest.fixture(params=sorted(STAND_INS))
 def page(request: pytest.FixtureRequest) -> str:
     """Return the tutorial's name."""
     return str(request.param)
@@ -58,6 +52,7 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # CI runs a page where the page, a backend or a command has changed (tools/soak_of_changes.py)
 @pytest.mark.timeout(900)
 def test_tutorial_prints_the_output_on_its_page(page: str, environment: dict[str, str], tmp_path: Path) -> None:
     """Each command ends with 0, unless the page shows its exit code, and prints the lines on the page."""

@@ -174,6 +174,7 @@ def test_key_refuses_impossible_requirements(ask: dict[str, Any], line: str, wor
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # one builder, and a second job that finds the environment: tests/backends/test_dependencies.py
 def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) -> None:
     """Two processes get the same environment, which one of them built; a later call finds the environment.
 

@@ -118,6 +118,7 @@ assert (before.total, counter.total, calls) == (16, None, 3)
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_compiled_modules_stay_compiled() -> None:
     """After a call of torch.compile, nothing is counted, and every call runs the compiled code."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True)

@@ -146,7 +146,8 @@ def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", ["hardest", pytest.param("others", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("cases", ["hardest", "others"])
 def test_estimate_equals_the_bytes_of_two_ranks(cases: str, tmp_path: Path) -> None:
     """Copies, shards, parts of layers, stages: within 5 % of the storages that rank 0 holds, without gloo's buffers."""
     held = on_ranks(__file__, 2, tmp_path, cases)[0]

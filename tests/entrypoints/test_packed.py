@@ -262,6 +262,7 @@ def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # the contract's sweep has two nodes
 def test_two_nodes_with_a_slot_each_have_the_same_results(
     whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

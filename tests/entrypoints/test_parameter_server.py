@@ -523,12 +523,16 @@ def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_gradient_that_is_not_finite_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_cold", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_gradient_that_is_not_finite_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
     """With on_nan: skip one ticket has no update, and counts; the losses of all steps are finite.
 
-    The workers are real interpreters, not forks of a warm process.
+    With `is_cold` the workers are real interpreters, not forks of a warm process.
     """
-    monkeypatch.setenv("COLD_PYTHON", "1")
+    if is_cold:
+        monkeypatch.setenv("COLD_PYTHON", "1")
     found = train(tmp_path, do="nan:any:9", on_nan="skip")
     assert found.code == 0, found.errors
     assert "is left out: its loss or gradient is not finite" in found.output

@@ -178,6 +178,7 @@ def test_lightning_saves_at_a_stop(job: Callable[[str], Job]) -> None:
     assert (ran.start(on_stop="save").end(), min(ran.steps())) == (0, saved + 1)
 
 
+@pytest.mark.soak
 def test_hugging_face_saves_at_a_stop_and_continues_exactly(job: Callable[[str], Job]) -> None:
     """The losses after the resume equal those of a run without a stop."""
     pytest.importorskip("transformers")

@@ -755,6 +755,9 @@ def test_killed_run_resumes_from_a_store_bit_for_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "server", ["s3", *(pytest.param(name, marks=pytest.mark.soak) for name in ("azure", "gcs"))], indirect=True
+)
 def test_store_that_fails_does_not_end_the_training(server: Server, whole: Any, tmp_path: Path) -> None:
     """A denied write is reported in a sentence, and the run equals a run without a mirror.
 

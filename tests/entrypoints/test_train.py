@@ -574,10 +574,8 @@ LANGUAGE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [(2, "ddp"), *(pytest.param(4, strategy, marks=pytest.mark.soak) for strategy in ("ddp", "fsdp"))],
-)
+@pytest.mark.soak  # test_job_resumes_on_another_layout begins with split layers
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, "ddp"), (4, "ddp"), (4, "fsdp")])
 def test_split_layers_resume_bit_for_bit(tmp_path: Path, ranks: int, strategy: str) -> None:
     """Two ranks share the layers of charlm, groups of ranks the data: a kill -9 changes no loss and no weight."""
     settings = {**LANGUAGE, "strategy": strategy, "parallel": {"tensor": 2}}
@@ -649,7 +647,7 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
             {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
             marks=pytest.mark.soak,  # fsdp: test_stages_on_other_machines_are_saved; recomputed: the test below
         ),
-        {"parallel": {"pipeline": 2}, "text": BOUND},
+        pytest.param({"parallel": {"pipeline": 2}, "text": BOUND}, marks=pytest.mark.soak),
         pytest.param(
             {
                 "parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
@@ -715,7 +713,7 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.soak)])
 def test_stages_with_buffers_are_one_process_bit_for_bit(tmp_path: Path, schedule: str) -> None:
     """Batch norm counts each step once, as on one rank; the passes in flight keep the buffers that they have saved."""
     settings = {**STAGES, "text": NORMED, "max_steps": 6}
@@ -747,6 +745,7 @@ def test_stale_weights_resume_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> None:
     """Stages that do not see rank 0's folder send their tensors at a save, and get them at a resume."""
     elsewhere = (
@@ -861,7 +860,7 @@ def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
     ("ranks", "settings"),
     [
         (1, {"precision": "bf16"}),
-        (2, {"strategy": "fsdp", "activation_checkpointing": True}),
+        pytest.param(2, {"strategy": "fsdp", "activation_checkpointing": True}, marks=pytest.mark.soak),
         pytest.param(2, {"parallel": {"tensor": 2}}, marks=pytest.mark.soak),
     ],
     ids=["autocast", "fsdp-recomputed", "tensor"],
