@@ -12,8 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from . import foreign
+
 RESERVE = "CLOUDTRAIN_RESERVE"  # the environment variable with the folder's path
 PIECES, PIECE_BYTES = 6, 1 << 16
+MOST_BYTES = 64 << 20
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -42,10 +45,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the file's value, None if the file is missing or invalid JSON."""
+    """Return the file's value, None if the file is missing, no regular file, or invalid JSON."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(foreign.read(path, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

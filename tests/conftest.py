@@ -52,7 +52,7 @@ COMMAND = Path(sys.executable).with_name("cloudtrain")
 
 # The imports of commands, third-party modules first: of most commands, and of commands that use a cloud's SDK.
 PRELOADED = (
-    *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "rich.live", "rich.table", "click"),
+    *("pydantic", "jinja2", "yaml", "rich.console", "rich.live", "rich.table", "click"),
     *("cloudtrain.launcher.*", "cloudtrain.backends.local.*", "cloudtrain.backends.ssh.*"),
     str(Path(__file__).parent / "doubles/builtschema.py"),
 )

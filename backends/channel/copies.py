@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
-from cloudtrain.entrypoints.bundle_file import sha256_of
+from cloudtrain.entrypoints.foreign import sha256_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 from .calls import Call, Fleet, HostAnswer

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from cloudtrain.entrypoints import bundle_file
+from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.stores.s3 import S3Store
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
@@ -50,8 +50,8 @@ def unpacked(clients: AwsClients, handle: SageMakerRef, folder: Path) -> list[Pa
             if not store.get(f"{uri.rstrip('/')}/{job}/output/{name}", archive):
                 continue
             try:
-                unpacked += bundle_file.extract(archive, folder, left_out)
-            except (bundle_file.BundleError, tarfile.TarError, EOFError) as error:
+                unpacked += foreign.extract(archive, folder, left_out)
+            except (foreign.BundleError, tarfile.TarError, EOFError) as error:
                 raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
             except OSError as error:
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import atomic_json, bundle_file, processes
+from .. import atomic_json, foreign, processes
 from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport
 from ..environments.job import Preparation
 from ..notices.node_notifier import of_agent
@@ -99,14 +99,14 @@ class Agent:
         if self.notifier is not None:
             self.notifier.start()
         try:
-            bundle_file.unpack(Path(self.spec.bundle), self.spec.sha256, self.root)
+            foreign.unpack(Path(self.spec.bundle), self.spec.sha256, self.root)
             atomic_json.write_json(self.root / "spec.json", self.spec.job.dump())
             self._set(newest=self.files.newest())
             if self.spec.job.setup is not None:  # the ranks start after the installation
                 first = Desired("run", 1, nodes=tuple(range(self.spec.job.nodes)))
                 self.preparation = Preparation(self.spec, self._environment(first), self.ranks.umask)
                 self._set(phase="preparing")
-        except (OSError, bundle_file.BundleError) as error:
+        except (OSError, foreign.BundleError) as error:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(failure(f"node {self.spec.node}: {error}"),))
         try:
             while not self._turn():

@@ -14,11 +14,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .. import foreign
 from ..errors import Refused
 
 _TOML = ("tomllib", "tomli", "pip._vendor.tomli")  # of Python 3.11 and newer, of the launcher, of any pip
-# The form is PEP 723's own.
-_HEADER = re.compile(r"^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", re.MULTILINE)
 _EXTRAS = re.compile(r"([\w.-]+)\s*\[([^\]]*)\]\s*$")
 _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an option, a second line, a continued line
 
@@ -49,11 +48,13 @@ def read(wanted: str, code: Path) -> Requirements:
     try:
         if not path.resolve().is_relative_to(code.resolve()):
             raise Refused(f"`{name}` is outside the code folder; only files below the folder are shipped")
-        text = path.read_bytes().decode("utf-8-sig")
+        text = foreign.read(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Refused(f"`{name}` is not UTF-8 text; save the file as UTF-8") from error
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError) as error:
         raise Refused(f"the code holds no file `{name}`; is the file excluded from the shipped code?") from error
+    except OSError as error:
+        raise Refused(f"`{name}` cannot be read: {error.strerror}") from error
     if path.suffix == ".toml":
         project = _table(text, name).get("project")
         if not isinstance(project, dict):
@@ -93,12 +94,28 @@ def _of_project(project: dict[str, Any], name: str, extras: tuple[str, ...]) -> 
                 yield line
 
 
+def headers(text: str) -> list[str]:
+    """Return the script's headers (PEP 723), without their first and last lines; one pass over the text."""
+    found: list[str] = []
+    inside: list[str] | None = None
+    end = 0  # of the header: its last `# ///`
+    for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
+        if inside is not None and (line == "#" or line.startswith("# ")):
+            inside.append(line)
+            end = len(inside) - 1 if line == "# ///" else end
+            continue
+        if inside is not None and end:
+            found.append("\n".join(inside[:end]))
+        inside, end = ([], 0) if line == "# /// script" else (None, 0)
+    return found
+
+
 def _header(text: str, name: str) -> dict[str, Any]:
-    found = _HEADER.findall(text.replace("\r\n", "\n"))
+    found = headers(text)
     if len(found) != 1:
         words = "no header `# /// script` (PEP 723)" if not found else "several headers `# /// script` (PEP 723)"
         raise Refused(f"`{name}` has {words}; write one, or name a requirements.txt")
-    return _table("".join(line[2:] + "\n" for line in found[0].splitlines()), name)
+    return _table("".join(line[2:] + "\n" for line in found[0].split("\n")), name)
 
 
 def _table(text: str, name: str) -> dict[str, Any]:

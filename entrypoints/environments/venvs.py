@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from .. import atomic_json, bundle_file
+from .. import atomic_json, foreign
 from ..contract import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
 from . import builds, interpreter
@@ -320,7 +320,7 @@ def _lines(text: str, folder: Path, files: dict[str, str] | None, seen: set[Path
             _note(named_here, line, files)
             if option[1] not in ("-f", "--find-links") and named_here not in seen:  # otherwise a loop
                 seen.add(named_here)
-                yield from _lines(named_here.read_text(errors="replace"), named_here.parent, files, seen)
+                yield from _lines(foreign.read_text(named_here), named_here.parent, files, seen)
 
 
 def _local(name: str, folder: Path, line: str) -> Path:
@@ -338,4 +338,4 @@ def _note(path: Path, line: str, files: dict[str, str] | None) -> None:
         return
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
-            files[f"{line} {file.relative_to(path)}"] = bundle_file.sha256_of(file)
+            files[f"{line} {file.relative_to(path)}"] = foreign.sha256_of(file)

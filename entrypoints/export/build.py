@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import bundle_file
+from .. import foreign
 from ..atomic_json import read_json, sync
 from ..checkpoints import folder as checkpoints
 from ..models import folder as folders
@@ -57,7 +57,7 @@ def build(order: ExportOrder) -> dict[str, Any]:
     except OSError as error:
         hint = "free some room, or name a folder on another disk with -o" if error.errno == errno.ENOSPC else ""
         raise ExportError(f"the folder cannot be written: {error.strerror or error}", hint) from error
-    except (checkpoints.CheckpointError, folders.ModelFolderError, bundle_file.BundleError, ValueError) as error:
+    except (checkpoints.CheckpointError, folders.ModelFolderError, foreign.BundleError, ValueError) as error:
         raise ExportError(str(error)) from error
     files = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     return {"place": str(place), "digest": folders.file_sha256(place / folders.SUMS), "check": check, "files": files}
@@ -137,7 +137,7 @@ def _filled(
     if (free := shutil.disk_usage(partial).free) < needed:
         raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
     if order.archive is not None:
-        bundle_file.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
+        foreign.unpack(Path(order.archive), order.archive_sha256 or "", work / "bundle")
         shutil.copytree(work / "bundle" / "code", partial / folders.CODE)  # a link becomes a copy of its target
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(checkpoints.verify, Path(order.checkpoint))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .. import bundle_file
+from .. import foreign
 from ..contract import EXIT, STATE
 from ..errors import Refused
 from .calls import Here
@@ -173,7 +173,7 @@ def _partial(here: Here, sha256: str, sender: str) -> Path:
 def _sha256(path: Path) -> str | None:
     """Return the file's hash, None if the file is absent; a power cut may have left a hole in the file."""
     with contextlib.suppress(FileNotFoundError):
-        return bundle_file.sha256_of(path)
+        return foreign.sha256_of(path)
     return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import atomic_json, bundle_file, processes
+from .. import atomic_json, foreign, processes
 from ..agent import node_folder, node_logs
 from ..agent.boot_environment import node_variables
 from ..contract import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE, AgentSpec, EnvironmentSpec, PreparedEnvironment
@@ -116,8 +116,8 @@ def _owner(job: Path, owner: str) -> str:
 def unpack(*, path: str, sha256: str, root: str) -> None:
     """Unpack the code in the agent's folder: the build of the environment may need the code."""
     try:
-        bundle_file.unpack(Path(path), sha256, Path(root))
-    except bundle_file.BundleError as error:
+        foreign.unpack(Path(path), sha256, Path(root))
+    except foreign.BundleError as error:
         raise Refused(str(error)) from error
 
 

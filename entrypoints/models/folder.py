@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import foreign
 from ..atomic_json import sync
-from ..bundle_file import sha256_of
 
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 CHECK, CONFIG, CARD, CODE = "check.json", "config.json", "README.md", "code"
@@ -117,7 +117,7 @@ def read_sums(path: Path) -> tuple[dict[str, str], str]:
     try:
         if not stat.S_ISREG((path / SUMS).lstat().st_mode):
             raise ModelFolderError(f"{path / SUMS} is no regular file")
-        data = (path / SUMS).read_bytes()
+        data = foreign.read(path / SUMS)
         text = data.decode()
     except FileNotFoundError:
         raise ModelFolderError(f"{path} is no model folder: it has no {SUMS}") from None
@@ -148,7 +148,7 @@ def file_sha256(path: Path) -> str:
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ModelFolderError(f"{path} is no regular file")
-        return sha256_of(path)
+        return foreign.sha256_of(path)
     except FileNotFoundError:
         raise ModelFolderError(f"{path} is missing") from None
     except OSError as error:
@@ -157,7 +157,7 @@ def file_sha256(path: Path) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(foreign.read(path))
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not readable: {error}") from error
     if not isinstance(content, dict):

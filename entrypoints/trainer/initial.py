@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..bundle_file import sha256_of
+from .. import foreign
 from ..checkpoints import folder as folders
 from ..checkpoints import loader, matching
 from ..contract import InitSettings
@@ -29,6 +29,7 @@ from .job import TrainingJob, TrainState
 from .resume import all_shapes, hand_over_copies, load_optimizer, opened
 from .strategies.facts import facts_of
 
+INDEX_BYTES = 64 << 20  # of the names of all tensors
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 
 
@@ -141,32 +142,32 @@ def fill(job: TrainingJob, parent: Parent, wishes: InitSettings) -> list[str]:
 def _chosen(place: Path, wanted: str | None) -> list[Any]:
     """Return a checkpoint, or files of plain weights, and the sha256 of either. Raises TaskError, OSError."""
     if place.is_file():
-        return [None, [str(place)], sha256_of(place)]
+        return [None, [str(place)], foreign.sha256_of(place)]
     if not place.is_dir():
         raise TaskError(f"init_from names {place}, which does not exist on this node")
     if (place / folders.MANIFEST).exists():
-        return [str(place), [], sha256_of(place / folders.MANIFEST)]
+        return [str(place), [], foreign.sha256_of(place / folders.MANIFEST)]
     if folders.list_steps(place):
         path = folders.choose(place, wanted)
-        return [str(path), [], sha256_of(path / folders.MANIFEST)]
+        return [str(path), [], foreign.sha256_of(path / folders.MANIFEST)]
     name = next((each for each in WEIGHT_FILES if (place / each).is_file()), None)
     if name is None:
         raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(WEIGHT_FILES)}")
     files = [place / name]
     if name.endswith(".json"):
-        index = json.loads((place / name).read_text())
+        index = json.loads(foreign.read(place / name, INDEX_BYTES))
         files = [place / each for each in sorted(set(index["weight_map"].values()))]
     if outside := [file for file in files if file.parent != place]:
         raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
     if not (place / SUMS).exists():
-        return [None, [str(file) for file in files], sha256_of(place / name)]
-    pairs = [line.split(maxsplit=1) for line in (place / SUMS).read_text().splitlines() if line.strip()]
+        return [None, [str(file) for file in files], foreign.sha256_of(place / name)]
+    pairs = [line.split(maxsplit=1) for line in foreign.read_text(place / SUMS).splitlines() if line.strip()]
     known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
     for file in dict.fromkeys([place / name, *files]):
-        if known.get(file.name) != sha256_of(file):
+        if known.get(file.name) != foreign.sha256_of(file):
             why = "differs from" if file.name in known else "is not in"
             raise TaskError(f"init_from: {file} {why} {SUMS}: fetch the folder again")
-    return [None, [str(file) for file in files], sha256_of(place / SUMS)]
+    return [None, [str(file) for file in files], foreign.sha256_of(place / SUMS)]
 
 
 def same_tensors(live: Mapping[str, torch.Tensor]) -> dict[str, frozenset[str]]:

@@ -260,6 +260,7 @@ def _write(folder: Path, request: Request, config: JobConfig, config_file: Path)
     from tempfile import TemporaryDirectory
 
     from ..planning import bundle as bundles
+    from ..planning.shipped import MB
 
     try:
         is_new = not folder.exists()
@@ -273,7 +274,7 @@ def _write(folder: Path, request: Request, config: JobConfig, config_file: Path)
             target = folder / request.archive
             target.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="cloudtrain-") as scratch:
-                code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
+                code, most = config_file.parent / config.code.dir, config.code.max_size_mb * MB
                 shutil.copyfile(bundles.pack(code, config.code.exclude, most, Path(scratch)).path, target)
             say(f"wrote {target}")
     except OSError as error:

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from cloudtrain.entrypoints import foreign
+
 from ..backend_table import DEFAULT
 from ..errors import BudgetError, ConfigError, Fault, Place, refuse
 from . import codefiles, fields, rules, schema, schemafaults, yamlfile
@@ -256,9 +258,7 @@ def _text(path: Path) -> str:
     try:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder", hint=f"name the file: {path / DEFAULT_FILE}")
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path} is larger than 256 kB, which no config is")
-        return path.read_bytes().decode("utf-8-sig")
+        return foreign.read(path, _LARGEST_FILE).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"no file {path}", hint=_missing_file_hint(path)) from None
     except UnicodeDecodeError as exc:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
+from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.stores import STORES
 
 from ..backend_table import traits
@@ -31,9 +32,8 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "loss": ("model", "batch"),
 }
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
-_LARGEST_SOURCE = 2_000_000  # bytes
-_SUBMODULE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.MULTILINE)
-_HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re.MULTILINE | re.DOTALL)  # PEP 723
+_SUBMODULE = re.compile(r"^[ \t]*path[ \t]*=(.+)$", re.MULTILINE)
+_LISTS = re.compile(r"^# dependencies\s*=", re.MULTILINE)
 # A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
 _SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
 _SCHEMES = "|".join(["abfs", *(name for name in STORES if name != "file")])
@@ -188,11 +188,9 @@ def _is_installed(name: str) -> bool:
 
 def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
     try:
-        source = file.read_bytes()
+        source = foreign.read(file)
     except OSError as exc:
         yield Fault(f"`{named(node)}` cannot be read: {exc.strerror}", key, node.place)
-        return
-    if len(source) > _LARGEST_SOURCE:
         return
     try:
         with warnings.catch_warnings():
@@ -295,7 +293,7 @@ def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
 def _submodules(folder: Path) -> Iterator[str]:
     """Yield a note for each git submodule in the folder that was not fetched: an empty folder."""
     top = next((each for each in (folder, *folder.resolve().parents) if (each / ".git").exists()), folder).resolve()
-    for path in _SUBMODULE.findall(_text(top / ".gitmodules")):
+    for path in map(str.strip, _SUBMODULE.findall(_text(top / ".gitmodules"))):
         place = top / path
         if place.is_relative_to(folder.resolve()) and place.is_dir() and not any(place.iterdir()):
             yield f"code: the git submodule `{path}` is empty, and shipped so; git submodule update --init {path}"
@@ -307,12 +305,21 @@ def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):
         return
     script = config.script or config.task
-    if script and _HEADER.search(_text(folder / script)):
+    if script and _lists_packages(_text(folder / script)):
         yield f"the header of {script} lists packages, and nothing installs them: set `requirements: {script}`"
     beside = [Path(), *([Path(script).parent] if script else [])]
     found = next((name for each in beside if (folder / (name := each / "requirements.txt")).is_file()), None)
     if found is not None:
         yield f"nothing installs {found} on the nodes: set `requirements: {found}`"
+
+
+def _lists_packages(text: str) -> bool:
+    """Return whether the header of a script lists packages (PEP 723)."""
+    if "# /// script" not in text:
+        return False
+    from cloudtrain.entrypoints.environments.requirements import headers  # with the reader of requirements
+
+    return any(map(_LISTS.search, headers(text)))
 
 
 def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
@@ -335,6 +342,6 @@ def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return foreign.read_text(path)
     except (OSError, ValueError):
         return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,6 +27,7 @@ Many = Annotated[tuple[T, ...], Strict(False)]
 # Descriptions of keys that several backends' blocks have.
 RAW = "Merged last, deep, into the rendered request; the dry run shows the changes."
 PRICE = "Price of an instance with disk for an hour, in US dollars; beats the price list."
+_LONGEST_PATTERN = 2000
 ENDPOINTS = "Addresses in place of the vendor's own, by service; for private endpoints and tests."
 
 
@@ -134,22 +136,27 @@ def _kept_path(value: object) -> str:
 
 
 def _pattern(value: object) -> str:
-    try:
-        compiled = re.compile(value) if isinstance(value, str) else None
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from error
+    compiled = _compiled(value) if isinstance(value, str) else None
     if compiled is None or not compiled.groups:
         raise ValueError("a regular expression whose first group is the number, such as `loss ([0-9.]+)`")
     return compiled.pattern
 
 
 def _regex(value: object) -> str:
-    try:
-        if isinstance(value, str) and value:
-            return re.compile(value).pattern
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from error
+    if isinstance(value, str) and value:
+        return _compiled(value).pattern
     raise ValueError("a regular expression that finds names")
+
+
+def _compiled(value: str) -> re.Pattern[str]:
+    if len(value) > _LONGEST_PATTERN:
+        raise ValueError(f"a regular expression of at most {_LONGEST_PATTERN} characters")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a set in a set, which a later Python may read otherwise
+            return re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"a regular expression ({error})") from error
 
 
 def _price(value: object) -> int:

@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.models import folder as folders
 
 from .. import backend as backends
@@ -65,7 +66,7 @@ def write(
 
 def _served(model: Path, config: JobConfig, machine: str | None) -> ServedModel:
     """Return what the files say of the model folder."""
-    check = json.loads((model / folders.CHECK).read_bytes())
+    check = json.loads(foreign.read(model / folders.CHECK))
     packages = config.requirements if not (model / folders.PT2).exists() else None
     is_pips = packages is not None and packages.endswith(".txt")
     name, digest = folders.read_config(model)["name"], folders.file_sha256(model / folders.SUMS)

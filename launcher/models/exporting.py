@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
@@ -234,7 +235,7 @@ def _name_of(job: Job, choice: str | None) -> str | None:
 def _is_of(path: Path, job: Job) -> bool:
     """Return whether the reported path is a checkpoint of the job on this machine, too."""
     try:
-        trainer = json.loads((path / folders.TRAINER).read_bytes())
+        trainer = json.loads(foreign.read(path / folders.TRAINER))
         return bool(trainer["job"] == job.id)
     except (OSError, ValueError, KeyError, TypeError):
         return False

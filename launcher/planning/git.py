@@ -10,14 +10,13 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints import foreign, processes
 
 PATIENCE_S = 20.0
 MOST_BYTES = 64 << 20  # of an index: some 600,000 files
@@ -81,7 +80,7 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield the top of the work tree, and git's environment. Raises OSError outside a work tree."""
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
-    common = (own / _read(beside).decode().strip()).resolve() if beside.exists() else own
+    common = (own / foreign.read(beside).decode().strip()).resolve() if beside.exists() else own
     kept = {name: value for name, value in os.environ.items() if name in _OF_USER or not name.startswith("GIT_")}
     environ = {**kept, **_ENVIRONMENT}
     with tempfile.TemporaryDirectory(prefix="cloudtrain-git-") as name:
@@ -91,11 +90,11 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         for source in (own / "HEAD", own / "index", *own.glob("sharedindex.*"), *shared):
             if source.exists():
                 copy = made / source.relative_to(own if source.is_relative_to(own) else common)
-                copy.write_bytes(_read(source))
+                copy.write_bytes(foreign.read(source, MOST_BYTES))
                 shutil.copystat(source, copy)  # git compares the index's time with the files'
         for part in ("refs", "objects"):
             (made / part).symlink_to((common / part).resolve())
-        (made / "theirs").write_bytes(_read(common / "config"))
+        (made / "theirs").write_bytes(foreign.read(common / "config", MOST_BYTES))
         said = _git(["config", "--file", "theirs", "--no-includes", "--null", "--list"], made, environ)
         settings = said.split("\0")
         if strange := [each for each in settings if each.startswith("extensions.") and not _HARMLESS.fullmatch(each)]:
@@ -112,14 +111,5 @@ def _repository(folder: Path) -> tuple[Path, Path]:
         if own.is_dir():
             return top, own
         if own.exists():
-            return top, (top / _read(own).decode().removeprefix("gitdir:").strip()).resolve()
+            return top, (top / foreign.read(own).decode().removeprefix("gitdir:").strip()).resolve()
     raise FileNotFoundError(f"{folder} is in no work tree of git")
-
-
-def _read(path: Path) -> bytes:
-    """Return the bytes of a regular file of a bounded size. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise OSError(f"{path} is no file of git's")
-        return file.read(MOST_BYTES)

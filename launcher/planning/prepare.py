@@ -18,6 +18,7 @@ from ..metering.rate import stale
 from . import bundle as bundles
 from . import machine_loss, plan_text, secret_files
 from . import planner as plans
+from . import shipped as shipped_code
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -80,7 +81,7 @@ def prepare(
     if config.sweep is not None and shipped is None:
         refuse(plans.value_faults(config, plan))
     folder = config_file.parent / config.code.dir
-    max_bytes = config.code.max_size_mb * bundles.MB
+    max_bytes = config.code.max_size_mb * shipped_code.MB
     exclude = config.code.exclude
     bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
@@ -96,8 +97,8 @@ def prepare(
 
 def require_a_plan(config: JobConfig, config_file: Path) -> None:
     """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
-    folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
-    require_all(lambda: bundles.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
+    folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
+    require_all(lambda: shipped_code.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
 
 
 def _require_request(config: JobConfig) -> None:

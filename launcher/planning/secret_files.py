@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints import foreign
+
 from ..errors import Fault, Place
 
 if TYPE_CHECKING:
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
 FILE_BYTES, FOLDER_BYTES = 1_000_000, 16_000_000
+_TOGETHER = 1 << 18  # bytes of files that are searched at once
 
 _FOLDERS = {".aws", ".azure", ".ssh", ".kube", ".gnupg", ".oci", ".kaggle", ".password-store"}
+_GCLOUD = "/.config/gcloud/"
 _PATHS = (
-    *(".config/gcloud/", ".config/gh/hosts.yml", ".docker/config.json", ".gem/credentials"),
-    *(".huggingface/token", ".huggingface/stored_tokens", "huggingface/token", "huggingface/stored_tokens"),
+    *("/.config/gh/hosts.yml", "/.docker/config.json", "/.gem/credentials", "/.huggingface/token"),
+    *("/.huggingface/stored_tokens", "/huggingface/token", "/huggingface/stored_tokens"),
 )
 _NAMES = {
     *(".env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", ".boto", ".s3cfg"),
@@ -48,37 +52,40 @@ _HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|
 
 
 # A kind of secret, a fixed part of its text, and its regular expression.
-_SHAPES = (
-    ("a private key", "PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\w\\+/=:,-]{64}"),
-    *(("an AWS access key", mark, rf"{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),
-    ("an AWS secret key", "ecret_access_key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}(?![\w/+])"),
-    ("an AWS secret key", "SECRET_ACCESS_KEY", r"AWS_SECRET_ACCESS_KEY\W{1,6}[\w/+]{40}(?![\w/+])"),
-    ("an Azure storage key", "AccountKey=", r"AccountKey=[\w/+]{86}=="),
-    ("an Azure client secret", "Q~", r"[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
-    ("a Google API key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
-    *(("a GitHub token", mark, rf"{mark}[0-9A-Za-z]{{36}}") for mark in ("ghp_", "gho_")),
-    ("a GitHub token", "github_pat_", r"github_pat_\w{82}"),
-    ("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
-    ("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
-    ("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
-    ("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
-    ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
-    ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
-    *(("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
-    (
-        "a Slack webhook",
-        "hooks.slack.com",
-        r"(?:https://)?hooks\.slack\.com/(?:services|workflows|triggers)/[\w+/]{43}",
-    ),
-    ("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
-    ("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
-    ("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),
-    ("a PyPI token", "pypi-AgEIcHlwaS5vcmc", r"pypi-AgEIcHlwaS5vcmc[\w-]{50}"),
-    ("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
-    ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
-    ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
-    ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
-)
+_SHAPES = [
+    (kind, mark.encode(), pattern.encode())
+    for kind, mark, pattern in (
+        ("a private key", "PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\w\\+/=:,-]{64}"),
+        *(("an AWS access key", mark, rf"{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),
+        ("an AWS secret key", "ecret_access_key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}(?![\w/+])"),
+        ("an AWS secret key", "SECRET_ACCESS_KEY", r"AWS_SECRET_ACCESS_KEY\W{1,6}[\w/+]{40}(?![\w/+])"),
+        ("an Azure storage key", "AccountKey=", r"AccountKey=[\w/+]{86}=="),
+        ("an Azure client secret", "Q~", r"[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
+        ("a Google API key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
+        *(("a GitHub token", mark, rf"{mark}[0-9A-Za-z]{{36}}") for mark in ("ghp_", "gho_")),
+        ("a GitHub token", "github_pat_", r"github_pat_\w{82}"),
+        ("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
+        ("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
+        ("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
+        ("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
+        ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
+        ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
+        *(("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
+        (
+            "a Slack webhook",
+            "hooks.slack.com",
+            r"(?:https://)?hooks\.slack\.com/(?:services|workflows|triggers)/[\w+/]{43}",
+        ),
+        ("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
+        ("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
+        ("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),
+        ("a PyPI token", "pypi-AgEIcHlwaS5vcmc", r"pypi-AgEIcHlwaS5vcmc[\w-]{50}"),
+        ("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
+        ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
+        ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
+        ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
+    )
+]
 # Bytes around a mark: a secret that begins less than _STEP bytes behind the mark ends before _AFTER.
 _BEFORE, _STEP, _AFTER = 80, 150, 400
 _PLACEHOLDER = re.compile(rb"example|placeholder|x{4}|\*{4}|\.{4}|abcdefg|1234567|dummy|fake|your", re.IGNORECASE)
@@ -90,23 +97,57 @@ _SECRET_VARIABLE = re.compile(
 )
 
 
-def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterable[str] = ()) -> Iterator[Fault]:
-    """Yield a fault for each file with a secret's name or with a token in its text; no fault prints the secret.
+class Secrets:
+    """A search of the files to ship: first of their names, then of their texts by whoever reads them, each once."""
 
-    `sizes` are the files to ship, links among them. A line `!FILE` in `exclude` or .cloudtrainignore permits a file.
-    """
-    left, found = FOLDER_BYTES, dict[PurePosixPath, list[Fault]]()
-    for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-        if _looks_secret(name):
-            hint = f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`"
-            message = f"`{name}` looks like a secret, and would be uploaded with the code"
-            found[name] = [Fault(message, hint=f"{hint}; {_permit(name)}")]
-        elif (searched := min(size, FILE_BYTES)) <= left and not (folder / name).is_symlink():
-            left -= searched
-            found[name] = list(_tokens(folder, name))
-    names = {name for name, faults in found.items() if faults}
-    for name in sorted(names - _permitted(folder, names, exclude)):
-        yield from found[name]
+    def __init__(self, folder: Path, sizes: Mapping[str, int], exclude: Iterable[str] = ()) -> None:
+        """`sizes` are the files, links among them. `!FILE` in `exclude` or .cloudtrainignore permits a file."""
+        self._folder, self._exclude, left = folder, exclude, FOLDER_BYTES
+        self._found: dict[str, list[Fault]] = {}
+        self._wanted: set[str] = set()
+        self._waiting: list[tuple[str, bytes]] = []
+        self._bytes = 0
+        for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+            if _looks_secret(name):
+                hint = f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`"
+                message = f"`{name}` looks like a secret, and would be uploaded with the code"
+                self._found[name] = [Fault(message, hint=f"{hint}; {_permit(name)}")]
+            elif (searched := min(size, FILE_BYTES)) <= left:
+                left -= searched
+                self._wanted.add(name)
+
+    def look(self, name: str, data: bytes) -> None:
+        """Search the beginning of a file, together with those of the files around it."""
+        if name in self._wanted:
+            self._waiting.append((name, data[:FILE_BYTES]))
+            self._bytes += len(data)
+            if self._bytes > _TOGETHER:
+                self._search()
+
+    def read(self) -> None:
+        """Read and search all files. The bundle reports those that cannot be read; a link has no text."""
+        for name in sorted(self._wanted):
+            with suppress(OSError):
+                file = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    self.look(name, os.read(file, FILE_BYTES))
+                finally:
+                    os.close(file)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield the faults found so far, none with the secret itself."""
+        self._search()
+        for name in sorted(self._found.keys() - _permitted(self._folder, self._found, self._exclude)):
+            yield from self._found[name]
+
+    def _search(self) -> None:
+        """Search all at once for the fixed parts of tokens, which few texts have."""
+        together = b"\n".join(data for _, data in self._waiting)
+        if any(mark in together for _, mark, _ in _SHAPES):
+            for name, data in self._waiting:
+                if faults := list(_tokens(name, data)):
+                    self._found[name] = faults
+        self._waiting, self._bytes = [], 0
 
 
 def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
@@ -116,7 +157,7 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
     root = None
     if config.env or config.args or config.resume_args:
         with suppress(OSError, UnicodeDecodeError):
-            root = yamlfile.parse(file.read_text(encoding="utf-8-sig"), os.fspath(file), os.environ).root
+            root = yamlfile.parse(foreign.read(file).decode("utf-8-sig"), os.fspath(file), os.environ).root
     for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
         # The config holds arguments as a list, the file perhaps as a mapping or text: find an argument by its text.
         is_env = key == "env"
@@ -145,31 +186,28 @@ def secret_name(variable: str) -> bool:
     return _SECRET_VARIABLE.search(variable) is not None
 
 
-def _looks_secret(path: PurePosixPath) -> bool:
-    whole, name = f"/{path}".lower(), _COPY.sub("", path.name.lower())
-    if not _FOLDERS.isdisjoint(whole.split("/")[:-1]):
+def _looks_secret(path: str) -> bool:
+    whole = f"/{path}".lower()
+    *folders, last = whole.split("/")
+    if not _FOLDERS.isdisjoint(folders):
         return True
-    if any(f"/{part}" in whole if part.endswith("/") else whole.endswith(f"/{part}") for part in _PATHS):
+    name = _COPY.sub("", last)
+    if whole.endswith(_PATHS) or _GCLOUD in whole:
         return True
     return _HARMLESS.fullmatch(name) is None and (name in _NAMES or _PATTERN.fullmatch(name) is not None)
 
 
-def _tokens(folder: Path, name: PurePosixPath) -> Iterator[Fault]:
-    try:
-        with (folder / name).open("rb") as file:
-            data = file.read(FILE_BYTES)
-    except OSError:  # the bundle reports unreadable files
-        return
+def _tokens(name: str, data: bytes) -> Iterator[Fault]:
     for kind, start in _found(data) if b"\0" not in data[:4096] else ():
         line, column = data.count(b"\n", 0, start) + 1, start - data.rfind(b"\n", 0, start)
         hint = f"pass it through `secrets:` and read the variable, or exclude the file; {_permit(name)}"
-        yield Fault(f"`{name}` holds {kind}", place=Place(str(name), line, column, ""), hint=hint)
+        yield Fault(f"`{name}` holds {kind}", place=Place(name, line, column, ""), hint=hint)
 
 
 def _found(data: bytes) -> Iterator[tuple[str, int]]:
     """Yield each kind of secret in the data, and the offset of the first match."""
-    for kind, mark, pattern in _SHAPES:
-        if (start := _first(data, mark.encode(), pattern.encode())) is not None:
+    for kind, mark, pattern in [shape for shape in _SHAPES if shape[1] in data]:
+        if (start := _first(data, mark, pattern)) is not None:
             yield kind, start
 
 
@@ -184,15 +222,15 @@ def _first(data: bytes, mark: bytes, pattern: bytes) -> int | None:
     return None
 
 
-def _permit(name: PurePosixPath) -> str:
+def _permit(name: str) -> str:
     return f"`!{name}` in .cloudtrainignore ships it all the same"
 
 
-def _permitted(folder: Path, names: Iterable[PurePosixPath], exclude: Iterable[str]) -> set[PurePosixPath]:
+def _permitted(folder: Path, names: Iterable[str], exclude: Iterable[str]) -> set[str]:
     """Return the files that a `!` line names exactly; a pattern such as `!*.py` permits no file."""
     lines = [(PurePosixPath(), line) for line in exclude]
-    for parent in {parent for name in names for parent in name.parents}:
+    for parent in {parent for name in names for parent in PurePosixPath(name).parents}:
         with suppress(OSError):
-            text = (folder / parent / ".cloudtrainignore").read_text(errors="replace")
-            lines += [(parent, line) for line in text.splitlines()]
-    return {parent / line[1:].strip().lstrip("/") for parent, line in lines if line.startswith("!")}
+            text = foreign.read_text(folder / parent / ".cloudtrainignore")
+            lines += [(parent, line) for line in text.split("\n")]
+    return {str(parent / line[1:].strip().lstrip("/")) for parent, line in lines if line.startswith("!")}

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints import atomic_json, foreign, processes
 
 from ..errors import ConfigError, Fault, Place
 from ..metering import rate as rating
@@ -63,7 +63,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
     path = home.home() / FILE
     try:
         with processes.locked(path.parent / "prices.lock"):
-            data = path.read_bytes() if path.exists() else b""
+            data = foreign.read(path, 16 << 20) if path.exists() else b""
             known, faults = _parsed(data) if data else ({}, [])
             kept = path.with_name(f"{FILE}.damaged") if faults else None
             if kept is not None:
@@ -84,7 +84,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 @functools.lru_cache(maxsize=1)
 def _sound(path: Path, changed_ns: int, size: int) -> Mapping[Key, Rate]:
     """Return the file's prices; the arguments are the cache key of the file's state."""
-    known, faults = _parsed(path.read_bytes())
+    known, faults = _parsed(foreign.read(path, 16 << 20))
     if faults:
         hint = f"remove the line, or the file; or `cloudtrain prices refresh` keeps the good lines (of {len(known)})"
         raise ConfigError([Fault(why, place=Place(str(path), row, 1, text), hint=hint) for row, why, text in faults])

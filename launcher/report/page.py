@@ -23,7 +23,7 @@ from ..job import Job
 from ..jobs import shown_config
 from ..jobs.evaluations import Tested, headline, quantiles, tests_of
 from ..jobs.view import view_of
-from ..planning.bundle import GENERATOR, is_report
+from ..planning.shipped import GENERATOR, is_report
 from ..store import series as serieses
 from ..store.registry import Registry
 from ..text.terminal import confirm, is_terminal, say

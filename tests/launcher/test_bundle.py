@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.bundle_file import BundleError, unpack
+from cloudtrain.entrypoints.foreign import BundleError, unpack
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.planning.bundle import MB, changed, collect, pack, summary
+from cloudtrain.launcher.planning import bundle as bundles
+from cloudtrain.launcher.planning import shipped
+from cloudtrain.launcher.planning.bundle import changed, pack, summary
+from cloudtrain.launcher.planning.shipped import MB, collect
 
 Tree = Callable[..., Path]
 
@@ -41,8 +44,8 @@ def packed(folder: Path, exclude: tuple[str, ...] = (), max_mb: int = 10) -> Bun
 
 
 def names_in(folder: Path, exclude: tuple[str, ...] = ()) -> list[str]:
-    """Return the names of the files to ship, as text."""
-    return [str(name) for name in collect(folder.resolve(), exclude)]
+    """Return the names of the files to ship."""
+    return collect(folder.resolve(), exclude)
 
 
 def test_changed_names_the_files_that_differ_from_the_archive(tree: Tree, tmp_path: Path) -> None:
@@ -359,3 +362,34 @@ def test_unpack_refuses_a_damaged_archive(tree: Tree, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(BundleError):
         unpack(path, hashlib.sha256(path.read_bytes()).hexdigest(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.py", "code/é.txt", "d/" * 49 + "xy", "d/" * 49 + "xyz", "x" * 300, "code/\udcff"])
+@pytest.mark.parametrize("size", [0, 1, 8**11 - 1, 8**11])
+def test_header_of_a_member_is_tarfiles(name: str, size: int) -> None:
+    """Our own headers are tarfile's to the byte, so that an old archive and a new one have the same name."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o755
+    assert bundles._header(name, 0o755, size) == member.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+
+
+@pytest.mark.parametrize(("becomes", "why"), [("a pipe", "not a regular file"), ("nothing", "No such file")])
+def test_file_that_changes_meanwhile_is_not_packed(
+    becomes: str, why: str, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the pack: a sentence with the path, and no archive."""
+    folder = tree({"a.py": "x" * 100, "b.py": ""})
+    look = shipped.look
+
+    def late(*args: Any) -> Any:
+        found = look(*args)
+        (folder / "b.py").unlink()
+        if becomes == "a pipe":
+            os.mkfifo(folder / "b.py")
+        return found
+
+    monkeypatch.setattr(shipped, "look", late)
+    with pytest.raises(ConfigError, match=why) as caught:
+        pack(folder, (), MB, tmp_path / "into")
+    assert caught.value.where == str(folder / "b.py")
+    assert list((tmp_path / "into").iterdir()) == []

@@ -26,7 +26,7 @@ from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.models import deployment, exporting
-from cloudtrain.launcher.planning import bundle
+from cloudtrain.launcher.planning import shipped
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
 from doubles import modelfolders
@@ -56,7 +56,7 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
     assert (done.code, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
     version = folders.verify(tmp_path / "out/model", checked=True).digest[:12]
     assert f"/cloudtrain/digits:{version}" in (tmp_path / "out/upload-model.json").read_text()
-    assert sorted(map(str, bundle.collect(project))) == ["cloudtrain.yaml", "sweep.yaml", "task.py"]
+    assert shipped.collect(project) == ["cloudtrain.yaml", "sweep.yaml", "task.py"]
 
     server = subprocess.Popen(
         [*cli.command, "serve", model.path, "--port", "0"], env=cli.environment(), stderr=subprocess.PIPE, text=True

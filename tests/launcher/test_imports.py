@@ -16,7 +16,7 @@ from doubles.signatures import MakeJob, MakeProject
 HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
 HEAVY |= {"starlette", "uvicorn", "anyio"}  # only the page needs them
 # Each takes 8 to 80 ms of processor time.
-MODEL, TEMPLATES, YAML, RICH, PATTERNS = "pydantic", "jinja2", "yaml", "rich", "pathspec"
+MODEL, TEMPLATES, YAML, RICH = "pydantic", "jinja2", "yaml", "rich"
 
 # A namespace without a file is not imported: the .pth file of google-cloud-aiplatform begins `google`.
 IMPORTED = '{name.split(".")[0] for name, module in [*sys.modules.items()] if getattr(module, "__file__", None)}'
@@ -28,7 +28,7 @@ from cloudtrain.launcher.cli import main
 main()
 """
 
-LIGHT = {MODEL, TEMPLATES, YAML, RICH, PATTERNS}
+LIGHT = {MODEL, TEMPLATES, YAML, RICH}
 COMMANDS = {
     "--help": LIGHT,
     "--version": LIGHT,
@@ -44,23 +44,23 @@ COMMANDS = {
     "wait ended": LIGHT,
     "budget": LIGHT,
     "budget set 100USD": LIGHT,
-    "budget set vision 100USD": {TEMPLATES, RICH, PATTERNS},  # looks for the project in the config
+    "budget set vision 100USD": {TEMPLATES, RICH},  # looks for the project in the config
     "watch --once": LIGHT,
     "watch --once ended": LIGHT,
     "report ended --json": LIGHT,
-    "report ended": {MODEL, RICH, PATTERNS},
+    "report ended": {MODEL, RICH},
     "completion bash": LIGHT,
     "backends": LIGHT,
     "prices --all --json": LIGHT,
     "prices refresh --help": LIGHT,
-    "doctor": {TEMPLATES, RICH, PATTERNS},
+    "doctor": {TEMPLATES, RICH},
     "submit --help": LIGHT,
     "ui --help": LIGHT,
     "export --help": LIGHT,
     "serve --help": LIGHT,
-    "validate": {RICH, PATTERNS},
-    "explain": {TEMPLATES, RICH, PATTERNS},
-    "schema": {TEMPLATES, RICH, PATTERNS},
+    "validate": {RICH},
+    "explain": {TEMPLATES, RICH},
+    "schema": {TEMPLATES, RICH},
     "submit --dry-run": {RICH},
     "submit --dry-run --backend sagemaker --set resources.instance_type=ml.m5.xlarge --set sagemaker.region=eu-west-1 "
     "--set sagemaker.role=arn:aws:iam::123456789012:role/x": {RICH},

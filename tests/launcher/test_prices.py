@@ -14,7 +14,7 @@ from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog, own
 from doubles.aws.handle import ROLE, Aws
 
-SDK = ("boto3", "botocore.session", "pydantic", "jinja2", "yaml", "pathspec")
+SDK = ("boto3", "botocore.session", "pydantic", "jinja2", "yaml")
 CPU_JOB = f"""\
 backend: sagemaker
 resources: {{instance_type: ml.m5.xlarge}}

@@ -16,7 +16,7 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.planning import bundle
+from cloudtrain.launcher.planning import shipped
 from cloudtrain.launcher.report import facts
 from cloudtrain.launcher.report.data import _checkpoint_text, chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
@@ -353,8 +353,7 @@ def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp
     (tmp_path / "train.py").write_text("x = 1")
     (tmp_path / "page.html").write_text("<p>mine</p>")
     (tmp_path / "seeded.html").write_text(report_html(registry, job, NOW_S))
-    shipped = [str(name) for name in bundle.collect(tmp_path, exclude=["home"])]
-    assert shipped == ["page.html", "train.py"]
+    assert shipped.collect(tmp_path, exclude=["home"]) == ["page.html", "train.py"]
 
 
 @pytest.mark.parametrize("where", ["none/there.html", ".", "/dev/stdout"])

@@ -3,7 +3,7 @@
 import random
 import string
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from conftest import Cli
@@ -88,8 +88,10 @@ def faults(tmp_path: Path) -> Callable[..., list[Fault]]:
             path = tmp_path / "tree" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        sizes = {PurePosixPath(name): len(text) for name, text in files.items()}
-        return list(secret_files.faults_of(tmp_path / "tree", sizes, exclude))
+        sizes = {name: len(text) for name, text in files.items()}
+        found = secret_files.Secrets(tmp_path / "tree", sizes, exclude)
+        found.read()
+        return list(found.faults())
 
     return look
 

@@ -17,7 +17,7 @@ from cloudtrain.launcher.backend_table import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
-FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "processes", "records"}
+FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "foreign", "format", "processes", "records"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices", "terms"}
 FROM_ENTRYPOINTS |= {"agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {
@@ -88,7 +88,7 @@ rank
 notices
 contract
 atomic_json
-bundle_file
+foreign
 events
 format
 terms

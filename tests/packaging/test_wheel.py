@@ -16,7 +16,7 @@ SIDE = ("pyproject.toml", "README.md", "LICENSE")
 # Modules that boot and the agents need before torch is found.
 STDLIB_ONLY = (
     *("agent.agent", "agent.boot", "agent.coordinate", "agent.elastic", "agent.node_logs", "agent.node"),
-    *("agent.transport", "agent.worker", "atomic_json", "bundle_file", "events", "processes"),
+    *("agent.transport", "agent.worker", "atomic_json", "foreign", "events", "processes"),
 )
 NEVER_IN_BASE = ("torch", "numpy", "boto3", "botocore", "sagemaker", "azure", "google")
 

@@ -1,15 +1,61 @@
-"""Unpacks the bundle: verifies its hash, and never writes outside the folder."""
+"""Files of other people, such as a repository's or a host's: read up to a bound, and unpacked below one folder.
+
+A pipe or a device may have no end, and is refused.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import tarfile
+import os
+import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import tarfile
+
+TEXT_BYTES = 2_000_000  # of a file that people write
 
 
 class BundleError(Exception):
     """The archive has a different hash than announced, or a member outside its folder."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file. Raises OSError, with the path, also for a pipe, a device or a folder."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
+
+
+def read(path: Path, most: int = TEXT_BYTES) -> bytes:
+    """Return the bytes of a regular file, at most `most`. Raises OSError, with the path, also for a larger file."""
+    with opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        limit = f"{most / 1e6:g} MB" if most >= 1_000_000 else f"{most / 1000:g} kB"
+        raise OSError(errno.EFBIG, f"larger than {limit}", str(path))
+    return data
+
+
+def read_text(path: Path, most: int = TEXT_BYTES) -> str:
+    """Return the text of a regular file; bytes that are not UTF-8 are replaced. Raises OSError as `read` does."""
+    return read(path, most).decode(errors="replace")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of a regular file's content. Raises OSError."""
+    found = hashlib.sha256()
+    with opened(path) as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def unpack(archive: Path, sha256: str, folder: Path) -> None:
@@ -18,6 +64,8 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
     Raises BundleError if the hash differs, or a member is absolute, leaves the folder, or is neither a file, a folder
     nor a link within the folder. (Python 3.11.2 and older lack tarfile's data filter.)
     """
+    import tarfile  # most readers unpack nothing
+
     found = sha256_of(archive)
     if found != sha256:
         raise BundleError(f"{archive.name} arrived damaged: its sha256 is {found[:12]}, not {sha256[:12]}")
@@ -28,20 +76,13 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
         raise BundleError(f"{archive.name} cannot be unpacked: {error}") from error
 
 
-def sha256_of(path: Path) -> str:
-    """Return the hash of the file's content. Raises OSError."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
-
-
 def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> list[Path]:
     """Unpack an archive below the folder; return its files. Raises BundleError, TarError, EOFError, OSError.
 
     With `left_out`, an unsafe member adds a message to the list, and the remaining members are unpacked.
     """
+    import tarfile
+
     links: set[PurePosixPath] = set()
     files: list[Path] = []
     with tarfile.open(archive, "r:gz") as tar:
