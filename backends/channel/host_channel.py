@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
@@ -26,7 +26,8 @@ from .hosts import Host
 from .master import BROKEN, Masters, fault_of, is_passing, last_words, no_ssh
 
 CALL_S = 60.0
-MAX_LINE = 64 << 20
+MAX_LINE = 64 << 20  # bytes of an answer, and of the data behind it
+MOST_AHEAD_S = 10 * 365 * 86_400.0  # of a host's clock
 MAX_NOISE = 1 << 20  # bytes that a login may print before our first program answers
 END_S = 5.0  # for ssh's exit code and standard error, after the end of the host's output
 PAUSES_S = (0.3, 0.6, 1.2)  # before each retry of a temporary failure
@@ -82,14 +83,14 @@ class HostChannel:
                     raise
                 if isinstance(error, asyncio.TimeoutError):
                     raise UnreachableError(f"{self.host.name} has not answered for {limit_s:.0f} s") from error
-                said = last_words(words) or "its line is cut, or it went down"
+                odd = str(error) if isinstance(error, ValueError) else ""
+                said = odd or last_words(words) or "its line is cut, or it went down"
                 raise UnreachableError(f"{self.host.name}: {BROKEN}: {said}") from error
         if "refused" in reply:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
             raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
-        answer: dict[str, Any] = reply["told"]
-        return answer, data
+        return Told(self.host.name, reply["told"]), data
 
     async def close(self) -> None:
         """End the channel; the master stays."""
@@ -192,22 +193,28 @@ class HostChannel:
             noise += line
             if not line or len(noise) > MAX_NOISE:
                 raise EOFError
-        reply = json.loads(await self._line())
+        reply = _object(await self._line())
         if reply.get("need"):
             packed = _packed(whole)
             await self._write(b"%d\n%s" % (len(packed), packed))
-            reply = json.loads(await self._line())
+            reply = _object(await self._line())
         if "refused" in reply:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         begin_s = time.time()
         clock, _ = await self._exchange({"verb": "calls.clock", "ask": {}}, b"")
-        self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2
-        return dict(reply)
+        now_s = clock.get("told", {}).get("now_s")
+        if not isinstance(now_s, (int, float)) or not abs(now_s - begin_s) < MOST_AHEAD_S:
+            raise ConfigError(f"{self.host.name}: its clock is wrong by years", hint="set the clock of the host")
+        self.ahead_s = now_s - (begin_s + time.time()) / 2
+        return Told(self.host.name, reply)
 
     async def _exchange(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         await self._write(json.dumps(message).encode() + b"\n" + payload)
-        reply = json.loads(await self._line())
-        size = reply.get("size", 0)
+        reply = _object(await self._line())
+        size, told = reply.get("size", 0), reply.get("told")
+        is_whole = isinstance(told, dict) or not {"refused", "failed"}.isdisjoint(reply)
+        if not is_whole or type(size) is not int or not 0 <= size <= MAX_LINE:
+            raise ValueError("no answer of cloudtrain's")
         return reply, await self._answers().readexactly(size) if size else b""
 
     async def _write(self, data: bytes) -> None:
@@ -248,6 +255,30 @@ class HostChannel:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._reader), 1.0)
         return self._words.decode(errors="replace")
+
+
+class Told(dict[str, Any]):
+    """A host's answer to a call. A missing field is the host's fault, and said so."""
+
+    def __init__(self, host: str, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.host = host
+
+    def __missing__(self, field: str) -> Any:
+        raise ConfigError(f"{self.host}: its answer lacks `{field}`: is another program in the place of ours?")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in the line, with finite numbers. Raises ValueError."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line, parse_constant=_no_number)
+        if isinstance(found, dict):
+            return found
+    raise ValueError("no answer of cloudtrain's")
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 @functools.lru_cache(maxsize=1)
