@@ -19,22 +19,25 @@ PIECES, PIECE_BYTES = 6, 1 << 16
 MOST_BYTES = 64 << 20
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
     """Write `value` by write, fsync and rename. If an OSError is raised, the old file stays unchanged."""
     text = json.dumps(value)
     try:
-        write_text(path, text)
+        write_text(path, text, mode)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _give_back():
             raise
-        write_text(path, text)
+        write_text(path, text, mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write the text by write, fsync and rename. If an OSError is raised, the old file stays unchanged."""
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write the text by write, fsync and rename. If an OSError is raised, the old file stays unchanged.
+
+    `mode`: who may use the file, within the user's umask.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

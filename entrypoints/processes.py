@@ -197,10 +197,17 @@ def write_into(log: Path) -> None:
     os.close(handle)
 
 
+def make_private(folder: Path) -> None:
+    """Create the folder, and each missing folder above it, with access for its owner only. Raises OSError."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies."""
-    with path.open("a") as lock:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()
 

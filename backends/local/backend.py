@@ -74,7 +74,7 @@ class LocalBackend(Adapter):
         checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
         ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
         try:
-            job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            processes.make_private(job_folder)
             make_own(folder, body["job"])
             checkpoints.mkdir(parents=True, exist_ok=True)
             environment = body["environment"] | places(body, shipment.base, job_folder / "output", checkpoints)

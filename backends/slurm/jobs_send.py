@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
@@ -75,7 +75,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     login.call("slurm.prepare", prepared)
     path = shipment.home / "slurm" / f"{login.host.key}.json"  # for a registry that has lost the job
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        processes.make_private(path.parent)
         atomic_json.write_json(path, login.host.dump())
     except OSError as error:
         raise ConfigError(f"the cluster cannot be noted: {error.strerror}", where=str(path)) from error

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
@@ -72,7 +72,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        processes.make_private(path.parent)
         atomic_json.write_json(path, ref)
     except OSError as error:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error

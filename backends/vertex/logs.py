@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import os
 import re
 import time
 from collections import deque
@@ -219,7 +220,7 @@ class LogQuota:
         if time.monotonic() < self._not_before_s:
             return False
         try:
-            with self._path.open("a+") as file:
+            with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.seek(0)
                 now_s = time.time()

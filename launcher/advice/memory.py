@@ -158,4 +158,4 @@ def kept() -> dict[str, Lines]:
 def keep(key: str, lines: Lines) -> None:
     """Keep the result for later commands, if possible."""
     with contextlib.suppress(CloudtrainError, OSError):  # a plan works without it
-        atomic_json.write_json(home.home() / KEPT, dict(list({**kept(), key: lines}.items())[-MOST_KEPT:]))
+        atomic_json.write_json(home.home() / KEPT, dict(list({**kept(), key: lines}.items())[-MOST_KEPT:]), 0o600)

@@ -193,7 +193,7 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
     files cannot be created, ConfigError, and blocks.DamagedError if existing files cannot be continued.
     """
     folder = folder_of(database, job_id, attempt)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    processes.make_private(folder)
     lock = processes.try_lock(folder / "lock")
     if lock is None:
         return None

@@ -26,6 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.format import counted
 
 from ..backend import Bundle
@@ -136,7 +137,7 @@ def _store(code: _Code, into: Path) -> tuple[str, str, int]:
     """Write the archive under its hash; return the result of `_write`."""
     import tempfile  # the import takes 5 ms, which a dry run does not need
 
-    into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    processes.make_private(into)
     for partial in into.glob("partial-*"):  # left by a killed submit; no submit takes a day
         with contextlib.suppress(FileNotFoundError):  # a concurrent submit has just renamed its file
             if time.time() - partial.stat().st_mtime > 86_400:

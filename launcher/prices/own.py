@@ -70,7 +70,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
                 kept.write_bytes(data)
             known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None and not refusal(quote)}
             if known or kept is not None:
-                atomic_json.write_text(path, _text(known))
+                atomic_json.write_text(path, _text(known), 0o600)
             return kept
     except OSError as error:
         raise _unusable(path, error) from error

@@ -224,7 +224,7 @@ def place(home: Path, *, keeps: bool) -> Iterator[Path]:
     The folder stays if `keeps`.
     """
     above = home / PLACE
-    above.mkdir(mode=0o700, parents=True, exist_ok=True)
+    processes.make_private(above)
     _sweep(above)
     folder = Path(tempfile.mkdtemp(dir=above))
     with processes.locked(folder / "lock"):

@@ -309,6 +309,7 @@ class Database:
         with processes.locked(self.folder / "registry.lock"):
             if self._version() == 0:
                 self._db.execute("PRAGMA journal_mode = WAL")
+                (self.folder / RESERVE).touch(0o600)
                 (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
                 self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
 

@@ -8,6 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from cloudtrain.entrypoints import processes
+
 from ..errors import ConfigError
 
 PRICES = "prices.csv"  # the user's own prices, in the home folder
@@ -31,7 +33,7 @@ def home() -> Path:
     path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default())
     try:
         path = where()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        processes.make_private(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
@@ -49,6 +51,7 @@ def identity(folder: Path) -> str:
     try:
         if not path.exists():
             partial = path.with_name(f"identity.{os.getpid()}.{os.urandom(4).hex()}")
+            partial.touch(0o600)
             partial.write_text(os.urandom(16).hex())
             with contextlib.suppress(FileExistsError):  # a concurrent process was first
                 os.link(partial, path)

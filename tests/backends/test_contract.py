@@ -142,6 +142,7 @@ def test_job_is_followed_stopped_resumed_and_fails(
     - kill -9 of a following submit does not affect the job; `logs -f` then shows every line once, in order.
     - A stop lets the ranks save; a resume is the next attempt, whose ranks see all saved and kept files.
     - A failure is exit code 1; `status` shows the exception of the rank that raised it, not torchrun's; no retry.
+    - All that is kept in the home folder is open to its owner only, even if the folder itself is open to all.
 
     With `is_real` torchrun and the ranks are real interpreters, not forks of a warm process.
     """
@@ -157,6 +158,8 @@ def test_job_is_followed_stopped_resumed_and_fails(
     (folder / "lib" / "mine.py").write_text("word = 'found it'")
     (folder / "train.py").write_text(f"import mine\nprint(mine.word, flush=True)\n{SCRIPT}")
     monkeypatch.setenv("API_TOKEN", secret)
+    home.mkdir(exist_ok=True)
+    home.chmod(0o755)
 
     cli.watch("line 0", "submit", "-y", count=20, cwd=folder)  # then killed
     running(cli)
@@ -195,6 +198,7 @@ def test_job_is_followed_stopped_resumed_and_fails(
     assert {"home/work.pt", "home/out/part-0.pt", "home/out/part-1.pt"} <= set(fetched)
     assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert secret not in first
+    assert [each.name for each in home.iterdir() if each.lstat().st_mode & 0o077] == []
 
 
 @cases("local", "vertex", soaked=("processes", "ssh", "slurm", "azureml", "sagemaker"))
