@@ -25,6 +25,7 @@ PLAIN, TRAINER, MANIFEST, BEST = "plain.pt", "trainer.json", "manifest.json", "b
 FORMAT = 2
 
 _NAME = re.compile(r"step-(\d{8,})")
+_SAVE = re.compile(rb'.{8}\{"__metadata__": ?\{"save": ?"([\w .-]+)"', re.DOTALL)
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)\.safetensors")
 _MAYBE_INT, _MAYBE_NUMBER = (int, type(None)), (int, float, type(None))
 # The types of trainer.json's fields. `step` is required; the other fields may be absent.
@@ -36,7 +37,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "best_of": (str, type(None)),
     "metrics": (dict,),
     "parent": (dict, type(None)),
-    **dict.fromkeys(("job", "optimizer"), (str,)),
+    **dict.fromkeys(("job", "optimizer", "save"), (str,)),
 }
 # Errors of a path that are faults of the checkpoint. Any other OSError may be a fault of the disk.
 _BROKEN_PATH = {
@@ -207,7 +208,10 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
         for name in files if only is None else only:
             if _crc32(path / name) != files[name]["crc32"]:
                 return f"the checksum of {name} differs from the manifest"
-        read_trainer(path)
+        save = read_trainer(path).get("save")
+        for name in filter(_SHARD.fullmatch, files):
+            if save is not None and _save_of(path / name) != save:
+                return f"{name} is of another save than {TRAINER}"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
@@ -296,6 +300,13 @@ def _size(path: Path) -> int:
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"{path.name} is no regular file")
     return about.st_size
+
+
+def _save_of(path: Path) -> str | None:
+    """Return the name of the save at the beginning of a shard's header (shards.marked). Raises OSError."""
+    with path.open("rb") as file:
+        found = _SAVE.match(file.read(200))
+    return found[1].decode() if found else None
 
 
 def _crc32(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import time
 import zlib
 from collections.abc import Iterable, Mapping
@@ -221,11 +222,24 @@ def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tu
 
 
 def _gap(parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]) -> str | None:
-    """Return the fault if a tensor's boxes do not add up to the whole tensor, or differ in shape or type."""
-    for name, boxes in parts.items():
-        if len({(box.whole, box.dtype) for _, box, _ in boxes}) > 1:
+    """Return the fault if a tensor's boxes do not fill the tensor, each place once, or differ in shape or type."""
+    for name, found in parts.items():
+        boxes = [box for _, box, _ in found]
+        if len({(box.whole, box.dtype) for box in boxes}) > 1:
             return f"the shards contradict each other about {name}"
-        whole = shards.Box(name, boxes[0][1].dtype, boxes[0][1].whole, (), boxes[0][1].whole).nbytes
-        if sum(box.nbytes for _, box, _ in boxes) != whole:
+        whole = shards.Box(name, boxes[0].dtype, boxes[0].whole, (), boxes[0].whole).nbytes
+        if sum(box.nbytes for box in boxes) != whole:
             return f"the shards lack a part of {name}"
+        if _have_a_place_twice(boxes):
+            return f"the shards have a part of {name} twice, and lack another"
     return None
+
+
+def _have_a_place_twice(boxes: list[shards.Box]) -> bool:
+    """Return whether two boxes overlap; in linear time for the usual boxes, slices of one dimension."""
+    boxes = sorted((box for box in boxes if box.nbytes), key=lambda box: box.offset)
+    cut = {i for box in boxes for i, side in enumerate(box.shape) if side != box.whole[i]}
+    if len(cut) <= 1:
+        at = next(iter(cut), 0)
+        return any(b.offset[at] < a.offset[at] + a.shape[at] for a, b in itertools.pairwise(boxes)) if cut else False
+    return any(overlap(one, other) for one, other in itertools.combinations(boxes, 2))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import shutil
 import threading
 import time
@@ -190,14 +191,17 @@ class Saver:
         agreed: dict[str, Any] = {}
         if self._rank == 0:
             try:
-                agreed = {"partial": str(folders.begin(self.folder, step, needed + len(plain)))}
+                partial = folders.begin(self.folder, step, needed + len(plain))
+                # A file that is copied from elsewhere has another name of its save than trainer.json.
+                agreed = {"partial": str(partial), "save": f"{trainer.get('job')} {step} {os.urandom(8).hex()}"}
             except OSError as error:
                 agreed = {"error": folders.why_not(self.folder, step, error)}
         agreed = exchange.share(agreed, self._group)
         if "error" in agreed:
             return agreed
         partial = Path(agreed["partial"])
-        answers = exchange.gather(self._write_files(partial, step, plain, trainer), self._group)
+        written = self._write_files(partial, step, plain, {**trainer, "save": agreed["save"]})
+        answers = exchange.gather(written, self._group)
         agreed = {}
         if self._rank == 0:
             agreed = self._settle(partial, step, answers, best)
@@ -221,7 +225,7 @@ class Saver:
         try:
             if self._rank in self._writers:
                 name = self._shard_name()
-                files[name] = shards.write(partial / name, self._head, self._buffer)
+                files[name] = shards.write(partial / name, shards.marked(self._head, trainer["save"]), self._buffer)
             if self._rank == 0:
                 files[folders.PLAIN] = folders.write_bytes(partial / folders.PLAIN, plain)
                 files[folders.TRAINER] = folders.write_json(partial / folders.TRAINER, trainer)

@@ -72,7 +72,10 @@ class Shard:
 
     def tensor(self, box: Box, begin: int) -> torch.Tensor:
         """Return the box's values; the first access reads them from disk."""
-        return self.data[begin : begin + box.nbytes].view(box.dtype).view(box.shape)
+        data = self.data[begin : begin + box.nbytes]
+        if begin % box.dtype.itemsize:  # of another program
+            data = data.clone()
+        return data.view(box.dtype).view(box.shape)
 
 
 def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
@@ -97,6 +100,14 @@ def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
     text = json.dumps({"__metadata__": {"boxes": json.dumps(parts)}, **header}, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 64) * 64)  # aligns the data after the header
     return (len(text)).to_bytes(8, "little") + text, positions, end
+
+
+def marked(head: bytes, save: str) -> bytes:
+    """Return the head with the name of its save, the first text of the header: `mark_of` reads it."""
+    begin = b'{"__metadata__":{'
+    text = begin + b'"save":%s,' % json.dumps(save).encode() + head[8:].strip().removeprefix(begin)
+    text = text.ljust(-(-len(text) // 64) * 64)
+    return len(text).to_bytes(8, "little") + text
 
 
 def file_bytes(head: bytes, size: int) -> int:
@@ -140,7 +151,9 @@ def open_shard(path: Path, *, whole: bool = True, is_own: bool = True) -> Shard:
             part = parts.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
             box = Box(part["name"], DTYPES[entry["dtype"]], tuple(part["whole"]), tuple(part["offset"]), shape)
             begin, end = entry["data_offsets"]
-            if not _fits(box) or end - begin != box.nbytes or not 0 <= begin <= end <= len(data) - 8 - length:
+            is_aligned = not is_own or (length + begin) % box.dtype.itemsize == 0
+            is_inside = 0 <= begin <= end <= len(data) - 8 - length
+            if not _fits(box) or end - begin != box.nbytes or not (is_aligned and is_inside):
                 raise ValueError(f"{key} does not fit")
             boxes.append((box, 8 + length + begin))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -149,8 +162,10 @@ def open_shard(path: Path, *, whole: bool = True, is_own: bool = True) -> Shard:
 
 
 def _fits(box: Box) -> bool:
-    """Return whether the box lies inside its tensor."""
-    sides = zip(box.offset, box.shape, box.whole, strict=True)
+    """Return whether the box lies inside its tensor. Raises ValueError."""
+    sides = list(zip(box.offset, box.shape, box.whole, strict=True))
+    if any(type(side) is not int for each in sides for side in each):
+        raise ValueError(f"a side of {box.name} is no whole number")
     return all(offset >= 0 and size >= 0 and offset + size <= whole for offset, size, whole in sides)
 
 

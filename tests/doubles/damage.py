@@ -102,6 +102,11 @@ FORMS: dict[str, Callable[[Path], object]] = {
     "shard of words": lambda path: rewrite(path, {_shard(path).name: b"\x02" + b"\0" * 7 + b"[]" + b"\0" * 50}),
     "shard beyond its end": _edit_header(lambda header: _first(header).update(data_offsets=[0, 1 << 40])),
     "shard of another type": _edit_header(lambda header: _first(header).update(dtype="Q7")),
+    "shard of the older step": lambda path: rewrite(
+        path, {_shard(path).name: _shard(path.with_name(OLDER)).read_bytes()}
+    ),
+    "shard with a broken side": _edit_header(lambda header: _first(header).update(shape=[10.0])),
+    "shard off its place": _edit_header(lambda header: _first(header).update(data_offsets=[1, 41])),
     "shard of another shape": _edit_header(lambda header: _first(header).update(shape=[-1, 3])),
     "plain of words": lambda path: rewrite(path, {"plain.pt": b"words"}),
     "plain is empty": lambda path: rewrite(path, {"plain.pt": b""}),
@@ -113,6 +118,6 @@ FORMS: dict[str, Callable[[Path], object]] = {
     "trainer with a true step": edit_trainer(step=True),
     "trainer before the first sample": edit_trainer(samples=-1),
     "trainer with metrics of words": edit_trainer(metrics="none"),
-    "trainer evaluated later": edit_trainer(evaluated_step=11),
+    "trainer evaluated later": edit_trainer(evaluated_step=99),
     "trainer with ranks of words": edit_trainer(world_size="two"),
 }

@@ -38,10 +38,10 @@ def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch
     atomic_json.reserve(tmp_path / "reserve")
     write = atomic_json.write_text
 
-    def write_when_there_is_room(path: Path, text: str) -> None:
+    def write_when_there_is_room(path: Path, text: str, mode: int) -> None:
         if len(list((tmp_path / "reserve").iterdir())) == atomic_json.PIECES:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, text)
+        write(path, text, mode)
 
     monkeypatch.setattr(atomic_json, "write_text", write_when_there_is_room)
     atomic_json.write_json(tmp_path / "a.json", 1)

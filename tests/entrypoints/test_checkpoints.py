@@ -247,6 +247,25 @@ def test_writers_share_the_bytes(writers: int) -> None:
     assert max(sizes) - min(sizes) <= 16
 
 
+@pytest.mark.parametrize(
+    ("boxes", "fault"),
+    [
+        ([((0, 0), (2, 4)), ((2, 0), (2, 4))], None),
+        ([((0, 0), (2, 4)), ((1, 0), (2, 4))], "twice"),  # the last row is nowhere
+        ([((0, 0), (2, 4)), ((0, 0), (2, 4))], "twice"),
+        ([((0, 0), (2, 4))], "lack a part"),
+        ([((0, 0), (2, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2)), ((2, 2), (2, 2))], None),
+        ([((0, 0), (2, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2)), ((1, 2), (2, 2))], "twice"),
+        ([((0, 0), (4, 4)), ((4, 0), (0, 4))], None),
+    ],
+)
+def test_gap_is_found_by_place(boxes: list[tuple[tuple[int, int], tuple[int, int]]], fault: str | None) -> None:
+    """An overlap hides no gap: the bytes may add up though a part of the tensor is nowhere."""
+    shard = shards.Shard(Path(), torch.empty(0, dtype=torch.uint8), ())
+    found = {"w": [(shard, shards.Box("w", torch.float32, (4, 4), *box), 0) for box in boxes]}
+    assert re.search(fault or "^None$", str(loader._gap(found)))
+
+
 def test_overlap_of_boxes() -> None:
     """`overlap` returns the common part of two blocks of a tensor, as slices of each block."""
     part = shards.Box("w", torch.float32, (10, 4), (2, 0), (5, 4))

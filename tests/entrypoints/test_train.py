@@ -137,11 +137,11 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.slow
 def test_contradiction_falls_back_to_the_older(tmp_path: Path) -> None:
     """Every contradictory checkpoint is named and set aside; training resumes from the newest that is whole."""
-    settings: dict[str, Any] = {"ranks": 1, "max_steps": 40, "eval_every": None}
-    saves = {"every_steps": 1, "keep": 40}
+    settings: dict[str, Any] = {"ranks": 1, "max_steps": 50, "eval_every": None}
+    saves = {"every_steps": 1, "keep": 50}
     first = run(tmp_path, checkpoint=saves, **settings)
     checkpoints = tmp_path / "checkpoints"
-    damaged = {f"step-{step:08d}": form for step, form in enumerate(reversed(damage.FORMS), 41 - len(damage.FORMS))}
+    damaged = {f"step-{step:08d}": form for step, form in enumerate(reversed(damage.FORMS), 51 - len(damage.FORMS))}
     for path in [*checkpoints.glob("step-*")]:
         if damage.OLDER < path.name < min(damaged):
             shutil.rmtree(path)
@@ -153,7 +153,7 @@ def test_contradiction_falls_back_to_the_older(tmp_path: Path) -> None:
     for name, form in damaged.items():
         assert f"checkpoint {name} is damaged (" in again.output, form
         assert len([*checkpoints.glob(f"{name}.damaged-*")]) == 1 or "link" in form, form
-    assert again.values("step", "loss") == {step: first.values("step", "loss")[step] for step in range(6, 41)}
+    assert again.values("step", "loss") == {step: first.values("step", "loss")[step] for step in range(6, 51)}
 
 
 def cut_off(checkpoint: Path) -> None:
