@@ -13,8 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..planning.prepare import Prepared
+from cloudtrain.entrypoints import atomic_json
 
+from ..errors import CloudtrainError
+from ..planning.prepare import Prepared
+from ..store import home
+from ..text.terminal import say
+
+TOLD, MOST_TOLD = "told.json", 500  # in the home folder: the folders whose code has run here
 LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s
 # This machine's variables that the code gets: places and languages, no key and no token.
 _PLAIN = re.compile(
@@ -26,9 +32,22 @@ _PLAIN = re.compile(
 )
 
 
+def tell_once(folder: Path) -> None:
+    """Say at the first use of a folder that its code runs on this machine, if that can be remembered."""
+    told = None
+    with contextlib.suppress(CloudtrainError, RuntimeError):
+        told = atomic_json.read_json(home.where() / TOLD)
+    known = told if isinstance(told, list) else []
+    if str(folder) not in known:
+        say(f"this runs code of {folder} on this machine, without its keys; `plan --no-code` runs none")
+        with contextlib.suppress(CloudtrainError, OSError):
+            atomic_json.write_json(home.home() / TOLD, [*known, str(folder)][-MOST_TOLD:], 0o600)
+
+
 def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
+    tell_once((base / config.code.dir).resolve())
     paths = ((name, uri.removeprefix("file://")) for name, uri in config.inputs.items())
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in paths}
     environment = {

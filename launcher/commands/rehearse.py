@@ -124,7 +124,7 @@ def _rehearse(
 
     Return the verdict for JSON, and print the verdict for people without `as_json`.
     """
-    from ..advice import proofs
+    from ..advice import proofs, taskcode
     from ..advice.preparing import prepare
     from ..rehearsal import rehearsing, scale
     from ..store.home import home
@@ -140,6 +140,7 @@ def _rehearse(
         raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
+        taskcode.tell_once((whole.config_file.parent / config.code.dir).resolve())
         chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())
         named = config.checkpoint.resume if config.checkpoint.resume not in ("auto", "never") else None
         afresh = ("checkpoint.resume=auto",) if named else ()  # the sandbox has no other job's files

@@ -214,6 +214,8 @@ def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str,
     if not equals or not all(key.split(".")):
         hint = "as in `--set resources.instances=2`"
         return root, [Fault(f"`{place}` is not an assignment", hint=hint)]
+    if not text.strip():
+        return root, [Fault(f"`{place}` has no value", key, place, f"to unset it, write {key}=null")]
     parsed = yamlfile.parse(text, place.file, environ, place)
     faults = [replace(fault, key=key) for fault in parsed.faults]
     if parsed.root is None and faults:

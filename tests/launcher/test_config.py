@@ -412,7 +412,7 @@ def test_faults_are_reported_once_in_file_order(load: Load) -> None:
         ("training.optimizer.lr=3e-4", ("training", "optimizer", "lr"), 3e-4),
         ("env.A=1.10", ("env", "A"), "1.10"),
         ("resources={instances: 3}", ("resources", "instances"), 3),
-        ("image=", ("image",), None),
+        ("image=null", ("image",), None),
         ("tags.a=b=c", ("tags", "a"), "b=c"),
         ("name=${N}", ("name",), "from-env"),
     ],
@@ -458,6 +458,14 @@ def test_faults_of_overrides_name_the_override(load: Load, override: str, messag
 def test_override_without_an_assignment_is_refused(load: Load, override: str) -> None:
     """An override needs a key and a `=`."""
     assert "is not an assignment" in only_fault(load, task(""), override).message
+
+
+@pytest.mark.parametrize("override", ["local.price_per_hour= ", "budget.limit=", "image=\t", "secrets.0="])
+def test_assignment_without_a_value_is_refused(load: Load, override: str) -> None:
+    """An empty variable of a shell would otherwise unset a price or a limit in silence."""
+    fault = only_fault(load, task(""), override)
+    assert "has no value" in fault.message
+    assert fault.hint == f"to unset it, write {override.partition('=')[0]}=null"
 
 
 @pytest.mark.parametrize(

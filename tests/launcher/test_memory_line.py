@@ -121,7 +121,10 @@ def test_plan_shows_the_estimate(
     (folder / "cloudtrain.yaml").write_text(f"name: loop\ntask: task.py\n{more}")
     assert "memory: " not in cli.ok("plan", "--no-code", cwd=folder).stdout
     assert not (tmp_path / "calls").exists()
-    assert "memory: about 15 MiB per rank" in cli("plan", cwd=folder).stdout
+    done = cli.ok("plan", cwd=folder)
+    assert "memory: about 15 MiB per rank" in done.stdout
+    told = f"this runs code of {folder} on this machine"
+    assert [told in each for each in (done.stderr, cli("plan", "--set", "seed=1", cwd=folder).stderr)] == [True, False]
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["memory"]["layouts"][0]["parameters"] == 1_001_000
     (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)]", "open('/nowhere')"))
     done = cli.ok("plan", cwd=folder)
