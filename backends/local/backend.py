@@ -26,7 +26,7 @@ from cloudtrain.launcher.backend import (
     Shipment,
     Terms,
 )
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
@@ -97,7 +97,10 @@ class LocalBackend(Adapter):
         return ref
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job if its agents have started; otherwise close admission, so that None is final."""
+        """Return the job if its agents have started; otherwise close admission, so that None is final.
+
+        Raises UnreachableError on a full disk.
+        """
         job, _, attempt = request.name.rpartition("-")
         folder = home / "local" / job / f"attempt-{attempt}"
         if not folder.is_dir():
@@ -106,7 +109,11 @@ class LocalBackend(Adapter):
             if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
                 ref: JobRef = atomic_json.read_json(folder / "ref.json")
                 return ref
-            (folder / NEVER_SENT).touch()
+            try:
+                (folder / NEVER_SENT).touch()
+            except OSError as error:
+                message = f"whether {job} was started stays open: {error.strerror}"
+                raise UnreachableError(message, where=str(folder), hint="free some room") from error
         return None
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:

@@ -67,7 +67,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         except (OSError, RuntimeError) as error:
             for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)
-            (folder / NEVER_SENT).touch()
+            with contextlib.suppress(OSError):  # the disk may be full; only another send would start the job
+                (folder / NEVER_SENT).touch()
             return {"started": False, "why": str(error)}
         if taken is not None:
             taken.hand_over()

@@ -308,6 +308,25 @@ def test_full_disk_at_start_is_reported(home: Path, project: Callable[..., Path]
     assert processes.with_environment(CLOUDTRAIN_HOME=str(small_disk)) == []
 
 
+def test_disk_without_inodes_is_reported(cli: Any, project: Callable[..., Path], small_disk: Path) -> None:
+    """At whichever file of a submit the inodes end: a sentence, never an error of our own; then a submit works."""
+    cli = replace(cli, home=small_disk / "home")
+    folder = project("", script="train.py", text="")
+    cli.ok("list")
+    told = set()
+    for left in range(1, 27, 3):
+        used = subprocess.check_output(["df", "--output=iused", small_disk], text=True).split()[1]
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={int(used) + left}", small_disk], check=True)
+        done = cli("submit", "-d", cwd=folder)
+        told.add(done.code)
+        assert "itself failed" not in done.stderr, (left, done.stderr)
+        subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=9999", small_disk], check=True)
+        if done.code == 0:
+            cli("stop", "last", "--now", "-y")
+    assert told - {0}
+    assert cli("submit", cwd=folder).code == 0
+
+
 @pytest.mark.slow
 def test_ports_in_use_are_skipped(cli: Any, project: Callable[..., Path]) -> None:
     """Two jobs at the same time on the same addresses do not collide."""
