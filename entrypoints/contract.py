@@ -53,8 +53,9 @@ class Message(Record):
     @classmethod
     def load(cls: type[_M], data: Any) -> _M:
         """Return the message from its JSON form. Raises ContractError."""
-        if isinstance(data, Mapping) and data.get("version", VERSION) > VERSION:
-            raise cls.fault(f"has version {data['version']}; this cloudtrain reads {VERSION}")
+        version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
+        if type(version) is not int or version > VERSION:
+            raise cls.fault(f"has version {version!r}; this cloudtrain reads {VERSION}")
         return super().load(data)
 
 
@@ -375,7 +376,7 @@ class PreparedEnvironment(Message):
 
 
 @dataclass(frozen=True)
-class AgentState(Message, optional="queue ended_s"):
+class AgentState(Message, checks=True, optional="queue ended_s"):
     """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process."""
 
     pid: int
@@ -394,7 +395,7 @@ class AgentState(Message, optional="queue ended_s"):
 
 
 @dataclass(frozen=True)
-class ExitReport(Message, optional="fenced"):
+class ExitReport(Message, checks=True, optional="fenced"):
     """The end of the job as a node's agent reports it, the content of exit.json."""
 
     state: ExitState
@@ -413,7 +414,7 @@ class ExitReport(Message, optional="fenced"):
 
 
 @dataclass(frozen=True)
-class NodeStatus(Message):
+class NodeStatus(Message, checks=True):
     """A node as agent/node_folder.py finds it: the agent's files, and the facts that the files alone do not show.
 
     Of an agent `elsewhere` the further fields have their defaults. Only without an exit: `held_s`, and if the agent is

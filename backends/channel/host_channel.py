@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cloudtrain.entrypoints.contract import ContractError, NodeStatus
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 from . import master as masters
@@ -266,6 +267,14 @@ class Told(dict[str, Any]):
 
     def __missing__(self, field: str) -> Any:
         raise ConfigError(f"{self.host}: its answer lacks `{field}`: is another program in the place of ours?")
+
+
+def status_of(host: Host, found: Any) -> NodeStatus:
+    """Return a node's status in a host's answer. Raises ConfigError with the host's name."""
+    try:
+        return NodeStatus.load(found)
+    except ContractError as error:
+        raise ConfigError(f"{host.name}: its answer is not as cloudtrain gives it: {error}") from error
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
 from ..channel import copies, master
 from ..channel.calls import Fleet, HostAnswer
+from ..channel.host_channel import status_of
 from . import status
 from .channel import Login
 from .jobs_submission import UNCERTAIN
@@ -38,7 +39,8 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     """Return the job's state. Raises UnreachableError."""
     login, handle = _at(fleet, ref)
     asked = {"folder": handle.folder, "nodes": handle.nodes, "checkpoints": handle.checkpoints}
-    looks = {node: NodeStatus.load(found) for node, found in enumerate(login.poll("slurm.look", asked).reply["nodes"])}
+    found = login.poll("slurm.look", asked).reply["nodes"]
+    looks = {node: status_of(login.host, status) for node, status in enumerate(found)}
     known = _fold(handle, looks)
     if known is not None and not _must_ask(looks, known):
         return known

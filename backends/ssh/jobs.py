@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, SavedFiles, agent_pages, agent_state
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
@@ -14,6 +13,7 @@ from cloudtrain.launcher.text.terminal import say
 
 from ..channel import copies, master
 from ..channel.calls import Call, Fleet, HostAnswer
+from ..channel.host_channel import status_of
 from .records import SshRef
 from .request import of_config
 
@@ -28,7 +28,7 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     handle = SshRef.load(ref)
     first = _look(fleet, handle, [0], lambda answers: True)[0]
     if first.error is None:
-        status = NodeStatus.load(first.reply)
+        status = status_of(handle.nodes[0].host, first.reply)
         found = _fold(handle, {0: first}) if status.alive or status.exit else None
         if found is not None:
             return found
@@ -142,5 +142,6 @@ def _look(
 
 
 def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
-    reply = {node: NodeStatus.load(answer.reply) for node, answer in answers.items() if answer.error is None}
+    given = {node: answer.reply for node, answer in answers.items() if answer.error is None}
+    reply = {node: status_of(handle.nodes[node].host, found) for node, found in given.items()}
     return agent_state.fold(reply, len(handle.nodes), can_shrink=handle.can_shrink) if reply else None

@@ -101,6 +101,6 @@ class Journal:
             return False
         try:
             self.state.apply(json.loads(text))
-        except (KeyError, TypeError, ValueError):  # written by another version
+        except (KeyError, TypeError, ValueError, RecursionError):  # written by another version
             return False
         return True
