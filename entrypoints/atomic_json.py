@@ -16,7 +16,6 @@ from . import foreign
 
 RESERVE = "CLOUDTRAIN_RESERVE"  # the environment variable with the folder's path
 PIECES, PIECE_BYTES = 6, 1 << 16
-MOST_BYTES = 64 << 20
 
 
 def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
@@ -50,7 +49,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def read_json(path: Path) -> Any:
     """Return the file's value, None if the file is missing, no regular file, or invalid JSON."""
     try:
-        return json.loads(foreign.read(path, MOST_BYTES))
+        return json.loads(foreign.read(path, foreign.JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
 

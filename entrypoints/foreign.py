@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import tarfile
 
 TEXT_BYTES = 2_000_000  # of a file that people write
+JSON_BYTES = 64 << 20  # of a file that programs write
 
 
 class BundleError(Exception):
@@ -28,9 +29,12 @@ class BundleError(Exception):
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file. Raises OSError, with the path, also for a pipe, a device or a folder."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "not a regular file", str(path))
+    with os.fdopen(handle, "rb") as file:
         yield file
 
 
@@ -39,7 +43,7 @@ def read(path: Path, most: int = TEXT_BYTES) -> bytes:
     with opened(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        limit = f"{most / 1e6:g} MB" if most >= 1_000_000 else f"{most / 1000:g} kB"
+        limit = f"{most / 1e6:.0f} MB" if most >= 1_000_000 else f"{most / 1000:.0f} kB"
         raise OSError(errno.EFBIG, f"larger than {limit}", str(path))
     return data
 

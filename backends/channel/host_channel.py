@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -203,8 +204,10 @@ class HostChannel:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         begin_s = time.time()
         clock, _ = await self._exchange({"verb": "calls.clock", "ask": {}}, b"")
-        now_s = clock.get("told", {}).get("now_s")
-        if not isinstance(now_s, (int, float)) or not abs(now_s - begin_s) < MOST_AHEAD_S:
+        if not isinstance(told := clock.get("told"), dict):
+            raise ConfigError(f"{self.host.name}: {clock.get('refused') or clock.get('failed')}")
+        now_s = told.get("now_s")
+        if type(now_s) is not float or not abs(now_s - begin_s) < MOST_AHEAD_S:
             raise ConfigError(f"{self.host.name}: its clock is wrong by years", hint="set the clock of the host")
         self.ahead_s = now_s - (begin_s + time.time()) / 2
         return Told(self.host.name, reply)
@@ -280,10 +283,14 @@ def status_of(host: Host, found: Any) -> NodeStatus:
 def _object(line: bytes) -> dict[str, Any]:
     """Return the JSON object in the line, with finite numbers. Raises ValueError."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(line, parse_constant=_no_number)
+        found = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         if isinstance(found, dict):
             return found
     raise ValueError("no answer of cloudtrain's")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _no_number(text)
 
 
 def _no_number(name: str) -> NoReturn:

@@ -67,8 +67,11 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         except (OSError, RuntimeError) as error:
             for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):  # the disk may be full; only another send would start the job
+            try:
                 (folder / NEVER_SENT).touch()
+            except OSError:  # the disk is full: no state may say that agents have started
+                for spec in specs:
+                    (Path(spec.root) / STATE).unlink(missing_ok=True)
             return {"started": False, "why": str(error)}
         if taken is not None:
             taken.hand_over()

@@ -194,8 +194,9 @@ def read_trainer(path: Path, name: str | None = None) -> dict[str, Any]:
 def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     """Return the fault of the checkpoint in a few words, or None if every byte is as written.
 
-    Raises Unreadable if the checkpoint cannot be read for an outside reason. `only`: the files whose bytes are read;
-    other files are checked for presence and size. The content of trainer.json is always checked.
+    Raises Unreadable if the checkpoint cannot be read for an outside reason. `only`: the files whose bytes are read,
+    and of a shard the name of its save (which loader.open_reader also compares); other files are checked for presence
+    and size. The content of trainer.json is always checked.
     """
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
@@ -209,7 +210,7 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
             if _crc32(path / name) != files[name]["crc32"]:
                 return f"the checksum of {name} differs from the manifest"
         save = read_trainer(path).get("save")
-        for name in filter(_SHARD.fullmatch, files):
+        for name in filter(_SHARD.fullmatch, files if only is None else only):
             if save is not None and _save_of(path / name) != save:
                 return f"{name} is of another save than {TRAINER}"
     except FileNotFoundError as error:

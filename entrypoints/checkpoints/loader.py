@@ -90,6 +90,8 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
             for name in found.files:
                 if name.startswith("shard-"):
                     shard = shards.open_shard(found.path / name, whole=whole)
+                    if shard.save != found.trainer.get("save", shard.save):
+                        raise ValueError(f"{name} is of another save than {folders.TRAINER}")
                     for box, begin in shard.boxes:
                         parts.setdefault(box.name, []).append((shard, box, begin))
             plain = folders.read(found.path / folders.PLAIN)
@@ -242,4 +244,9 @@ def _have_a_place_twice(boxes: list[shards.Box]) -> bool:
     if len(cut) <= 1:
         at = next(iter(cut), 0)
         return any(b.offset[at] < a.offset[at] + a.shape[at] for a, b in itertools.pairwise(boxes)) if cut else False
-    return any(overlap(one, other) for one, other in itertools.combinations(boxes, 2))
+    for at, box in enumerate(boxes):  # only boxes that begin within this one's first side can overlap it
+        end = box.offset[0] + box.shape[0]
+        near = itertools.takewhile(lambda other: other.offset[0] < end, itertools.islice(boxes, at + 1, None))  # noqa: B023
+        if any(overlap(box, other) for other in near):
+            return True
+    return False

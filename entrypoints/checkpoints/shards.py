@@ -64,11 +64,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Shard:
-    """An open file: `data` is the whole file (uint8, mapped), and `boxes` has the start of each box in `data`."""
+    """An open file: `data` is the whole file (uint8, mapped), and `boxes` has the start of each box in `data`.
+
+    `save` is the name of the save that wrote it.
+    """
 
     path: Path
     data: torch.Tensor
     boxes: tuple[tuple[Box, int], ...]
+    save: str | None = None
 
     def tensor(self, box: Box, begin: int) -> torch.Tensor:
         """Return the box's values; the first access reads them from disk."""
@@ -103,7 +107,7 @@ def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
 
 
 def marked(head: bytes, save: str) -> bytes:
-    """Return the head with the name of its save, the first text of the header: `mark_of` reads it."""
+    """Return the head with the name of its save, the first text of the header."""
     begin = b'{"__metadata__":{'
     text = begin + b'"save":%s,' % json.dumps(save).encode() + head[8:].strip().removeprefix(begin)
     text = text.ljust(-(-len(text) // 64) * 64)
@@ -158,7 +162,7 @@ def open_shard(path: Path, *, whole: bool = True, is_own: bool = True) -> Shard:
             boxes.append((box, 8 + length + begin))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path.name} has a header that contradicts itself: {error}") from error
-    return Shard(path, data, tuple(boxes))
+    return Shard(path, data, tuple(boxes), (about or {}).get("save"))
 
 
 def _fits(box: Box) -> bool:

@@ -35,6 +35,7 @@ from .calls import Here
 
 OBEY_S = 5.0
 ENDING_S = 1.0  # between two questions about a job that Slurm is ending
+ANSWER_BYTES = 32 << 20  # of log lines, before the last node of an answer
 RUN_S = 50.0  # sbatch gives up after two of Slurm's time-outs, 20 s by default
 NOTE = "slurm.json"  # in an attempt's folder: Slurm's last answer about the job
 LOCK = "slurm.lock"
@@ -167,10 +168,15 @@ def read(
 ) -> dict[str, Any]:
     """Return the bytes after the offsets in the log files of several nodes: `nodes`, each as of `verbs.read`.
 
-    `offsets` are by node and file. The bytes of all chunks follow one another.
+    `offsets` are by node and file. The bytes of all chunks follow one another. Nodes beyond ANSWER_BYTES wait for the
+    next call, as if they had written nothing yet.
     """
-    found, data = {}, []
+    found: dict[str, Any] = {}
+    data: list[bytes] = []
     for node, each in offsets.items():
+        if sum(map(len, data)) > ANSWER_BYTES:
+            found[node] = {"chunks": [], "ended": False}
+            continue
         root = Path(folder, f"node-{node}")
         has_ended = (root / EXIT).exists()
         chunks = node_logs.read(root, each, ranks, page_bytes, has_ended=has_ended)

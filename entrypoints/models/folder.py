@@ -117,7 +117,7 @@ def read_sums(path: Path) -> tuple[dict[str, str], str]:
     try:
         if not stat.S_ISREG((path / SUMS).lstat().st_mode):
             raise ModelFolderError(f"{path / SUMS} is no regular file")
-        data = foreign.read(path / SUMS)
+        data = foreign.read(path / SUMS, foreign.JSON_BYTES)
         text = data.decode()
     except FileNotFoundError:
         raise ModelFolderError(f"{path} is no model folder: it has no {SUMS}") from None
@@ -157,7 +157,7 @@ def file_sha256(path: Path) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(foreign.read(path))
+        content = json.loads(foreign.read(path, foreign.JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not readable: {error}") from error
     if not isinstance(content, dict):

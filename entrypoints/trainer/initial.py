@@ -29,7 +29,6 @@ from .job import TrainingJob, TrainState
 from .resume import all_shapes, hand_over_copies, load_optimizer, opened
 from .strategies.facts import facts_of
 
-INDEX_BYTES = 64 << 20  # of the names of all tensors
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
 
 
@@ -155,13 +154,17 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
         raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(WEIGHT_FILES)}")
     files = [place / name]
     if name.endswith(".json"):
-        index = json.loads(foreign.read(place / name, INDEX_BYTES))
+        index = json.loads(foreign.read(place / name, foreign.JSON_BYTES))
         files = [place / each for each in sorted(set(index["weight_map"].values()))]
     if outside := [file for file in files if file.parent != place]:
         raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
     if not (place / SUMS).exists():
         return [None, [str(file) for file in files], foreign.sha256_of(place / name)]
-    pairs = [line.split(maxsplit=1) for line in foreign.read_text(place / SUMS).splitlines() if line.strip()]
+    pairs = [
+        line.split(maxsplit=1)
+        for line in foreign.read_text(place / SUMS, foreign.JSON_BYTES).splitlines()
+        if line.strip()
+    ]
     known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
     for file in dict.fromkeys([place / name, *files]):
         if known.get(file.name) != foreign.sha256_of(file):

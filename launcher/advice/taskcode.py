@@ -32,14 +32,14 @@ _PLAIN = re.compile(
 )
 
 
-def tell_once(folder: Path) -> None:
-    """Say at the first use of a folder that its code runs on this machine, if that can be remembered."""
+def tell_once(folder: Path, how: str) -> None:
+    """Say at the first use of a folder that its code runs on this machine; at each use if none can be kept."""
     told = None
     with contextlib.suppress(CloudtrainError, RuntimeError):
         told = atomic_json.read_json(home.where() / TOLD)
     known = told if isinstance(told, list) else []
     if str(folder) not in known:
-        say(f"this runs code of {folder} on this machine, without its keys; `plan --no-code` runs none")
+        say(f"this runs code of {folder} on this machine, {how}")
         with contextlib.suppress(CloudtrainError, OSError):
             atomic_json.write_json(home.home() / TOLD, [*known, str(folder)][-MOST_TOLD:], 0o600)
 
@@ -47,7 +47,7 @@ def tell_once(folder: Path) -> None:
 def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
-    tell_once((base / config.code.dir).resolve())
+    tell_once((base / config.code.dir).resolve(), "without its keys; `plan --no-code` runs none")
     paths = ((name, uri.removeprefix("file://")) for name, uri in config.inputs.items())
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in paths}
     environment = {

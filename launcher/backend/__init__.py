@@ -482,34 +482,28 @@ _making = threading.Lock()
 
 
 def load(name: str) -> Backend:
-    """Return the process's object of a backend, made on first use.
-
-    Raises ConfigError for an unknown name, and for a plug-in that lacks a method.
-    """
+    """Return the process's object of a backend, made on first use. Raises ConfigError for an unknown name."""
     path = class_of(name)
     if path is None:
         raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=similar(name))])
     with _making:
-        backend = _made(path)
-    if name not in BUILT_IN and (lacks := _lacking(type(backend))):
-        cure = "update the package of the backend, or use the cloudtrain that it was written for"
-        raise ConfigError([Fault(f"the backend `{name}` lacks {'; '.join(lacks)}", "backend", hint=cure)])
-    return backend
+        return _made(path)
 
 
-@functools.cache
-def _lacking(kind: type) -> list[str]:
-    """Return the methods that every backend needs, and those of abilities that the class has in part, if it lacks any.
+def require_whole(name: str) -> None:
+    """Raise ConfigError for a plug-in that lacks a method of every backend, or has an ability in part.
 
     An ability in part would count as no ability at all, and its commands would leave the backend out in silence.
     """
     lacks = []
-    for protocol in (Backend, HasCheckpoints, Machines, ReceivesModels, Priced):
-        methods = [name for name in vars(protocol) if not name.startswith("_")]
-        missing = [name for name in methods if not hasattr(kind, name)]
+    for protocol in (Backend, HasCheckpoints, Machines, ReceivesModels, Priced) if name not in BUILT_IN else ():
+        methods = [method for method in vars(protocol) if not method.startswith("_")]
+        missing = [method for method in methods if not hasattr(load(name), method)]
         if missing and (protocol is Backend or len(missing) < len(methods)):
             lacks.append(f"{', '.join(missing)} of {protocol.__name__}")
-    return lacks
+    if lacks:
+        cure = "update the package of the backend, or use the cloudtrain that it was written for"
+        raise ConfigError([Fault(f"the backend `{name}` lacks {'; '.join(lacks)}", "backend", hint=cure)])
 
 
 @functools.cache

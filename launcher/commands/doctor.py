@@ -75,7 +75,7 @@ def _of_one(name: str, path: Path | None) -> Ask:
     from .. import config
     from ..jobs import adopt
 
-    backends.load(name)
+    backends.require_whole(name)
     return partial(adopt.checks, name, config.load(path, backend=name) if path else None)
 
 

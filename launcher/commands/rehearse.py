@@ -140,7 +140,8 @@ def _rehearse(
         raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
-        taskcode.tell_once((whole.config_file.parent / config.code.dir).resolve())
+        given = f"with {', '.join(config.secrets)}" if config.secrets else "without its keys"
+        taskcode.tell_once((whole.config_file.parent / config.code.dir).resolve(), given)
         chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())
         named = config.checkpoint.resume if config.checkpoint.resume not in ("auto", "never") else None
         afresh = ("checkpoint.resume=auto",) if named else ()  # the sandbox has no other job's files

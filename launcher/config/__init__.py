@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,13 +215,14 @@ def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str,
     if not equals or not all(key.split(".")):
         hint = "as in `--set resources.instances=2`"
         return root, [Fault(f"`{place}` is not an assignment", hint=hint)]
-    if not text.strip():
-        return root, [Fault(f"`{place}` has no value", key, place, f"to unset it, write {key}=null")]
     parsed = yamlfile.parse(text, place.file, environ, place)
     faults = [replace(fault, key=key) for fault in parsed.faults]
     if parsed.root is None and faults:
         return root, faults
-    value = parsed.root or YamlNode(None, place, plain=True)
+    value = parsed.root
+    if value is None or (value.plain and not value.text):  # also of an empty variable
+        hint = f"{key}=null unsets it, {key}=\"''\" is an empty text"
+        return root, faults or [Fault(f"`{place}` has no value", key, place, hint)]
     steps: KeyPath = tuple(int(step) if step.isascii() and step.isdigit() else step for step in key.split("."))
     try:
         return _grafted(root, (), steps, value, place), faults
@@ -267,7 +269,8 @@ def _text(path: Path) -> str:
         line = exc.object.count(b"\n", 0, exc.start) + 1
         raise ConfigError(f"{path} is not UTF-8 text (line {line})", hint="save it as UTF-8") from None
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+        hint = "write it to a file first" if getattr(exc, "errno", None) == errno.EINVAL else ""
+        raise ConfigError(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}", hint=hint) from None
 
 
 def _missing_file_hint(path: Path) -> str:

@@ -6,6 +6,7 @@ Files are read and compiled, never imported: the imports of a file need torch, a
 from __future__ import annotations
 
 import ast
+import errno
 import importlib.util
 import os
 import re
@@ -32,6 +33,7 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "loss": ("model", "batch"),
 }
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
+_LARGEST_SOURCE = 50_000_000  # bytes
 _SUBMODULE = re.compile(r"^[ \t]*path[ \t]*=(.+)$", re.MULTILINE)
 _LISTS = re.compile(r"^# dependencies\s*=", re.MULTILINE)
 # A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
@@ -190,6 +192,8 @@ def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
     try:
         source = foreign.read(file)
     except OSError as exc:
+        if exc.errno == errno.EFBIG and file.stat().st_size <= _LARGEST_SOURCE:
+            return  # with embedded data: not parsed here
         yield Fault(f"`{named(node)}` cannot be read: {exc.strerror}", key, node.place)
         return
     try:

@@ -66,7 +66,7 @@ def write(
 
 def _served(model: Path, config: JobConfig, machine: str | None) -> ServedModel:
     """Return what the files say of the model folder."""
-    check = json.loads(foreign.read(model / folders.CHECK))
+    check = json.loads(foreign.read(model / folders.CHECK, foreign.JSON_BYTES))
     packages = config.requirements if not (model / folders.PT2).exists() else None
     is_pips = packages is not None and packages.endswith(".txt")
     name, digest = folders.read_config(model)["name"], folders.file_sha256(model / folders.SUMS)

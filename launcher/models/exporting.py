@@ -235,7 +235,7 @@ def _name_of(job: Job, choice: str | None) -> str | None:
 def _is_of(path: Path, job: Job) -> bool:
     """Return whether the reported path is a checkpoint of the job on this machine, too."""
     try:
-        trainer = json.loads(foreign.read(path / folders.TRAINER))
+        trainer = json.loads(foreign.read(path / folders.TRAINER, foreign.JSON_BYTES))
         return bool(trainer["job"] == job.id)
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -75,6 +75,7 @@ def prepare(
     """
     from ..config.codefiles import notes_of
 
+    backends.require_whole(config.backend)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -107,6 +108,7 @@ def _require_request(config: JobConfig) -> None:
             dimensions(config.sweep.space)
         except SpaceError as error:  # the rule of the key reports the fault too
             raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
+    backends.require_whole(config.backend)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)

@@ -8,8 +8,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from cloudtrain.entrypoints import processes
-
 from ..errors import ConfigError
 
 PRICES = "prices.csv"  # the user's own prices, in the home folder
@@ -33,7 +31,8 @@ def home() -> Path:
     path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default())
     try:
         path = where()
-        processes.make_private(path)
+        path.parent.mkdir(parents=True, exist_ok=True)  # perhaps of several users
+        path.mkdir(mode=0o700, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`

@@ -66,9 +66,22 @@ def lines(*answers: Any) -> bytes:
 ODD: tuple[Any, ...] = (
     *([1, 2], None, "x", 7, {}, {"told": None}, {"told": [1]}, {"told": {}, "size": "abc"}, {"told": {}, "size": -1}),
     *({"told": {}, "size": True}, {"told": {}, "size": 10**13}, {"told": {}, "size": 1.5}, {"told": {"other": 1}}),
-    *(b"[" * 100_000 + b"\n", b'{"told": {"address": NaN}}\n', b'{"a":' * 50_000 + b"\n", b"\xff\xfe\n", b"no\n"),
+    *(
+        b"[" * 100_000 + b"\n",
+        b'{"told": {"address": NaN}}\n',
+        b'{"told": {"address": 1e999}}\n',
+        b'{"a":' * 50_000 + b"\n",
+        b"\xff\xfe\n",
+        b"no\n",
+    ),
 )
-CLOCKS = ({"told": {"now_s": "noon"}}, {"told": {"now_s": 1e300}}, {"told": {"now_s": None}}, {"told": {}})
+CLOCKS = (
+    {"told": {"now_s": "noon"}},
+    {"told": {"now_s": 1e300}},
+    {"told": {"now_s": None}},
+    {"told": {}},
+    {"told": {"now_s": 10**400}},
+)
 
 
 @pytest.mark.parametrize("before", [(), (ABOUT,), (ABOUT, CLOCK)], ids=["greeting", "clock", "call"])

@@ -60,7 +60,11 @@ def test_only_a_bounded_regular_file_is_read(kind: Callable[[Path], None], tmp_p
     assert caught.value.filename == str(tmp_path / "odd")
     (tmp_path / "sound").write_bytes(b"1234")
     assert foreign.read(tmp_path / "sound", 4) == b"1234"
-    with pytest.raises(OSError, match=r"larger than 0.003 kB"):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(IsADirectoryError, match="not a regular file"):
+        foreign.read(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(OSError, match=r"larger than 0 kB"):
         foreign.read(tmp_path / "sound", 3)
 
 
