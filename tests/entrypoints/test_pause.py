@@ -27,10 +27,17 @@ def said(found: list[dict[str, Any]], event: str, name: str) -> list[tuple[int, 
     return [(each["step"], float(each[name]).hex()) for each in found if each["e"] == event and name in each]
 
 
+def _content(shard: Path) -> bytes:
+    """Return the bytes of a shard without the name of its save."""
+    data, name = shard.read_bytes(), json.loads((shard.parent / "trainer.json").read_text())["save"].encode()
+    assert name in data[:200]
+    return data.replace(name, b"", 1)
+
+
 def state(folder: Path) -> dict[str, Any]:
     """Return the sums of the last checkpoint's tensors, and the monitor's memory in the checkpoint."""
     last = folder / "checkpoints" / "step-00000014"
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in last.glob("*.safetensors")}
+    sums = {path.name: hashlib.sha256(_content(path)).hexdigest() for path in last.glob("*.safetensors")}
     assert sums
     told = json.loads((last / "trainer.json").read_text().partition("\n")[0])
     names = ("samples", "metrics", "best", "best_of", "best_step", "stale", "evaluated_step", "config_sha256")
