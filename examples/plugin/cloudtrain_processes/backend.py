@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.local.backend import LocalBackend, agent_spec, interpreter
 from cloudtrain.backends.local.records import LocalRef
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import RECORD
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, Request, Shipment, Terms
@@ -82,6 +82,7 @@ class ProcessesBackend:
         saved = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
         ref = LocalRef(str(folder), len(body["nodes"]), str(saved)).dump()
         try:
+            processes.make_private(job_folder)
             for each in (folder, output, saved):
                 each.mkdir(mode=0o700, parents=True, exist_ok=each is not folder)
             atomic_json.write_json(folder / RECORD, dict(shipment.record))
