@@ -490,22 +490,6 @@ def load(name: str) -> Backend:
         return _made(path)
 
 
-def require_whole(name: str) -> None:
-    """Raise ConfigError for a plug-in that lacks a method of every backend, or has an ability in part.
-
-    An ability in part would count as no ability at all, and its commands would leave the backend out in silence.
-    """
-    lacks = []
-    for protocol in (Backend, HasCheckpoints, Machines, ReceivesModels, Priced) if name not in BUILT_IN else ():
-        methods = [method for method in vars(protocol) if not method.startswith("_")]
-        missing = [method for method in methods if not hasattr(load(name), method)]
-        if missing and (protocol is Backend or len(missing) < len(methods)):
-            lacks.append(f"{', '.join(missing)} of {protocol.__name__}")
-    if lacks:
-        cure = "update the package of the backend, or use the cloudtrain that it was written for"
-        raise ConfigError([Fault(f"the backend `{name}` lacks {'; '.join(lacks)}", "backend", hint=cure)])
-
-
 @functools.cache
 def _made(path: str) -> Backend:
     module, _, kind = path.partition(":")

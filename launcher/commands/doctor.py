@@ -74,8 +74,9 @@ def _of_one(name: str, path: Path | None) -> Ask:
     """Return the call for a backend's checks. Raises ConfigError for an unknown backend or a faulty config."""
     from .. import config
     from ..jobs import adopt
+    from ..planning.prepare import require_whole
 
-    backends.require_whole(name)
+    require_whole(name)
     return partial(adopt.checks, name, config.load(path, backend=name) if path else None)
 
 

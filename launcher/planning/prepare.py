@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 3  # changed files, in a warning
 LONG_MOMENTUM, MANY_AVERAGES = 0.9, 100  # see `few_averages`
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
+_ABILITIES = (backends.Backend, backends.HasCheckpoints, backends.Machines, backends.ReceivesModels, backends.Priced)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def prepare(
     """
     from ..config.codefiles import notes_of
 
-    backends.require_whole(config.backend)
+    require_whole(config.backend)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -96,6 +97,22 @@ def prepare(
     return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
 
+def require_whole(name: str) -> None:
+    """Raise ConfigError for a plug-in that lacks a method of every backend, or has an ability in part.
+
+    An ability in part would count as no ability at all, and its commands would leave the backend out in silence.
+    """
+    lacks = []
+    for protocol in _ABILITIES if name not in backends.BUILT_IN else ():
+        methods = [method for method in vars(protocol) if not method.startswith("_")]
+        missing = [method for method in methods if not hasattr(backends.load(name), method)]
+        if missing and (protocol is backends.Backend or len(missing) < len(methods)):
+            lacks.append(f"{', '.join(missing)} of {protocol.__name__}")
+    if lacks:
+        cure = "update the package of the backend, or use the cloudtrain that it was written for"
+        raise ConfigError([Fault(f"the backend `{name}` lacks {'; '.join(lacks)}", "backend", hint=cure)])
+
+
 def require_a_plan(config: JobConfig, config_file: Path) -> None:
     """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
@@ -108,7 +125,7 @@ def _require_request(config: JobConfig) -> None:
             dimensions(config.sweep.space)
         except SpaceError as error:  # the rule of the key reports the fault too
             raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
-    backends.require_whole(config.backend)
+    require_whole(config.backend)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity)

@@ -9,6 +9,7 @@ import pytest
 from cloudtrain.entrypoints.agent import node
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning.prepare import require_whole
 from doubles.signatures import MakeProject
 
 SETTINGS = "backend: processes\nresources: {instances: 2}\n"
@@ -91,4 +92,4 @@ def test_plugin_with_a_method_missing_is_refused(
     monkeypatch.delattr(type(backends.load("processes")), method)
     assert backends.load("processes").stop  # a job that runs can be stopped
     with pytest.raises(ConfigError, match=f"the backend `processes` lacks {method} of {ability}"):
-        backends.require_whole("processes")
+        require_whole("processes")
