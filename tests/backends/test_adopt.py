@@ -161,7 +161,7 @@ def hosts(ssh_pair: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeps_notes", [True, False])
+@pytest.mark.parametrize("keeps_notes", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_ssh_job_is_adopted(cli: Any, hosts: Path, keeps_notes: bool) -> None:
     """The hosts' job folders hold the record: with notes in the home folder `adopt` needs no config, else a config."""
     assert cli("submit", "-d", "-y", "--name", "lost", cwd=hosts).code == 0

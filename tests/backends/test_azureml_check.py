@@ -334,6 +334,7 @@ SUBMIT_ALONE = {
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_bodies_equal_the_sdks_puts(sent: dict[str, dict[str, Any]]) -> None:
     """Each whole body is equal, with submit-only values in braces; so load_job accepts the file."""
     place = f"https://management.azure.com{WORKSPACE}/jobs/digits-abcde-1?api-version=2025-01-01-preview"

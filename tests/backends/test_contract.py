@@ -17,6 +17,7 @@ from cloudtrain.launcher.backend import BUILT_IN
 pytestmark = pytest.mark.slow
 
 REAL = {"local"}  # real interpreters; the other backends start the same code
+LIKE_SAGEMAKER = ("azureml", "vertex")  # a container with the same agent, and the same base of the three clouds
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
 # The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
 SHORTEST_S = {"azureml": 61, "slurm": 120, "vertex": 90}
@@ -127,7 +128,8 @@ def test_every_built_in_backend_is_tested() -> None:
 @pytest.mark.parametrize(
     ("backend", "is_real"),
     [
-        *((name, name in REAL) for name in BUILT_IN),
+        *((name, name in REAL) for name in BUILT_IN if name not in LIKE_SAGEMAKER),
+        *(pytest.param(name, False, marks=pytest.mark.soak) for name in LIKE_SAGEMAKER),
         *(pytest.param(name, True, marks=pytest.mark.soak) for name in sorted(SETTINGS.keys() - REAL)),
     ],
     indirect=["backend"],
@@ -212,7 +214,7 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-@cases("local", "sagemaker", soaked=("processes", "ssh", "slurm", "azureml", "vertex"))  # ssh has local's agent
+@cases("local", soaked=("processes", "ssh", "slurm", "sagemaker", "azureml", "vertex"))  # ssh has local's agent
 def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 

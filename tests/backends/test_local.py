@@ -96,9 +96,9 @@ def pids(folder: Path, node: int, word: str) -> list[int]:
 @pytest.mark.parametrize(
     "victim",
     [
-        "entrypoints.agent.worker\0script",
-        pytest.param("entrypoints.agent.elastic", marks=pytest.mark.soak),
         "entrypoints.agent.boot",
+        pytest.param("entrypoints.agent.worker\0script", marks=pytest.mark.soak),
+        pytest.param("entrypoints.agent.elastic", marks=pytest.mark.soak),
     ],
 )
 def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
@@ -169,6 +169,7 @@ def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stop_after_the_death_of_all_agents_leaves_no_process(cli: Any, training: Path) -> None:
     """Without any agent the state comes from files of the agents; no process of the job survives."""
     for node in (0, 1):
@@ -328,6 +329,7 @@ def test_disk_without_inodes_is_reported(cli: Any, project: Callable[..., Path],
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_ports_in_use_are_skipped(cli: Any, project: Callable[..., Path]) -> None:
     """Two jobs at the same time on the same addresses do not collide."""
     folder = project(TWO, script="train.py", text=TRAIN.replace("30 if", "None if"))

@@ -386,7 +386,11 @@ def test_rendered_requests_pass(render: Render, **drawn: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [PLAIN, EVERYTHING, TOOLKIT], ids=["plain", "everything", "toolkit"])
+@pytest.mark.parametrize(
+    "text",
+    [EVERYTHING, *(pytest.param(text, marks=pytest.mark.soak) for text in (PLAIN, TOOLKIT))],
+    ids=["everything", "plain", "toolkit"],
+)
 def test_dry_run_is_input_for_the_aws_cli(text: str, cli: Any, tmp_path: Path, aws: Aws) -> None:
     """The real `aws` accepts the file of `submit --dry-run -o DIR`, and so does a stand-in with the whole model."""
     (tmp_path / "task.py").write_text(TASK)

@@ -60,7 +60,13 @@ def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, accou
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("lost", 1), ("throttle", 3), ("500", 2), ("drop", 2), ("lost", 3)], ids=str
+    ("kind", "count"),
+    [
+        ("lost", 1),
+        ("drop", 2),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in (("throttle", 3), ("500", 2), ("lost", 3))),
+    ],
+    ids=str,
 )
 def test_lost_answer_leaves_one_job(cli: Any, folder: Path, account: Aws, kind: str, count: int) -> None:
     """Despite lost answers, the command succeeds with a single job."""
@@ -153,7 +159,13 @@ def test_refused_retry_of_the_sdk_is_no_refusal_of_the_first_try(cli: Any, folde
     assert cli("status", "one", "--json").json["state"] in ("pending", "running")
 
 
-@pytest.mark.parametrize("operation", ["DescribeLogStreams", "DeleteParameters", "ListObjectsV2"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "DescribeLogStreams",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("DeleteParameters", "ListObjectsV2")),
+    ],
+)
 def test_end_is_reported_despite_further_failures(cli: Any, folder: Path, account: Aws, operation: str) -> None:
     """Neither a failed log, nor a failed removal of secrets, nor a failed search for checkpoints hides the end."""
     given = ("--set", "secrets=[TOKEN]", "--name", "one")
@@ -290,7 +302,9 @@ def test_stop_of_a_finished_job_is_no_error(cli: Any, folder: Path, account: Aws
     assert (done.code, "there is nothing to stop" in done.stderr) == (0, True), done.stderr
 
 
-@pytest.mark.parametrize("kind", ["throttle", "500", "drop", "expired"])
+@pytest.mark.parametrize(
+    "kind", ["500", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("throttle", "drop", "expired"))]
+)
 def test_poll_that_fails_changes_no_state(cli: Any, folder: Path, account: Aws, kind: str) -> None:
     """The job keeps its state and is shown as unreachable, until AWS answers again."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0

@@ -139,7 +139,7 @@ def test_submit_that_dies_at_any_time_leaves_one_job_or_none(
 @pytest.mark.parametrize(
     ("how", "count"),
     [
-        ("power_off", 1),
+        pytest.param("power_off", 1, marks=pytest.mark.soak),
         pytest.param("power_off", 10, marks=pytest.mark.soak),
         pytest.param("cut", 10, marks=pytest.mark.soak),
     ],

@@ -218,6 +218,7 @@ def test_job_without_queue_does_not_pass_the_line(pair: Cluster, send: Any, unti
     assert {job["job"] for job in cli("list", "--json").json["jobs"]} == {"first", "head"}
 
 
+@pytest.mark.soak
 def test_wait_ends_at_max_wait(pair: Cluster, send: Any, until: Any, state_of: Any) -> None:
     """`limits.max_wait` ends the wait with its reason; no rank has started, and no cost arises."""
     first = send("first", config())
@@ -255,6 +256,7 @@ def test_killed_waiting_agent_ends_its_gang_alone(pair: Cluster, send: Any, unti
     until(third, "running")
 
 
+@pytest.mark.soak
 def test_killed_running_agent_leaves_no_rank_beside_the_next_job(
     pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any
 ) -> None:
@@ -280,6 +282,7 @@ def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any)
     assert "12 are planned, usable are 0" in done.stderr
 
 
+@pytest.mark.soak
 def test_high_priority_preempts_an_own_job_that_then_waits(
     pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any, state_of: Any, cli: Any
 ) -> None:

@@ -243,7 +243,7 @@ def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) ->
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="needs the package rsync")
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_change_in_a_large_file_sends_the_difference(
     pair: Cluster, code: Callable[..., Bundle], there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from google.cloud.aiplatform_v1.types import CustomJob
-from google.protobuf import json_format
 
 from cloudtrain.backends.vertex import machine, request
 from cloudtrain.backends.vertex.backend import VertexBackend
@@ -100,6 +98,11 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     made = render(text)
     assert {"request": without_boot(made.body), "order": made.sending["order"]} == golden
     assert VertexBackend().check(made) == []
+    from google.cloud.aiplatform_v1.types import (
+        CustomJob,
+    )  # takes seconds, and each worker of a session collects this file
+    from google.protobuf import json_format
+
     json_format.ParseDict(made.body, CustomJob.pb(CustomJob()))
     assert yaml.safe_load(made.text) == made.body
     assert render(text).text == made.text

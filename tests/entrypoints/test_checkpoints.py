@@ -444,7 +444,12 @@ def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "loaded"),
-    [(("fsdp", 3), ("fsdp", 2)), (("fsdp", 2), ("ddp", 1)), (("ddp", 2), ("fsdp", 4)), (("fsdp", 4), ("ddp", 2))],
+    [
+        (("fsdp", 3), ("fsdp", 2)),
+        (("ddp", 2), ("fsdp", 4)),
+        pytest.param(("fsdp", 2), ("ddp", 1), marks=pytest.mark.soak),
+        pytest.param(("fsdp", 4), ("ddp", 2), marks=pytest.mark.soak),
+    ],
 )
 def test_state_moves_between_strategies_and_numbers_of_ranks(
     tmp_path: Path, saved: tuple[str, int], loaded: tuple[str, int]

@@ -286,7 +286,7 @@ def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_both_containers_report_the_rank_that_failed_first(containers: Containers, tmp_path: Path, rank: int) -> None:
     """Both containers write the same report, with the exception and not its echo."""
     codes = [process.wait(100) for process in containers(str(rank), "loop")]

@@ -116,6 +116,7 @@ def test_stages_that_wait_for_each_other() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_job_with_a_slow_stage(cli: Any, project: MakeProject) -> None:
     """The command measures the wait of both stages of a pipeline whose second block takes four times the first."""
     folder = project()

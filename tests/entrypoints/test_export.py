@@ -129,9 +129,7 @@ def evaluated(order: ExportOrder) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.soak] * (case not in ("ddp", "fsdp"))) for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.soak] * (case != "fsdp")) for case in CASES])
 def test_export_has_the_bits_that_were_evaluated(trained: Trained, tmp_path: Path, case: str) -> None:
     """Any strategy, number of ranks and type: pt2 and safetensors give the same bits in a new process, averages too."""
     order = replace(trained(case), place=str(tmp_path / "model"))

@@ -134,7 +134,7 @@ def allocated(work: Callable[[], None]) -> int:
     return peak
 
 
-@pytest.mark.parametrize("params", [SMALL, LONG], ids=["small", "long"])
+@pytest.mark.parametrize("params", [SMALL, pytest.param(LONG, marks=pytest.mark.soak)], ids=["small", "long"])
 def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_path: Path, alone: None) -> None:
     """On one rank, with AdamW in fp32, and with and without recomputation, the estimate is within 5 %."""
     found = estimates(tmp_path, CHARLM, params, usable_bytes=1 << 40, activation_checkpointing=True)
@@ -262,7 +262,9 @@ def test_a_stage_in_the_middle_may_need_most(tmp_path: Path) -> None:
     assert found["static_bytes"] == pytest.approx(16 * found["parameters"], rel=0.05)
 
 
-@pytest.mark.parametrize(("size", "changes"), [(16, [{"parallel.pipeline": 2}]), (2, [])])
+@pytest.mark.parametrize(
+    ("size", "changes"), [pytest.param(16, [{"parallel.pipeline": 2}], marks=pytest.mark.soak), (2, [])]
+)
 def test_stages_are_tried_last_and_only_with_enough_micro_batches(
     size: int, changes: list[dict[str, int]], tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
     """A trial that fails counts as worst, and names its cause; a deadline in reach ends the sweep as saved."""
     space = {"params.width": [8, -1], "env.BREAK": ["", "yes"]}
@@ -488,6 +489,7 @@ def test_task_without_the_metric_fails_early_and_begins_again(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_rungs_in_epochs_end_where_the_epochs_end(tmp_path: Path) -> None:
     """Trials with different batch sizes pause after the same epochs, and have the losses of a training in one piece."""
     training = {"max_steps": None, "epochs": 4}
@@ -572,6 +574,7 @@ def test_script_pauses_at_its_rungs_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_scripts_without_steps_train_to_their_own_ends(tmp_path: Path) -> None:
     """Each trial of a random search is the whole script; the first one's end says whether a further one fits."""
     sweep = script_sweep(tmp_path)

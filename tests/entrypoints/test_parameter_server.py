@@ -112,7 +112,14 @@ def test_killed_workers_lose_no_ticket_and_repeat_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "softsync", "mean"), [(1, 1, 0.0), (2, 1, 1.0), (4, 1, 3.0), (4, 2, 1.5), (8, 4, 1.75)]
+    ("workers", "softsync", "mean"),
+    [
+        (4, 2, 1.5),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in ((1, 1, 0.0), (2, 1, 1.0), (4, 1, 3.0), (8, 4, 1.75))
+        ),
+    ],
 )
 def test_mean_staleness_is_the_other_workers_over_the_average(workers: int, softsync: int, mean: float) -> None:
     """Over 3,000 updates the mean staleness is (N - 1) / c, also with one slow worker."""
@@ -123,7 +130,7 @@ def test_mean_staleness_is_the_other_workers_over_the_average(workers: int, soft
         assert sum(found.staleness) / len(found.staleness) == pytest.approx(mean, abs=0.3 if softsync > 1 else 0.05)
 
 
-@pytest.mark.parametrize("lead", [0, 1, 3])
+@pytest.mark.parametrize("lead", [1, *(pytest.param(lead, marks=pytest.mark.soak) for lead in (0, 3))])
 def test_bounded_staleness_is_never_exceeded(lead: int) -> None:
     """With max_lead s no update of N workers is staler than (2 s + 1)(N - 1), whoever is slow."""
     for seed in range(3):
@@ -511,6 +518,7 @@ def test_ordered_run_repeats_to_the_bit_through_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> None:
     """A worker that SIGSTOP stops is lost after its lease; training goes on, and the logs replay to the bit."""
     folder = tmp_path / "run"

@@ -152,7 +152,7 @@ class World:
                 self.promised.setdefault(job, turn.start_s)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 20))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))])
 def test_random_gangs_all_start_and_no_head_is_late(seed: int) -> None:
     """Random gangs on four hosts: no host is used twice, all jobs run, and no head starts after its reserved start."""
     draw = random.Random(seed)
@@ -184,7 +184,7 @@ def test_random_gangs_all_start_and_no_head_is_late(seed: int) -> None:
     assert len(world.promised) > 5
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 10))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))])
 def test_random_priorities_never_deadlock(seed: int) -> None:
     """With late jobs of higher priority too, all jobs start and no host is used twice."""
     draw = random.Random(seed)

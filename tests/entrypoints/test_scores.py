@@ -1,19 +1,26 @@
 """The figures of a test: equal to scikit-learn's, and to the bit for any split of the batches over ranks."""
 
+import importlib
 import json
 import math
 import random
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
-from sklearn import metrics
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import scores
 
 F64 = torch.float64
 CLASSES, SAMPLES, BATCH = 7, 1003, 16
+
+
+@pytest.fixture(scope="module")
+def metrics() -> Any:
+    """Return scikit-learn's figures; the import takes seconds, and each worker of a session collects this file."""
+    return importlib.import_module("sklearn.metrics")
 
 
 def batches(seed: int = 0) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
@@ -37,7 +44,7 @@ def total(parts: list[list[tuple[list[int], dict[str, torch.Tensor]]]]) -> score
     return scores.summed(counted)
 
 
-def test_classification_equals_scikit_learn() -> None:
+def test_classification_equals_scikit_learn(metrics: Any) -> None:
     """Accuracy, table, precision, recall, F1, log loss and the curve of calibration agree to 1e-12."""
     counts = total([batches()])
     assert isinstance(counts, scores.ClassCounts)
@@ -76,7 +83,7 @@ def test_figures_have_the_same_bits_on_any_number_of_ranks(ranks: int) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_regression_equals_scikit_learn() -> None:
+def test_regression_equals_scikit_learn(metrics: Any) -> None:
     """MAE, RMSE, R2 and the quantiles agree to 1e-12, on one rank and on three, whatever the order."""
     drawn = random.Random(1)
     rows = [(index, drawn.gauss(5, 3)) for index in range(501)]

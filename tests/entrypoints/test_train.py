@@ -692,7 +692,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
             *(2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
             marks=pytest.mark.soak,  # gpipe: the test with buffers; recomputed: test_memory_savers_change_no_bit
         ),
-        (4, {"parallel": {"pipeline": 4, "cut": "timed"}}),
+        pytest.param(4, {"parallel": {"pipeline": 4, "cut": "timed"}}, marks=pytest.mark.soak),
         (2, {"parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2}}),
     ],
     ids=["1f1b", "gpipe recomputed", "4 stages, timed", "interleaved"],

@@ -60,7 +60,7 @@ def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], c
     assert rows["cost, USD"] == "-", told.stdout
 
 
-@pytest.mark.parametrize("told", [60_000, 60_900, 61_700])
+@pytest.mark.parametrize("told", [60_900, *(pytest.param(told, marks=pytest.mark.soak) for told in (60_000, 61_700))])
 def test_thinning_does_not_change_the_cost_of_a_loss(told: int) -> None:
     """The result is within 1 % for each length, because a row counts with the number of steps behind the row."""
     draw, points = random.Random(5), []

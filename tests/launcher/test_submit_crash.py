@@ -56,7 +56,13 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "orders handed over",
+        *(pytest.param(s, marks=pytest.mark.soak) for s in ("after packing", "before the starter", "after the send")),
+    ],
+)
 def test_submit_works_after_a_killed_submit(
     cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str
 ) -> None:
@@ -72,7 +78,9 @@ def test_submit_works_after_a_killed_submit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "is_new"), [("after the send", False), ("before the starter", True)])
+@pytest.mark.parametrize(
+    ("step", "is_new"), [("after the send", False), pytest.param("before the starter", True, marks=pytest.mark.soak)]
+)
 def test_key_of_a_killed_submit_gives_one_job(
     cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str, is_new: bool
 ) -> None:
@@ -223,7 +231,7 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("when", "code"), [("before", 3), ("after", 0)])
+@pytest.mark.parametrize(("when", "code"), [("before", 3), pytest.param("after", 0, marks=pytest.mark.soak)])
 def test_killed_starter_leaves_a_job_only_with_live_agents(
     cli: Any, project: MakeProject, idle_python: Path, when: str, code: int
 ) -> None:
