@@ -375,4 +375,4 @@ def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: WaitUntil)
             # SQLite keeps the descriptors of closed connections to the registry: at most one for each thread.
             wait_until(lambda: usage(served)[0] <= descriptors + 16, 10)
         assert usage(served)[1] < resident + 50
-        assert served.get("/jobs/big/log").status == 200
+        wait_until(lambda: served.get("/jobs/big/log").status == 200, 10)  # the last ones may still be closing
