@@ -163,8 +163,3 @@ def train_digits(cli: Any, folder: Path, backend: str, machine: str, *settings: 
     assert weights(cli, "digits", folder)
     exported = cli.ok("export", "digits", "--checkpoint", "step-400", "-o", folder / "model", timeout_s=100)
     assert "copying step-00000400" in exported.stderr
-
-
-def line_numbers(shown: str, rank: int) -> list[int]:
-    """Return the numbers of the lines that a rank printed as `line RANK NUMBER`."""
-    return [int(line.split()[-1]) for line in shown.splitlines() if line.startswith(f"[r{rank}] line")]

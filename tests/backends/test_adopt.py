@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
-from doubles.aws.handle import ROLE, Aws
+from doubles.aws.handle import ROLE
 from doubles.azure.handle import Azure
 from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
 from doubles.google.handle import Google
@@ -91,16 +91,6 @@ def adopted(run: Any, home: Path, folder: Path, backend: str) -> dict[str, Any]:
     found: dict[str, Any] = run("status", "lost", "--json", cwd=folder).json
     assert run("stop", "lost", "-y", cwd=folder).code == 0
     return found
-
-
-@pytest.mark.soak  # two clouds are below; the handle and the record are the same code
-def test_sagemaker_job_is_adopted(cli: Any, account: Aws, folder: Callable[[str], Path]) -> None:
-    """Row, handle and held money equal those of the submit; foreign training jobs are ignored."""
-    account.settings(execute=False)
-    found = adopted(cli, cli.home, folder("sagemaker"), "sagemaker")
-    assert found["state"] in ("pending", "running")
-    described = account.client("sagemaker").describe_training_job(TrainingJobName="lost-1")
-    assert described["TrainingJobStatus"] in ("Stopping", "Stopped")
 
 
 def test_vertex_job_is_adopted(vertex: Any, google_project: Google, home: Path, folder: Callable[[str], Path]) -> None:

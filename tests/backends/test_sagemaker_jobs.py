@@ -1,4 +1,4 @@
-"""Whole jobs on SageMaker's stand-in: real containers, torchrun, gloo; trained, interrupted, stopped, followed."""
+"""Whole jobs on SageMaker's stand-in: real containers, torchrun, gloo; trained, interrupted, restarted."""
 
 from pathlib import Path
 from typing import Any
@@ -37,45 +37,6 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
     wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
     assert wholejobs.losses(cli, "broken") == whole.losses
     assert len(whole.losses) == 10
-
-
-@pytest.mark.soak  # the reader under faults: test_sagemaker_logs.py
-def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
-    """After kill -9 of a submit with a failing, slow CloudWatch, the follower has all lines in order, and the code."""
-    account.settings(log_lag_s=2.0)
-    account.fault("GetLogEvents", "throttle", every=5)
-    account.fault("GetLogEvents", "empty", every=7)
-    account.fault("DescribeLogStreams", "500", every=3)
-    wholejobs.as_script(
-        folder,
-        "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
-        "    time.sleep(0.001)\n",
-    )
-    cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
-    done = cli("logs", "-f", "lines", timeout_s=200)
-    for rank in (0, 1):
-        assert wholejobs.line_numbers(done.stdout, rank) == list(range(3000))
-    assert done.code == 0
-
-
-@pytest.mark.soak  # the same agent: test_local.py
-def test_killed_rank_restarts_inside_its_container(cli: Any, account: Aws, folder: Path) -> None:
-    """A killed rank restarts inside its container, without a new submit."""
-    kill = """\
-import os, signal
-calls = []
-def loss(model, batch):
-    calls.append(1)
-    if os.environ["RANK"] == "1" and os.environ["CLOUDTRAIN_RESTART"] == "0" and len(calls) == 30:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-    (folder / "task.py").write_text(wholejobs.TASK.replace("def loss(model, batch):", kill + "   "))
-    done = cli("submit", "--force", "-y", "--name", "hurt", cwd=folder, timeout_s=200)
-    status = cli("status", "hurt", "--json").json
-    assert (done.code, status["state"], status["step"]) == (0, "succeeded", 100), done.stdout + done.stderr
-    assert len(account.journal("CreateTrainingJob")) == 1
-    [again] = wholejobs.events(cli("logs", "hurt", "--json", "--raw").stdout, "restart")
-    assert (again["restarts"], again["step"] >= 10) == (1, True)
 
 
 # Rank 0 alone saves, into its working directory; rank 1 is killed after the file exists long enough to be kept.

@@ -1,4 +1,4 @@
-"""Sweeps as whole jobs: without a launcher, after a stop, after kill -9, and on a spot machine."""
+"""Sweeps as whole jobs: without a launcher, after a stop, and after kill -9."""
 
 import contextlib
 import json
@@ -14,7 +14,6 @@ import wholejobs
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.sweep.journal import NAME
-from doubles.aws.handle import ROLE, Aws
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
 
@@ -40,10 +39,6 @@ sweep:
 budget: {limit: 2 USD}
 """
 LOCAL = f"{HEAD}backend: local\nlocal: {{price_per_hour: 1}}\n"
-AWS = (
-    f'{HEAD}backend: sagemaker\nsagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}\n'
-    "resources: {instances: 1, instance_type: ml.g5.xlarge, spot: true}\ndistributed: {nproc_per_node: 1}\n"
-)
 
 
 def write(folder: Path, config: str) -> Path:
@@ -137,20 +132,6 @@ def test_more_trials_continue_the_sweep(cli: Any, tmp_path: Path) -> None:
     assert cli("status", "last", "--json").json == shown
     assert cli("rm", "-y", "more").code == 0
     assert cli("list", "--json").json["jobs"] == []
-
-
-@pytest.mark.soak  # a job and a sweep, interrupted: test_sagemaker_jobs.py and the test above
-def test_spot_interruption_changes_no_result(cli: Any, account: Aws, tmp_path: Path) -> None:
-    """Interrupted in mid-run, a new machine continues from the journal in S3, and the results are the same."""
-    folder = write(tmp_path / "project", AWS)
-    assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder, timeout_s=200).code == 0
-    assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
-    cli.watch("] step 6/12", "logs", "-f", "broken")
-    account.interrupt("broken-1")
-    cli.ok("logs", "-f", "broken", timeout_s=200)
-    broken, whole = (cli("status", name, "--json").json["sweep"] for name in ("broken", "whole"))
-    assert broken["rungs"] == whole["rungs"]
-    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), wholejobs.weights(cli, "whole", folder))
 
 
 PAIRS = HEAD.replace("parallel: 2", "instances: 2") + (

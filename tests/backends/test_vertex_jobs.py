@@ -1,6 +1,5 @@
-"""Whole jobs on Google's stand-in: real replicas, torchrun, gloo; trained, killed, preempted, stopped, followed."""
+"""Whole jobs on Google's stand-in: real replicas, torchrun, gloo; trained, killed, preempted, with inputs."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -109,31 +108,6 @@ def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Googl
     )
     assert cli("wait", "last").code == 1  # a follower would look for the last lines for half a minute
     assert f"the input train: there is nothing at gs://{BUCKET}/data/nothing" in cli("status", "last").stdout
-
-
-@pytest.mark.soak  # the reader under faults: test_vertex_logs.py
-def test_following_twice_shows_every_line_once(cli: Any, google_project: Google, folder: Path, wait_until: Any) -> None:
-    """After kill -9 of a submit under all faults of Cloud Logging, the next follower has all lines, and the code."""
-    google_project.settings(log_late_share=0.02, log_late_s=(3, 8), log_duplicate_share=0.02, log_resent_share=0.02)
-    google_project.fault("logging.list", "429", every=5)
-    google_project.fault("logging.list", "503", every=7)
-    google_project.fault("logging.list", "drop", every=9)
-    google_project.fault("jobs.get", "503", every=4)
-    wholejobs.as_script(
-        folder,
-        "import os, time\nfor n in range(1500):\n    print('line', os.environ['RANK'], n, flush=True)\n"
-        "    time.sleep(0.002)\n",
-    )
-    process = cli.start("submit", "--force", "-y", "--name", "lines", cwd=folder)
-    wait_until(google_project.jobs, 60, 0.1)
-    google_project.wait_log("lines-1", "line 1 100", timeout_s=120)
-    google_project.expire_tokens()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    done = cli("logs", "-f", "lines", timeout_s=200)
-    for rank in (0, 1):
-        assert sorted(wholejobs.line_numbers(done.stdout, rank)) == list(range(1500))
-    assert done.code == 0, done.stderr
 
 
 def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Google, folder: Path) -> None:

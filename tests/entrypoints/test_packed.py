@@ -263,24 +263,6 @@ def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.soak  # the contract's sweep has two nodes
-def test_two_nodes_with_a_slot_each_have_the_same_results(
-    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    """The driver's node and another node run the trials of one search, with the losses of a single node."""
-    sweep = Sweep(tmp_path, nodes=2)
-    sweep.search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
-    code, _ = sweep.run()
-    assert code == 0
-    starts = [json.loads(line[9:]) for line in (tmp_path / "checkpoints" / NAME).read_text().splitlines()]
-    assert sum(each["e"] == "start" for each in starts) == 4
-    expected = results(whole[0])
-    first = {key: value for key, value in results(tmp_path).items() if key[1] == 0}
-    assert first == {(trial, 0): expected[trial, 0] for trial in range(3)}
-    assert len(results(tmp_path)) == 4
-
-
-@pytest.mark.slow
 def test_deadline_ends_a_sweep_with_a_finished_model(tmp_path: Path) -> None:
     """No segment starts that would not end in time, so the sweep leaves before its deadline; more time continues it."""
     search = {**SEARCH, "algorithm": "random", "trials": 50, "rungs": [12]}
