@@ -66,20 +66,6 @@ def make(slurm: Slurm, render: Callable[..., Request], tmp_path: Path) -> Iterat
 
 
 @pytest.mark.soak
-def test_job_trains_and_ends(make: Make, slurm: Slurm) -> None:
-    """Two nodes train; the job's end is known to Slurm and on the disk; no secret and no process is left."""
-    attempt = make()
-    number = attempt.submit()
-    assert slurm.wait(number, "COMPLETED", "FAILED", timeout_s=90)["ExitCode"] == "0:0"
-    verdict = attempt.exit()
-    assert (verdict["state"], verdict["restarts"]) == ("succeeded", 0)
-    assert len(attempt.steps()) == 60
-    assert attempt.processes() == []
-    assert (attempt.folder / "ended").read_text() == "0\n"
-    assert "s3cret" not in (attempt.folder / "order.json").read_text()
-
-
-@pytest.mark.soak
 def test_killed_rank_starts_again_inside_the_job(make: Make, slurm: Slurm) -> None:
     """kill -9 of a rank restarts the ranks from the checkpoint: Slurm sees one run that succeeds."""
     attempt, number = _training(make, step=25)
@@ -141,16 +127,6 @@ def test_job_survives_twenty_preemptions(make: Make, slurm: Slurm) -> None:
     assert max(waits_s) < 10
     _assert_whole(attempt, number, make)
     assert slurm.job(number)["Restarts"] == "20"
-
-
-@pytest.mark.soak
-def test_own_deadline_comes_before_slurms(make: Make, slurm: Slurm) -> None:
-    """The agents stop and save the job at the deadline, long before Slurm's limit."""
-    attempt, number = _training(make, max_duration_s=60.0, deadline_s=35.0)
-    pace(slurm, 0.1)
-    assert slurm.wait(number, "FAILED", timeout_s=60)["ExitCode"] == "75:0"
-    verdict = attempt.exit()
-    assert (verdict["state"], verdict["reason"], verdict["resumable"]) == ("stopped", "time_limit", True)
 
 
 @pytest.mark.soak

@@ -44,15 +44,6 @@ def test_job_is_made_once_and_runs(slurm: Slurm, attempt: str, name: str) -> Non
 
 
 @pytest.mark.soak
-def test_lost_answer_is_found_by_the_name(slurm: Slurm, attempt: str, name: str) -> None:
-    """sbatch reports a time-out although the controller has the job: the job is found and released, once."""
-    slurm.lose_answers(1)
-    number = submission.submit(partial(_run, slurm), attempt, name, _options(name), patience=5)
-    slurm.wait(number, "RUNNING")
-    assert slurm.admin("squeue", "-h", "-o", "%i").split() == [str(number)]
-
-
-@pytest.mark.soak
 def test_silent_controller_makes_one_job(slurm: Slurm, attempt: str, name: str) -> None:
     """sbatch itself gives up while the controller stands still; the request is in the backlog, and becomes the job."""
     slurm.configure(MessageTimeout="2")
