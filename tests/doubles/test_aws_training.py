@@ -1,9 +1,7 @@
 """AWS's stand-in executes jobs: containers, phases, ends, checkpoints, interruptions."""
 
-import io
 import json
 import random
-import tarfile
 import time
 from collections.abc import Callable
 
@@ -28,12 +26,6 @@ SPOT = {
 }
 # Ends at SIGTERM, with code 75; as process 1 a shell without a trap ignores the signal.
 ENDS_AT_TERM = "trap 'echo told to end; exit 75' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
-
-
-def names(members: bytes) -> list[str]:
-    """Return the names in an archive."""
-    with tarfile.open(fileobj=io.BytesIO(members)) as tar:
-        return sorted(tar.getnames())
 
 
 def phases(told: dict[str, list[dict[str, str]]]) -> list[str]:
@@ -98,19 +90,6 @@ def test_missing_input_fails_the_job(aws: Aws, submit: Submit) -> None:
     assert told["FailureReason"].endswith("The specified bucket does not exist")
 
 
-def test_stop_gives_the_container_a_grace_period(aws: Aws, submit: Submit, stored: Stored) -> None:
-    """The container receives SIGTERM and has the grace period; files saved until its end are uploaded."""
-    job = submit(f"touch /opt/ml/model/kept\n{ENDS_AT_TERM}")
-    aws.wait(job, "Training")
-    wait_for_line(aws, job, "begun")
-    aws.client("sagemaker").stop_training_job(TrainingJobName=job)
-    assert aws.describe(job)["TrainingJobStatus"] in ("Stopping", "Stopped")
-    told = aws.wait(job)
-    assert (told["TrainingJobStatus"], told["SecondaryStatus"]) == ("Stopped", "Stopped")
-    assert aws.lines(job)[-1] == "told to end"
-    assert names(stored(f"out/{job}/output/model.tar.gz")[f"out/{job}/output/model.tar.gz"]) == ["kept"]
-
-
 def test_stop_kills_all_processes_after_the_grace_period(aws: Aws, submit: Submit) -> None:
     """A container that ignores SIGTERM is killed with all its processes."""
     aws.settings(stop_grace_s=0.3)
@@ -121,13 +100,6 @@ def test_stop_kills_all_processes_after_the_grace_period(aws: Aws, submit: Submi
     aws.client("sagemaker").stop_training_job(TrainingJobName=job)
     assert aws.wait(job)["SecondaryStatus"] == "Stopped"
     assert sleepers(mark) == []
-
-
-def test_maximum_runtime_stops_the_job(aws: Aws, submit: Submit) -> None:
-    """The time limit appears as a stop with its own secondary status."""
-    told = aws.wait(submit(ENDS_AT_TERM, StoppingCondition={"MaxRuntimeInSeconds": 1}))
-    assert (told["TrainingJobStatus"], told["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
-    assert aws.lines("job") == ["begun", "told to end"]
 
 
 def test_maximum_wait_stops_a_job_without_machines(aws: Aws, submit: Submit) -> None:

@@ -1,4 +1,4 @@
-"""Azure's stand-in executes jobs: containers, ranks, mounts, ends, time limits, preemption."""
+"""Azure's stand-in executes jobs: containers, ranks, mounts, inputs, preemption."""
 
 import json
 from typing import Any
@@ -85,26 +85,6 @@ def test_missing_input_fails_the_job_before_it_starts(azure: Azure) -> None:
     assert told["status"] == "Failed"
     assert "not found" in told["error"]["message"]
     assert "Running" not in [status for status, _ in told["history"]]
-
-
-def test_failed_node_ends_all_nodes_and_the_job(azure: Azure) -> None:
-    """The error names the log file of the process that failed first."""
-    command = f"if [ $NODE_RANK = 1 ]; then echo bad >&2; exit 70; fi; {ENDS_AT_TERM}"
-    azure.submit("job", command, nodes=2)
-    told = azure.wait("job")
-    assert told["status"] == "Failed"
-    assert told["error"]["code"] == "UserError"
-    assert "exited with status code 70" in told["error"]["message"]
-    assert "user_logs/std_log_process_1.txt" in told["error"]["message"]
-    assert azure.log("job", "user_logs/std_log_process_1.txt") == "bad\n"
-    assert history(azure, "job")["error"]["error"]["code"] == "UserError"
-
-
-def test_time_limit_ends_in_canceled(azure: Azure) -> None:
-    """The time limit sends SIGTERM first."""
-    azure.submit("job", ENDS_AT_TERM, limits={"jobLimitsType": "Command", "timeout": "PT1S"})
-    assert azure.wait("job")["status"] == "Canceled"
-    assert azure.log("job") == "begun\ntold to end\n"
 
 
 def test_preempted_job_restarts_under_the_same_name(azure: Azure) -> None:

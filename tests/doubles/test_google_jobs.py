@@ -1,4 +1,4 @@
-"""Google's stand-in executes jobs: replicas, restarts, preemption, ends, time limits."""
+"""Google's stand-in executes jobs: replicas, restarts, retries, quota."""
 
 import json
 import time
@@ -17,7 +17,6 @@ from doubles.signatures import WaitUntil
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 FOREVER = "while :; do sleep 0.05; done"
-ENDS_AT_TERM = f"trap 'echo told to end; exit 75' TERM; echo begun; {FOREVER}"
 
 
 def sh(text: str) -> tuple[str, str, str]:
@@ -65,15 +64,6 @@ def test_replica_has_the_platforms_variables(google: Google) -> None:
     assert not {"CLOUDTRAIN_HOME", "MASTER_ADDR", "RANK", "WORLD_SIZE", "GOOGLE_APPLICATION_CREDENTIALS"} & set(env)
 
 
-def test_ranks_count_machines(google: Google) -> None:
-    """RANK is the replica's number among all pools, and MASTER_ADDR is the first replica's name."""
-    google.submit("job", *sh("echo $RANK $WORLD_SIZE $MASTER_ADDR; sleep 60"), workers=2)
-    tasks = ("workerpool0-0", "workerpool1-0", "workerpool1-1")
-    told = [google.wait_log("job", "\n", task) for task in tasks]
-    master = google.replica("job")["hostname"]
-    assert told == [f"{rank} 3 {master}\n" for rank in range(3)]
-
-
 def test_streams_have_severities(google: Google) -> None:
     """Lines from stderr are ERROR; the platform's own messages have the task "service"."""
     google.wait(google.submit("job", *sh("echo out; echo err >&2")))
@@ -102,18 +92,6 @@ if rank == "0":
     told = google.wait(google.submit("job", "python3", "-c", script, workers=2))
     assert (told["state"], told["error"]) == ("JOB_STATE_SUCCEEDED", None)
     assert google.log("job", "workerpool1-1") == "ended\n"
-
-
-def test_failed_worker_fails_the_job(google: Google) -> None:
-    """The error has the service's sentence with the replica's name, without a retry."""
-    told = google.wait(google.submit("job", *sh(f"if [ $RANK = 1 ]; then exit 3; fi; {FOREVER}"), workers=1))
-    assert told["state"] == "JOB_STATE_FAILED"
-    assert told["error"]["code"] == 3
-    assert told["error"]["message"].startswith(
-        "The replica workerpool1-0 exited with a non-zero status of 3. To find out more about why your job exited "
-        "please check the logs: https://console.cloud.google.com/logs/viewer?project="
-    )
-    assert [one["starts"] for one in told["replicas"]] == [1, 1]
 
 
 def test_killed_worker_restarts_under_its_name(google: Google) -> None:
@@ -159,36 +137,6 @@ def test_retries_are_limited(google: Google) -> None:
     assert told["state"] == "JOB_STATE_FAILED"
     assert "exited with a non-zero status of 11(SIGSEGV)" in told["error"]["message"]
     assert (told["attempts"], told["replicas"][0]["codes"]) == (4, [139] * 24)
-
-
-def test_preempted_replica_is_restarted(google: Google) -> None:
-    """The replica is killed without warning, and restarted."""
-    job = google.submit("job", *sh(ENDS_AT_TERM), scheduling={"strategy": "SPOT"})
-    google.wait_log(job, "begun")
-    google.preempt(job)
-    assert google.wait_log(job, "begun", count=2) == "begun\nbegun\n"
-    assert google.replica(job)["codes"] == [137]
-
-
-def test_cancel_warns_first(google: Google) -> None:
-    """Cancel sends SIGTERM and ends in CANCELLED with the API's code; a second cancel is refused."""
-    job = google.submit("job", *sh(ENDS_AT_TERM), workers=1)
-    google.wait_log(job, "begun", count=2)
-    assert google.call("POST", f"/customJobs/{job}:cancel", {}).status == 200
-    told = google.wait(job)
-    assert google.states(job) == ["PENDING", "RUNNING", "CANCELLING", "CANCELLED"]
-    assert told["error"] == {"code": 1, "message": "CANCELED"}
-    assert google.log(job).count("told to end") == 2
-    again = google.call("POST", f"/customJobs/{job}:cancel", {})
-    assert (again.status, again.json["error"]["status"]) == (400, "FAILED_PRECONDITION")
-
-
-def test_timeout_ends_the_job(google: Google) -> None:
-    """The timeout counts from the first RUNNING."""
-    told = google.wait(google.submit("job", *sh(ENDS_AT_TERM), scheduling={"timeout": "0.5s"}))
-    assert told["state"] == "JOB_STATE_CANCELLED"
-    assert told["ended"] - told["started"] >= 0.5
-    assert "told to end" in google.log("job")
 
 
 def test_quota_counts_all_active_jobs(google: Google) -> None:

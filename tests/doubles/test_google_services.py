@@ -1,11 +1,10 @@
-"""Secret Manager and the price list of Google's stand-in."""
+"""Secret Manager and the price list of Google's stand-in: versions, refusals, traps."""
 
 import base64
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import google_crc32c
 import pytest
 
 from doubles.google import billing, secretmanager
@@ -52,21 +51,6 @@ class World:
 def world() -> World:
     """Return a world without secrets."""
     return World()
-
-
-def test_secret_is_created_read_and_removed(world: World) -> None:
-    """Requests use the project's id; answers use its number."""
-    made = world.call("POST", SECRETS, {**SECRET, "labels": {"run": "1"}}, secretId="s")
-    assert (made["name"], made["labels"]) == (NAME, {"run": "1"})
-    assert world.code("GET", f"{SECRETS}/s/versions/latest:access") == "NOT_FOUND"
-    added = world.call("POST", f"{SECRETS}/s:addVersion", {"payload": {"data": DATA}})
-    assert (added["name"], added["state"]) == (f"{NAME}/versions/1", "ENABLED")
-    read = world.call("GET", f"{SECRETS}/s/versions/latest:access")
-    checksum = str(google_crc32c.value(b"value"))
-    assert read == {"name": f"{NAME}/versions/1", "payload": {"data": DATA, "dataCrc32c": checksum}}
-    assert world.call("DELETE", f"{SECRETS}/s") == {}
-    assert world.code("DELETE", f"{SECRETS}/s") == "NOT_FOUND"
-    assert world.secrets.values() == {}
 
 
 def test_versions_count_up(world: World) -> None:

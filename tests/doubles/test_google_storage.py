@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from doubles.google.loopback import served
 from doubles.google.names import BUCKET
 from doubles.google.storage import Storage, StorageSettings
 from doubles.google.uploads import CHUNK_BYTES
-from doubles.wire import Answer, Request
 
 OBJECTS = f"/storage/v1/b/{BUCKET}/o"
 UPLOADS = f"/upload{OBJECTS}"
@@ -25,12 +23,11 @@ UPLOADS = f"/upload{OBJECTS}"
 
 @dataclass
 class Served:
-    """A service at an address, and its calls."""
+    """A service at an address."""
 
     storage: Storage
     url: str = ""
     settings: StorageSettings = field(default_factory=StorageSettings)
-    calls: list[tuple[str | None, int]] = field(default_factory=list)
 
     def call(self, method: str, path: str, data: bytes | str | None = None, **more: Any) -> requests.Response:
         """Return the answer to a request by hand."""
@@ -40,12 +37,6 @@ class Served:
         """Upload an object by hand, in one request."""
         return self.call("POST", UPLOADS, data, params={"uploadType": "media", "name": name, **query})
 
-    def respond(self, request: Request) -> Answer:
-        """Answer a request and record the call."""
-        answer = self.storage.respond(request)
-        self.calls.append((self.storage.operation(request), answer.status))
-        return answer
-
 
 @pytest.fixture
 def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
@@ -53,26 +44,9 @@ def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     found = Served(Storage(tmp_path / "state", lambda: found.settings))
-    with served(found.respond) as url:
+    with served(found.storage.respond) as url:
         found.url = url
         yield found
-
-
-def test_one_of_many_writers_wins(gcs: Served) -> None:
-    """Exactly one writer succeeds, in any order of arrival."""
-    statuses: list[int] = []
-    start = threading.Barrier(12)
-
-    def write(number: int) -> None:
-        start.wait()
-        statuses.append(gcs.put("a", str(number), ifGenerationMatch="0").status_code)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(statuses) == [200] + [412] * 11
 
 
 def test_failed_precondition_has_googles_error(gcs: Served) -> None:
@@ -129,19 +103,6 @@ def begin(gcs: Served, name: str = "a", **query: str) -> str:
 def send(gcs: Served, place: str, data: bytes, content_range: str) -> requests.Response:
     """Send bytes of an upload."""
     return gcs.call("PUT", place, data, headers={"Content-Range": content_range})
-
-
-def test_upload_reports_its_progress(gcs: Served) -> None:
-    """Status queries answer 308 with a Range, absent at first; at the end the answer is the object."""
-    place, data = begin(gcs), bytes(CHUNK_BYTES + 5)
-    assert [send(gcs, place, b"", "bytes */*").headers.get("range")] == [None]
-    gcs.storage.break_next_chunk(CHUNK_BYTES + 4)
-    assert send(gcs, place, data, f"bytes 0-{CHUNK_BYTES + 4}/{CHUNK_BYTES + 5}").status_code == 503
-    asked = send(gcs, place, b"", f"bytes */{CHUNK_BYTES + 5}")
-    assert (asked.status_code, asked.headers["range"]) == (308, f"bytes=0-{CHUNK_BYTES - 1}")
-    done = send(gcs, place, data[CHUNK_BYTES:], f"bytes {CHUNK_BYTES}-{CHUNK_BYTES + 4}/{CHUNK_BYTES + 5}")
-    assert (done.status_code, done.json()["size"]) == (200, str(CHUNK_BYTES + 5))
-    assert send(gcs, place, b"", "bytes */*").json()["generation"] == done.json()["generation"]
 
 
 def test_upload_refuses_wrong_ranges(gcs: Served) -> None:
