@@ -58,11 +58,7 @@ PRELOADED = (
 )
 CLOUDS = (
     *("azure.ai.ml", "azure.identity", "requests", "boto3", "botocore.session", "s3transfer.manager"),
-    *(
-        "google.cloud.aiplatform_v1",
-        "cloudtrain.backends.*",
-        *PRELOADED,
-    ),
+    *("google.cloud.aiplatform_v1", "cloudtrain.backends.*", *PRELOADED),
 )
 
 SOAK_S = 1800  # for a test of many repeats on a busy machine

@@ -32,10 +32,7 @@ ONE = "distributed.nproc_per_node=1", "env={OMP_NUM_THREADS: '1'}"
 FOUR = "distributed.nproc_per_node=4", "env={OMP_NUM_THREADS: '1', KILL: 'yes'}"
 STAGES = "training.strategy=ddp", "training.parallel={tensor: 2, pipeline: 2}"
 SHARDS = "training.strategy=fsdp", "training.parallel=null"
-MACHINES = {
-    "local": (),
-    "sagemaker": ("resources.instance_type=ml.m5.xlarge", "sagemaker.bucket=cloudtrain-tests"),
-}
+MACHINES = {"local": (), "sagemaker": ("resources.instance_type=ml.m5.xlarge", "sagemaker.bucket=cloudtrain-tests")}
 
 
 def options(*settings: str) -> list[str]:

@@ -204,20 +204,8 @@ DEFECTS: dict[str, tuple[Fact, str, str, str, str]] = {
         "Permission denied: h15",
         "install -d -o alice",
     ),
-    "leftovers": (
-        {"leftovers": [{"pid": 7, "job": "x-1"}]},
-        "processes",
-        "warn",
-        "of job x-1",
-        "ssh h15 'kill -9 7'",
-    ),
-    "logout": (
-        {"logind": {"kills": True}},
-        "logout",
-        "fail",
-        "when ssh logs out: h15",
-        "KillExcludeUsers",
-    ),
+    "leftovers": ({"leftovers": [{"pid": 7, "job": "x-1"}]}, "processes", "warn", "of job x-1", "ssh h15 'kill -9 7'"),
+    "logout": ({"logind": {"kills": True}}, "logout", "fail", "when ssh logs out: h15", "KillExcludeUsers"),
     "silent probe": ({"gpus": None, "errors": {"gpus": "no answer"}}, "gpus", "fail", "no answer: h15", "ssh h15 "),
     "twice": (
         {"boot_id": "boot-0", "name": "h0", "interfaces": fit(0)["interfaces"]},

@@ -227,10 +227,7 @@ def test_server_with_one_session_and_no_terminal_works(pair: Cluster) -> None:
     targets = [to(pair, workdir=f"~/w{number}") for number in range(4)]
     answers = fleet().ask({target: Call("calls.clock", {}) for target in targets}, is_urgent=True)
     assert [answer.error for answer in answers.values()] == [None] * 4
-    command = [
-        *master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True),
-        *targets[0].target,
-    ]
+    command = [*master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True), *targets[0].target]
     done = subprocess.run([*command, "echo here"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
 

@@ -31,10 +31,7 @@ LONG = {
     "accelerate": ("{epochs: 1000000}", r"Resumed from checkpoint: .*/runs/epoch_\d"),
 }
 PACKAGES = {"accelerate": "accelerate"}
-FORMS = [
-    "nanogpt",
-    *(pytest.param(name, marks=pytest.mark.soak) for name in LONG if name != "nanogpt"),
-]
+FORMS = ["nanogpt", *(pytest.param(name, marks=pytest.mark.soak) for name in LONG if name != "nanogpt")]
 
 
 def test_page_shows_the_files() -> None:

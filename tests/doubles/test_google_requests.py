@@ -145,11 +145,7 @@ def found(google: Google, text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [
-        ("", ["three", "two", "one"]),
-        ('labels.cloudtrain_run="r1"', ["two", "one"]),
-        ("labels.n:*", ["three", "two"]),
-    ],
+    [("", ["three", "two", "one"]), ('labels.cloudtrain_run="r1"', ["two", "one"]), ("labels.n:*", ["three", "two"])],
 )
 def test_list_matches_its_filter(google: Google, text: str, names: list[str]) -> None:
     """The list filters by a label, the newest first."""

@@ -112,11 +112,7 @@ def test_given_endpoint_is_used_and_passed_on(store: Google, tmp_path: Path) -> 
 
 
 REFUSED: list[tuple[str, Callable[[Google], Any], str]] = [
-    (
-        "gone",
-        lambda store: store.remove_object(KEY),
-        f"{CODE} no longer exists: submit the job again: HTTP Error 404",
-    ),
+    ("gone", lambda store: store.remove_object(KEY), f"{CODE} no longer exists: submit the job again: HTTP Error 404"),
     ("damaged", lambda store: store.put_object(KEY, DATA[:-1]), f"submit the job again: {CODE} is not the code"),
     ("empty", lambda store: store.put_object(KEY, b""), f"submit the job again: {CODE} is not the code that was sent"),
     (

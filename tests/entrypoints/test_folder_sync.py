@@ -333,11 +333,7 @@ def test_failing_bucket_is_reported_once_and_retried(
 
 
 def test_end_has_a_limit(
-    store: Google,
-    here: Path,
-    carriers: Carriers,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Google, here: Path, carriers: Carriers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket that never answers does not delay the job's end; missing files are reported."""
     put(here / "one", b"x")

@@ -15,12 +15,7 @@ from trainerruns import Run, counted, digest, joined, on_ranks, run
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
-from cloudtrain.entrypoints.trainer.settings import (
-    LocalSettings,
-    OptimizerSettings,
-    OuterSettings,
-    TrainingSettings,
-)
+from cloudtrain.entrypoints.trainer.settings import LocalSettings, OptimizerSettings, OuterSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.local import Rounds, local

@@ -49,10 +49,7 @@ def code(tmp_path: Path) -> Path:
     [
         ("sub/pyproject.toml", ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'"]),
         ("sub/pyproject.toml[train]", ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'", "accelerate"]),
-        (
-            "sub/pyproject.toml[ALL]",
-            ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'", "accelerate", "pytest"],
-        ),
+        ("sub/pyproject.toml[ALL]", ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'", "accelerate", "pytest"]),
     ],
 )
 def test_project_gives_its_dependencies_and_its_extras(code: Path, wanted: str, lines: list[str]) -> None:

@@ -13,13 +13,7 @@ from trainerruns import digest, on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.sparse import (
-    SparseExchange,
-    decode,
-    density_at,
-    encode,
-    entries_above,
-)
+from cloudtrain.entrypoints.trainer.strategies.sparse import SparseExchange, decode, density_at, encode, entries_above
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")

@@ -469,9 +469,7 @@ def test_hung_server_is_given_up(call: str, hasty: None, server: Server, file: P
 
 
 @pytest.mark.parametrize(
-    ("server", "variable"),
-    [("s3", "AWS_ENDPOINT_URL_S3"), ("gcs", "CLOUDTRAIN_STORAGE_ENDPOINT")],
-    indirect=["server"],
+    ("server", "variable"), [("s3", "AWS_ENDPOINT_URL_S3"), ("gcs", "CLOUDTRAIN_STORAGE_ENDPOINT")], indirect=["server"]
 )
 def test_server_that_does_not_read_is_given_up(
     variable: str, hasty: None, server: Server, file: Path, monkeypatch: pytest.MonkeyPatch

@@ -461,8 +461,7 @@ def test_override_without_an_assignment_is_refused(load: Load, override: str) ->
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["local.price_per_hour= ", "budget.limit=", "secrets.0=", "image=#3", "limits.max_wait=${EMPTY:-}"],
+    "override", ["local.price_per_hour= ", "budget.limit=", "secrets.0=", "image=#3", "limits.max_wait=${EMPTY:-}"]
 )
 def test_assignment_without_a_value_is_refused(load: Load, override: str) -> None:
     """An empty variable of a shell would otherwise unset a price or a limit in silence."""

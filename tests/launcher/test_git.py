@@ -146,10 +146,7 @@ HOSTILE = (monitor, hooks, filters, textconv, pager, alias, included, bare, work
 
 @pytest.mark.parametrize("spoil", HOSTILE, ids=lambda spoil: spoil.__name__)
 def test_command_of_a_repository_never_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    home: Path,
-    spoil: Callable[[Place], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path, spoil: Callable[[Place], None]
 ) -> None:
     """All commands before a send leave no canary, and still name the commit."""
     place = Place(tmp_path)

@@ -210,14 +210,8 @@ def test_long_track_is_cut_into_equal_ranges_of_steps() -> None:
 
 def test_mean_counts_points_by_weight() -> None:
     """A point of weight 0 is an extreme outside the mean, even as the largest value."""
-    points = [
-        Point(1, "step", 1.0, 1, {"loss": 1.0}, weight=3),
-        Point(1, "step", 5.0, BINS * 2, {"loss": 1.0}),
-    ]
-    points += [
-        Point(1, "step", 2.0, 2, {"loss": 5.0}),
-        Point(1, "step", 3.0, 3, {"loss": 99.0}, weight=0),
-    ]
+    points = [Point(1, "step", 1.0, 1, {"loss": 1.0}, weight=3), Point(1, "step", 5.0, BINS * 2, {"loss": 1.0})]
+    points += [Point(1, "step", 2.0, 2, {"loss": 5.0}), Point(1, "step", 3.0, 3, {"loss": 99.0}, weight=0)]
     points += [Point(1, "step", 9.0 + n, BINS * 2 + n, {"loss": 1.0}) for n in range(1, BINS)]
     curves = curves_of(Series(tuple(points)))
     assert (curves.loss.values[0], curves.loss.least, curves.loss.largest) == (2.0, 1.0, 99.0)

@@ -261,12 +261,7 @@ def test_script_without_a_save_leaves_its_files_unchecked(
     [
         ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "started again, the script continues: its first reported step is 3"),
         ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "its first reported step is 40"),  # the script reports every tenth step
-        (
-            {1: 0.5, 9: 0.4},
-            {5: 0.3},
-            True,
-            "step is 5; the steps after its last save, up to step 9, are repeated",
-        ),
+        ({1: 0.5, 9: 0.4}, {5: 0.3}, True, "step is 5; the steps after its last save, up to step 9, are repeated"),
         ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began again at step 3"),
         ({1: 0.5}, {}, False, "the script reported no steps"),
         ({}, {7: 0.1}, False, "its first start reported no steps"),
@@ -452,10 +447,7 @@ def test_changed_code_needs_a_new_proof(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("files", "said"),
-    [
-        (None, "cloudtrain's own code on the nodes has changed"),
-        ({"other.yaml": "0"}, "other.yaml, task.py"),
-    ],
+    [(None, "cloudtrain's own code on the nodes has changed"), ({"other.yaml": "0"}, "other.yaml, task.py")],
 )
 def test_message_separates_own_code_from_the_users(tmp_path: Path, files: dict[str, str] | None, said: str) -> None:
     """The files of the proof decide, and removed files count."""

@@ -67,7 +67,7 @@ def test_named_command_repeats_all_options(cli: Any, ended: str) -> None:
     assert (refused.code, bool(command)) == (6, True), refused.stderr
     assert command
     assert shlex.split(command[1])[4:] == [
-        *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code"),
+        *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code")
     ]
     assert cli(*shlex.split(command[1]), "-d").code == 0
 

@@ -124,10 +124,7 @@ def test_watch_stores_the_log_of_an_ended_job(registry: Registry, cli: Any, seed
     place = cache.place(registry.database, "ended", 1)
     assert place.is_complete
     now_s = time.time()
-    for name, state in {
-        "runs": runs(),
-        "old": State("failed", "error", ended_s=now_s - 90_000),
-    }.items():
+    for name, state in {"runs": runs(), "old": State("failed", "error", ended_s=now_s - 90_000)}.items():
         seed(name, state)
     assert {job.id for job in watching.chosen(registry, (), now_s)} == {"runs", "ended"}
     assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]

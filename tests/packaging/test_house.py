@@ -319,10 +319,7 @@ def test_every_room_is_in_the_table(folder: str) -> None:
 
 LEAST_LINES = 35  # of a module; a smaller module belongs to its main user
 SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backends/[^/]+/(block|records|request)\.py")
-SMALL = {
-    "entrypoints/errors.py": "the root of the errors",
-    "entrypoints/train.py": "the stub of a public name",
-}
+SMALL = {"entrypoints/errors.py": "the root of the errors", "entrypoints/train.py": "the stub of a public name"}
 
 
 def test_no_module_is_too_small() -> None:

@@ -15,10 +15,7 @@ class Control(control.Control[World]):
     def actions(self, told: dict[str, Any]) -> Mapping[tuple[str, str], Callable[[], Any]]:
         """Return AWS's actions."""
         world = self._world
-        return {
-            ("POST", "quotas"): lambda: world.quotas.update(told),
-            ("POST", "logs"): lambda: _write(world, **told),
-        }
+        return {("POST", "quotas"): lambda: world.quotas.update(told), ("POST", "logs"): lambda: _write(world, **told)}
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
         """Give an order to a job: jobs/NAME/ORDER."""

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles.azure.client import Client, job_body
-from doubles.azure.names import (
-    CLIENT,
-    CLIENT_SECRET,
-    CONTAINER,
-    TENANT,
-)
+from doubles.azure.names import CLIENT, CLIENT_SECRET, CONTAINER, TENANT
 from doubles.client import Reply
 from doubles.kit import handle
 

@@ -146,7 +146,7 @@ def _place(call: Call, name: str) -> tuple[str, str | None]:
     if served is not None and (served[1] or "global") != region:
         raise invalid(
             f"List of found errors:\t1.Field: name; Message: The endpoint {call.host} serves the location "
-            f"{served[1] or 'global'}, not {region}.\t",
+            f"{served[1] or 'global'}, not {region}.\t"
         )
     return region, number
 
