@@ -18,16 +18,9 @@ from doubles.sshhosts.cluster import Cluster
 QUICK = ("link cut",)  # a permanent cut of the network
 # The loss of the access, and one fault of each further kind: a process, an agent, a short cut, a machine, a disk.
 MORE = (
-    "sshd killed on all hosts",
-    "power off node 0, fewer",
-    "trainer kill -9",
-    "agent kill -9, node 1",
-    "agent SIGSTOP, node 1",
-    "link cut 5 s",
-    "nodes cut from each other, fewer",
-    "power off node 1, fewer",
-    "power off node 0",
-    "disk full at a checkpoint",
+    *("sshd killed on all hosts", "power off node 0, fewer", "trainer kill -9", "agent kill -9, node 1"),
+    *("agent SIGSTOP, node 1", "link cut 5 s", "nodes cut from each other, fewer", "power off node 1, fewer"),
+    *("power off node 0", "disk full at a checkpoint"),
 )
 
 

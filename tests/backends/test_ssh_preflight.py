@@ -104,123 +104,54 @@ def gpus(*there: Fact, fault: Fact | None = None) -> Fact:
 
 EIGHT = [gpu(index, "h15") for index in range(8)]
 BUSY = [{"pid": 4321, "gpu": "GPU-h15-3", "name": "python train.py", "memory_mb": 9, "owner": "bob", "job": None}]
+OWN_NAME = {"own_name": {"name": "h15", "addresses": ["127.0.1.1"]}}
+SMALL_MTU = {"interfaces": [{"name": "eth1", "address": "10.0.0.16", "mtu": 1500}]}
 MISMATCH = {"kind": "mismatch", "text": "Failed to initialize NVML: Driver/library version mismatch"}
 
-# Changed facts of h15 of 16 hosts -> check, verdict, words of the finding, words of the remedy.
-DEFECTS: dict[str, tuple[Fact, str, str, str, str]] = {
-    "torch differs": (python(torch="2.12.1"), "torch", "fail", "2.13.0: h0-h14 | 2.12.1: h15", "install torch==2.13.0"),
-    "torch missing": (
-        python(torch=None, cuda=None, nccl=None),
-        "torch",
-        "fail",
-        "none in /usr/bin/python3: h15",
-        "pip",
-    ),
-    "torch for the CPU": (python(torch="2.13.0", cuda=None), "torch", "fail", "built for the CPU", "ssh h15 "),
-    "python differs": (python(version="3.12.1"), "python", "warn", "3.11.2: h0-h14 | 3.12.1: h15", "ssh h15 "),
-    "python too old": (python(version="3.8.10"), "python", "fail", "3.8.10: h15", "ssh.python="),
-    "python missing": ({"python": {"error": "python3 is not there"}}, "python", "fail", "not there: h15", "ssh.python"),
-    "NCCL differs": (python(nccl="2.21.5"), "NCCL", "fail", "2.27.5: h0-h14 | 2.21.5: h15", "ssh h15 "),
-    "kernel differs": ({"kernel": "5.15.0-1"}, "kernel", "warn", "5.15.0-1: h15", "ssh -t h15 "),
-    "processor differs": ({"machine": "aarch64"}, "processor", "warn", "aarch64: h15", "ssh.hosts"),
-    "cores": ({"cores": 4}, "cores", "warn", "4 cores: h15", "distributed.nproc_per_node=4"),
-    "GPU missing": (gpus(*EIGHT[:7]), "GPUs", "fail", "8 are planned, usable are 7: h15", "accelerators: A100:7"),
-    "GPU broken": (gpus(gpu(0, fault="name is ERR!"), *EIGHT[1:]), "GPUs", "fail", "GPU 0: name is ERR!: h15", "-i 0"),
-    "GPU model": (gpus(*[{**g, "name": "Tesla V100"} for g in EIGHT]), "GPUs", "warn", "8 x Tesla V100: h15", "hosts"),
-    "driver differs": (gpus(*[{**g, "driver": "535.1"} for g in EIGHT]), "driver", "warn", "535.1: h15", "ssh -t h15 "),
-    "driver too old": (gpus(*[{**g, "driver": "470.1"} for g in EIGHT]), "driver", "fail", "needs 525.60: h15", "h15"),
-    "driver mismatch": (gpus(fault=MISMATCH), "GPUs", "fail", "version mismatch: h15", "ssh -t h15 'sudo reboot'"),
-    "GPU busy": (
-        {"gpu_processes": BUSY},
-        "free",
-        "fail",
-        "h15: GPU 3: pid 4321 of bob, python train.py",
-        "ps -fp 4321",
-    ),
-    "own name": (
-        {"own_name": {"name": "h15", "addresses": ["127.0.1.1"]}},
-        "own name",
-        "warn",
-        "127.0.1.1 there: h15",
-        "10.0.0.16 h15",
-    ),
-    "name unknown": (
-        {"own_name": {"name": "h15", "addresses": []}},
-        "own name",
-        "warn",
-        "does not resolve",
-        "/etc/hosts",
-    ),
-    "disk full": (
-        {"disk": {"path": "/w", "free_mb": 30, "inodes": None}},
-        "disk",
-        "fail",
-        "30 MB free in /w: h15",
-        "du -xh",
-    ),
-    "inodes": ({"disk": {"path": "/w", "free_mb": 99999, "inodes": 12}}, "disk", "fail", "12 files more", "df -ih /w"),
-    "shm small": (
-        {"shm": {"size_mb": 4096, "free_mb": 4000}},
-        "/dev/shm",
-        "warn",
-        "4000 MB of 4096 MB free: h15",
-        "size=8G",
-    ),
-    "shm tiny": ({"shm": {"size_mb": 63, "free_mb": 63}}, "/dev/shm", "fail", "63 MB of 63 MB free: h15", "remount"),
-    "shm full": ({"shm": {"size_mb": 65536, "free_mb": 9}}, "/dev/shm", "fail", "9 MB of 65536 MB free", "ls -lhS"),
-    "open files": (
-        {"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}},
-        "open files",
-        "warn",
-        "1024: h15",
-        "limits.d",
-    ),
-    "memlock": (
-        {"limits": {"nofile": [-1, -1], "memlock": [65536, 65536]}},
-        "locked memory",
-        "warn",
-        "64 kB",
-        "unlimited",
-    ),
-    "clock off": (
-        {"ahead_s": -1.4},
-        "clock",
-        "warn",
-        "1.4 s behind: h15",
-        "ssh -t h15 'sudo timedatectl set-ntp true'",
-    ),
-    "clock far off": ({"ahead_s": 40.0}, "clock", "fail", "40.0 s ahead: h15", "set-ntp"),
-    "MTU": (
-        {"interfaces": [{"name": "eth1", "address": "10.0.0.16", "mtu": 1500}]},
-        "MTU",
-        "warn",
-        "1500: h15",
-        "eth1 mtu 9000",
-    ),
-    "not writable": (
-        {"write": {"error": "/w: Permission denied"}},
-        "workdir",
-        "fail",
-        "Permission denied: h15",
-        "install -d -o alice",
-    ),
-    "leftovers": ({"leftovers": [{"pid": 7, "job": "x-1"}]}, "processes", "warn", "of job x-1", "ssh h15 'kill -9 7'"),
-    "logout": ({"logind": {"kills": True}}, "logout", "fail", "when ssh logs out: h15", "KillExcludeUsers"),
-    "silent probe": ({"gpus": None, "errors": {"gpus": "no answer"}}, "gpus", "fail", "no answer: h15", "ssh h15 "),
-    "twice": (
-        {"boot_id": "boot-0", "name": "h0", "interfaces": fit(0)["interfaces"]},
-        "hosts",
-        "fail",
-        "h0, h15",
-        "ssh -G",
-    ),
-}
+# Changed facts of h15 of 16 hosts, check, verdict, words of the finding, words of the remedy.
+DEFECTS: list[tuple[Fact, str, str, str, str]] = [
+    (python(torch="2.12.1"), "torch", "fail", "2.13.0: h0-h14 | 2.12.1: h15", "install torch==2.13.0"),
+    (python(torch=None, cuda=None, nccl=None), "torch", "fail", "none in /usr/bin/python3: h15", "pip"),
+    (python(torch="2.13.0", cuda=None), "torch", "fail", "built for the CPU", "ssh h15 "),
+    (python(version="3.12.1"), "python", "warn", "3.11.2: h0-h14 | 3.12.1: h15", "ssh h15 "),
+    (python(version="3.8.10"), "python", "fail", "3.8.10: h15", "ssh.python="),
+    ({"python": {"error": "python3 is not there"}}, "python", "fail", "not there: h15", "ssh.python"),
+    (python(nccl="2.21.5"), "NCCL", "fail", "2.27.5: h0-h14 | 2.21.5: h15", "ssh h15 "),
+    ({"kernel": "5.15.0-1"}, "kernel", "warn", "5.15.0-1: h15", "ssh -t h15 "),
+    ({"machine": "aarch64"}, "processor", "warn", "aarch64: h15", "ssh.hosts"),
+    ({"cores": 4}, "cores", "warn", "4 cores: h15", "distributed.nproc_per_node=4"),
+    (gpus(*EIGHT[:7]), "GPUs", "fail", "8 are planned, usable are 7: h15", "accelerators: A100:7"),
+    (gpus(gpu(0, fault="name is ERR!"), *EIGHT[1:]), "GPUs", "fail", "GPU 0: name is ERR!: h15", "-i 0"),
+    (gpus(*[{**g, "name": "Tesla V100"} for g in EIGHT]), "GPUs", "warn", "8 x Tesla V100: h15", "hosts"),
+    (gpus(*[{**g, "driver": "535.1"} for g in EIGHT]), "driver", "warn", "535.1: h15", "ssh -t h15 "),
+    (gpus(*[{**g, "driver": "470.1"} for g in EIGHT]), "driver", "fail", "needs 525.60: h15", "h15"),
+    (gpus(fault=MISMATCH), "GPUs", "fail", "version mismatch: h15", "ssh -t h15 'sudo reboot'"),
+    ({"gpu_processes": BUSY}, "free", "fail", "h15: GPU 3: pid 4321 of bob, python train.py", "ps -fp 4321"),
+    (OWN_NAME, "own name", "warn", "127.0.1.1 there: h15", "10.0.0.16 h15"),
+    ({"own_name": {"name": "h15", "addresses": []}}, "own name", "warn", "does not resolve", "/etc/hosts"),
+    ({"disk": {"path": "/w", "free_mb": 30, "inodes": None}}, "disk", "fail", "30 MB free in /w: h15", "du -xh"),
+    ({"disk": {"path": "/w", "free_mb": 99999, "inodes": 12}}, "disk", "fail", "12 files more", "df -ih /w"),
+    ({"shm": {"size_mb": 4096, "free_mb": 4000}}, "/dev/shm", "warn", "4000 MB of 4096 MB free: h15", "size=8G"),
+    ({"shm": {"size_mb": 63, "free_mb": 63}}, "/dev/shm", "fail", "63 MB of 63 MB free: h15", "remount"),
+    ({"shm": {"size_mb": 65536, "free_mb": 9}}, "/dev/shm", "fail", "9 MB of 65536 MB free", "ls -lhS"),
+    ({"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}}, "open files", "warn", "1024: h15", "limits.d"),
+    ({"limits": {"nofile": [-1, -1], "memlock": [65536, 65536]}}, "locked memory", "warn", "64 kB", "unlimited"),
+    ({"ahead_s": -1.4}, "clock", "warn", "1.4 s behind: h15", "ssh -t h15 'sudo timedatectl set-ntp true'"),
+    ({"ahead_s": 40.0}, "clock", "fail", "40.0 s ahead: h15", "set-ntp"),
+    (SMALL_MTU, "MTU", "warn", "1500: h15", "eth1 mtu 9000"),
+    ({"write": {"error": "/w: Permission denied"}}, "workdir", "fail", "Permission denied: h15", "install -d -o alice"),
+    ({"leftovers": [{"pid": 7, "job": "x-1"}]}, "processes", "warn", "of job x-1", "ssh h15 'kill -9 7'"),
+    ({"logind": {"kills": True}}, "logout", "fail", "when ssh logs out: h15", "KillExcludeUsers"),
+    ({"gpus": None, "errors": {"gpus": "no answer"}}, "gpus", "fail", "no answer: h15", "ssh h15 "),
+    ({"boot_id": "boot-0", "name": "h0", "interfaces": fit(0)["interfaces"]}, "hosts", "fail", "h0, h15", "ssh -G"),
+]
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_injected_defect_is_named_with_host_and_remedy(defect: str) -> None:
+@pytest.mark.parametrize(("changes", "name", "verdict", "found", "cure"), DEFECTS)
+def test_injected_defect_is_named_with_host_and_remedy(
+    changes: Fact, name: str, verdict: str, found: str, cure: str
+) -> None:
     """Fifteen hosts are fit: one line names the sixteenth and the command."""
-    changes, name, verdict, found, cure = DEFECTS[defect]
     checks = told(with_one(**changes))
     line = next(check for check in checks if check.name == name and check.verdict == verdict)
     assert found in line.found
@@ -301,7 +232,7 @@ def test_message_of_a_host_is_no_fault_of_ssh() -> None:
 
 def test_remedy_of_an_own_name_works(tmp_path: Path) -> None:
     """The command removes Debian's line for 127.0.1.1, even a last line, and adds the address for the network."""
-    line = told(with_one(own_name={"name": "h15", "addresses": ["127.0.1.1"]}))[0]
+    line = told(with_one(**OWN_NAME))[0]
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 h15.lab h15\n")
     command = shlex.split(line.cure)[-1].replace("sudo ", "").replace("/etc/hosts", str(hosts))
@@ -339,17 +270,13 @@ def test_gpus_without_a_plan_are_refused() -> None:
     assert line.verdict == "fail"
     assert line.found == "the job is planned without them: 8 x NVIDIA A100-SXM4-80GB: h0, h1"
     assert "resources: {accelerators: A100:8}" in line.cure
-    assert [
-        check.verdict for check in told(facts, HostRequirements(1, 0, ranks_are_chosen=True)) if check.name == "GPUs"
-    ] == ["warn"]
+    found = told(facts, HostRequirements(1, 0, ranks_are_chosen=True))
+    assert [check.verdict for check in found if check.name == "GPUs"] == ["warn"]
 
 
 def test_hosts_without_gpus_train_on_the_cpu() -> None:
     """Missing GPUs are no fault."""
-    bare = {
-        f"h{number}": fit(number, gpus={"gpus": [], "fault": None}, python=python(cuda=None)["python"])
-        for number in (0, 1)
-    }
+    bare = {f"h{number}": fit(number, **gpus(), **python(cuda=None)) for number in (0, 1)}
     assert told(bare, HostRequirements(2, 0)) == []
 
 
@@ -371,29 +298,24 @@ def test_busy_gpus_are_shared_with_allow_busy() -> None:
     """allow_busy turns the fault into a warning; the user's own process has a command that ends it."""
     own = [{**BUSY[0], "owner": "alice"}]
     line = told(with_one(gpu_processes=own))[0]
-    assert (line.verdict, line.cure) == (
-        "fail",
-        "ssh h15 'kill 4321'; to share all the same: --set ssh.allow_busy=true",
-    )
-    assert [check.verdict for check in told(with_one(gpu_processes=BUSY), HostRequirements(8, 8, allow_busy=True))] == [
-        "warn"
-    ]
+    cure = "ssh h15 'kill 4321'; to share all the same: --set ssh.allow_busy=true"
+    assert (line.verdict, line.cure) == ("fail", cure)
+    shared = told(with_one(gpu_processes=BUSY), HostRequirements(8, 8, allow_busy=True))
+    assert [check.verdict for check in shared] == ["warn"]
 
 
 def test_job_takes_gpus_without_a_foreign_process_first() -> None:
     """With `allow_busy` a job takes a busy GPU only if too few GPUs are free."""
     facts = fit(15, gpu_processes=[{**BUSY[0], "gpu": "GPU-h15-0"}], holders=[{"name": "GPU-h15-1"}])
     assert hosts_placement._free(facts, 2, is_queued=False)[0] == ("GPU-h15-2", "GPU-h15-3")
-    assert hosts_placement._free(facts, 7, is_queued=False)[0] == (
-        *(f"GPU-h15-{index}" for index in range(2, 8)),
-        "GPU-h15-0",
-    )
+    free = [f"GPU-h15-{index}" for index in range(2, 8)]
+    assert hosts_placement._free(facts, 7, is_queued=False)[0] == (*free, "GPU-h15-0")
 
 
 def test_machine_held_by_a_job_is_taken() -> None:
     """Jobs without GPUs take the whole machine."""
     lock = {"name": "machine", "user": "bob", "owner": "bob", "job": "y-1", "since_s": time.time() - 60}
-    bare = fit(1, gpus={"gpus": [], "fault": None}, holders=[lock])
+    bare = fit(1, **gpus(), holders=[lock])
     line = told({"h1": bare}, HostRequirements(2, 0))[0]
     assert (line.name, line.verdict, line.found) == ("free", "fail", "bob's job y-1, since 1 min holds the machine: h1")
 
@@ -490,10 +412,8 @@ def test_names_fold_and_commands_expand() -> None:
     assert fold({"a": "x"}, 1) == "x: a"
     names = [f"n{number:03}.lab" for number in range(7, 12)]
     typed = local([*names, "head"], "echo {}")
-    assert subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout.split() == [
-        "head",
-        *names,
-    ]
+    done = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["head", *names]
     assert remote(["a b"], "it's") == """ssh 'a b' 'it'"'"'s'"""
 
 

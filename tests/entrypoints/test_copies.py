@@ -476,19 +476,8 @@ def test_refused_connection_is_reported(here: Path) -> None:
 
 
 HOSTILE = [
-    "..",
-    ".",
-    "",
-    "/etc/passwd",
-    "../secret",
-    "x/../../secret",
-    "a/b",
-    ".hidden",
-    "x\0y",
-    "step-1.tmp",
-    None,
-    7,
-    ["x"],
+    *("..", ".", "", "/etc/passwd", "../secret", "x/../../secret", "a/b", ".hidden", "x\0y", "step-1.tmp"),
+    *(None, 7, ["x"]),
 ]
 
 
@@ -559,19 +548,8 @@ def test_hostile_server_cannot_leave_the_folder(talk: Talk, here: Path, path: An
 @pytest.mark.parametrize(
     "changes",
     [
-        {"name": "y"},
-        {"name": "../x"},
-        {"bytes": -1},
-        {"bytes": 2},
-        {"bytes": 4},
-        {"files": 2},
-        {"files": "1"},
-        {"step": 5},
-        {"more": 1},
-        {"is_folder": False},
-        {"is_ours": True},
-        {"fingerprint": "other"},
-        {"bytes": 1 << 70},
+        *({"name": "y"}, {"name": "../x"}, {"bytes": -1}, {"bytes": 2}, {"bytes": 4}, {"bytes": 1 << 70}, {"step": 5}),
+        *({"files": 2}, {"files": "1"}, {"more": 1}, {"is_folder": False}, {"is_ours": True}, {"fingerprint": "other"}),
     ],
 )
 def test_hostile_server_must_send_as_announced(

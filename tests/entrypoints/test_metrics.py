@@ -112,12 +112,7 @@ def test_unknown_figures_are_left_out(clock: Clock) -> None:
     meter.flops_per_step = 0.0  # no operation was known: no utilisation instead of 0 %
     run(meter, clock, 1)
     assert set(meter.measure().fields()) == {
-        "step_s",
-        "data_s",
-        "compute_s",
-        "checkpoint_s",
-        "samples_per_s",
-        "memory_bytes",
+        *("step_s", "data_s", "compute_s", "checkpoint_s", "samples_per_s", "memory_bytes"),
     }
 
 

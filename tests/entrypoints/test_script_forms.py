@@ -85,12 +85,8 @@ def test_line_of_an_evaluation_has_scores(line: str, step: int | None, scores: d
         *(BAR_OF.format(f"{name}:", ", loss=0.5") for name in ("Validation", "Testing", "Epoch 3 eval", "Predicting")),
         "Test: [ 1/10]\tTime  0.1 ( 0.2)\tLoss 6.9e+00 (7.0e+00)",
         "{'train_runtime': '0.4', 'train_steps_per_second': '105', 'train_loss': '3.6', 'epoch': '3'}",
-        "Resuming training from snapshot at Epoch 5",
-        "Step 1: download the data",
-        "loss scale 1024 at step 5",
-        "Loading checkpoint shards:  50%|█████     | 1/2 [00:01<00:01]",
-        "12%|# of them",
-        "",
+        *("Resuming training from snapshot at Epoch 5", "Step 1: download the data", "loss scale 1024 at step 5"),
+        *("Loading checkpoint shards:  50%|█████     | 1/2 [00:01<00:01]", "12%|# of them", ""),
     ],
 )
 def test_further_lines_give_no_step(line: str) -> None:

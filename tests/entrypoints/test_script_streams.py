@@ -18,13 +18,7 @@ from cloudtrain.entrypoints.scripts.streams import OutputStream
 
 PIECES = st.sampled_from(
     [
-        "step 3 loss 0.5",
-        "\n",
-        "\r",
-        "ü",
-        " 4%|# | 4/99 [00:01<00:02, 1it/s]",
-        "{'loss': 1}",
-        "\x1b[A",
+        *("step 3 loss 0.5", "\n", "\r", "ü", " 4%|# | 4/99 [00:01<00:02, 1it/s]", "{'loss': 1}", "\x1b[A"),
         "x" * 5000,
         "  ::ct ",
     ]

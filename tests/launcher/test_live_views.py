@@ -28,11 +28,8 @@ Watched = Callable[..., WatchedJob]
 PLAN = plan_of(instances=2, ranks=2, hourly_usd=2.4, cap_s=7200, deadline_s=6900)
 SIZES = [(80, 24), (120, 40), (40, 10), (40, 12), (200, 60), (20, 4), (33, 7)]
 HOSTILE = (
-    "[red]no markup[/red] [/]",
-    "\x1b[2J\x1b[31mred\x1b[0m and \x1b]0;title\x07 on",
-    "10%\r20%\r100% done",
-    "tab\there\x00\x07\x08\x7f",
-    "\x9b31m and \x90dcs\x9c on",
+    *("[red]no markup[/red] [/]", "\x1b[2J\x1b[31mred\x1b[0m and \x1b]0;title\x07 on", "10%\r20%\r100% done"),
+    *("tab\there\x00\x07\x08\x7f", "\x9b31m and \x90dcs\x9c on"),
     "日本語" * 40,
     "👩‍👩‍👧‍👦🚀 e\u0301" + "\u0301" * 50,
     "\u202eright to left\u2066 \ufeff\u200b",

@@ -15,14 +15,8 @@ from doubles.signatures import MakeProject
 # Files that an attack got past the bundle, and similar names.
 SECRET_FILES = (
     *(
-        "prod.env",
-        ".envrc",
-        ".ENV",
-        ".env~",
-        ".env.bak",
-        ".env.production",
-        "deploy/staging.env",
-        ".docker/config.json",
+        *("prod.env", ".envrc", ".ENV", ".env~", ".env.bak", ".env.production"),
+        *("deploy/staging.env", ".docker/config.json"),
     ),
     *(".huggingface/token", ".cache/huggingface/token", "kaggle.json", "application_default_credentials.json"),
     *(".config/gcloud/credentials.db", "home/.config/gcloud/x/y.json", ".config/gh/hosts.yml", "gcp-key.json"),
@@ -33,13 +27,8 @@ SECRET_FILES = (
 )
 PLAIN_FILES = (
     *(
-        ".env.example",
-        "example.env",
-        "id_rsa.pub",
-        "secrets.py",
-        "docs/secrets.md",
-        "tokenizer.json",
-        "environment.yml",
+        *(".env.example", "example.env", "id_rsa.pub", "secrets.py", "docs/secrets.md"),
+        *("tokenizer.json", "environment.yml"),
     ),
     *("token.py", "config.json", "hosts.yml", "keys.json", "foreign_key.csv", "prod.tfvars.example", "envs/env.py"),
     *("huggingface/tokenizer/a.py", "token", "ppk.txt", "terraform.tf", "special_tokens_map.json", "pip.txt"),

@@ -96,12 +96,9 @@ def test_status_of_a_running_job_shows_progress_and_speed(
     assert full * 7 in shown
     assert full * 8 not in shown.split("loss")[0]
     for words in (
-        "39 %  step 390/1000, 2m 5s to go",
-        "20.5k samples/s, mfu 41 %, 50 ms a step, 12 % of it waits for data",
-        "loss        smoothed ",
-        "steps 10 to 390; last 0.0512",
-        "step 300, 30s ago; 90 steps since (30s) not yet saved",
-        "cloudtrain watch digits-x",
+        *("39 %  step 390/1000, 2m 5s to go", "20.5k samples/s, mfu 41 %, 50 ms a step, 12 % of it waits for data"),
+        *("loss        smoothed ", "steps 10 to 390; last 0.0512"),
+        *("step 300, 30s ago; 90 steps since (30s) not yet saved", "cloudtrain watch digits-x"),
     ):
         assert words in shown
     assert shown.isascii() == (language == "C")

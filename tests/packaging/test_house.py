@@ -21,19 +21,9 @@ FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "foreign", "f
 FROM_ENTRYPOINTS |= {"environments", "host", "notices", "terms"}
 FROM_ENTRYPOINTS |= {"agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
 FROM_ENTRYPOINTS |= {
-    "checkpoints.folder",
-    "models.folder",
-    "models.order",
-    "models.scratch",
-    "models.tensors",
-    "rank.tracebacks",
-    "rank.variables",
-    "serve.connections",
-    "stores",
-    "sweep.search",
-    "sweep.space",
-    "trainer.contradictions",
-    "trainer.strategies",
+    *("checkpoints.folder", "models.folder", "models.order", "models.scratch", "models.tensors", "rank.tracebacks"),
+    *("rank.variables", "serve.connections", "stores", "sweep.search", "sweep.space"),
+    *("trainer.contradictions", "trainer.strategies"),
 }
 # The rooms of the launcher that a backend may use: neither the life of a job nor the shown lines.
 FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "metering", "plan", "planning"}
@@ -101,30 +91,13 @@ MOST_AT_THE_TOP = 9  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
 # The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_list`.
 DUTIES = {
-    "api",
-    "backend",
-    "block",
-    "channel",
-    "check",
-    "doctor",
-    "files",
-    "hosts",
-    "jobs",
-    "logs",
-    "machine",
-    "models",
+    *("api", "backend", "block", "channel", "check", "doctor", "files", "hosts", "jobs", "logs", "machine", "models"),
 }
 SHARED = {"adapter", "cloud", "edge", "http", "job_folder"}  # for all platforms: see docs/architecture.md
 SHARED_FOLDERS = {"channel"}  # calls to hosts and files from hosts: for ssh and for Slurm's login nodes
 DUTIES |= {"preflight", "prices", "records", "rehearsal", "request", "sdk", "serving", "status"}
-SDKS = {
-    "azure",
-    "boto3",
-    "botocore",
-    "google",
-    "onnxruntime",
-    "transformers",
-}  # third-party modules that entrypoints may use, imported on first use
+# Third-party modules that entrypoints may use, imported on first use.
+SDKS = {"azure", "boto3", "botocore", "google", "onnxruntime", "transformers"}
 HTTP = {"anyio", "h11", "starlette", "uvicorn"}  # of entrypoints/serve, which no job runs
 
 

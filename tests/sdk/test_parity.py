@@ -88,29 +88,14 @@ sagemaker:
 
 # Patterns of paths; entries of lists are named by their name or key.
 EQUAL = (
-    "AlgorithmSpecification.MetricDefinitions.acc.*",
-    "AlgorithmSpecification.TrainingImage",
-    "AlgorithmSpecification.TrainingInputMode",
-    "CheckpointConfig.*",
-    "EnableInterContainerTrafficEncryption",
-    "EnableManagedSpotTraining",
-    "EnableNetworkIsolation",
-    "InputDataConfig.train.*",
-    "InputDataConfig.val.*",
+    *("AlgorithmSpecification.MetricDefinitions.acc.*", "AlgorithmSpecification.TrainingImage"),
+    *("AlgorithmSpecification.TrainingInputMode", "CheckpointConfig.*", "EnableInterContainerTrafficEncryption"),
+    *("EnableManagedSpotTraining", "EnableNetworkIsolation", "InputDataConfig.train.*", "InputDataConfig.val.*"),
     "InputDataConfig.code.DataSource.S3DataSource.S3DataDistributionType",
-    "InputDataConfig.code.DataSource.S3DataSource.S3DataType",
-    "InputDataConfig.code.InputMode",
-    "OutputDataConfig.KmsKeyId",
-    "OutputDataConfig.S3OutputPath",
-    "RemoteDebugConfig.*",
-    "ResourceConfig.*",
-    "RetryStrategy.*",
-    "RoleArn",
-    "StoppingCondition.*",
-    "Tags.cost centre.*",
-    "Tags.team.*",
-    "TensorBoardOutputConfig.*",
-    "VpcConfig.*",
+    *("InputDataConfig.code.DataSource.S3DataSource.S3DataType", "InputDataConfig.code.InputMode"),
+    *("OutputDataConfig.KmsKeyId", "OutputDataConfig.S3OutputPath", "RemoteDebugConfig.*", "ResourceConfig.*"),
+    *("RetryStrategy.*", "RoleArn", "StoppingCondition.*", "Tags.cost centre.*", "Tags.team.*"),
+    *("TensorBoardOutputConfig.*", "VpcConfig.*"),
 )
 # (path, sides with the field, reason); for `both` the values differ.
 DIFFERENT = (
