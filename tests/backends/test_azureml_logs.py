@@ -82,12 +82,8 @@ def test_lines_of_all_nodes_come_in_the_order_of_their_times(reader: Callable[[i
     azure.write_logs("j", 0, stamped(1, "[0] a"), stamped(3, "[1] c"), stamped(4, "the node's own"))
     azure.write_logs("j", 1, stamped(2, "[2] b"))
     found = one.all()
-    assert [(line.text, line.node, line.rank) for line in found] == [
-        ("a", 0, 0),
-        ("b", 1, 2),
-        ("c", 0, 1),
-        ("the node's own", 0, None),
-    ]
+    told = [(line.text, line.node, line.rank) for line in found]
+    assert told == [("a", 0, 0), ("b", 1, 2), ("c", 0, 1), ("the node's own", 0, None)]
     assert found[1].time_s - found[0].time_s == 1.0
     assert one.texts() == []
 
@@ -266,12 +262,8 @@ def test_system_logs_are_no_lines_of_the_job(reader: Callable[[int], Reader], az
     azure.write_log("j", "user_logs/mine.txt", "noise\n")
     azure.write_logs("j", 0, "[0] a")
     assert one.texts() == ["a"]
-    assert [logs.node_of(f"user_logs/std_log{end}.txt") for end in ("", "_process_0", "_process_07", "_ps")] == [
-        0,
-        0,
-        7,
-        None,
-    ]
+    ends = ("", "_process_0", "_process_07", "_ps")
+    assert [logs.node_of(f"user_logs/std_log{end}.txt") for end in ends] == [0, 0, 7, None]
 
 
 def test_many_nodes_are_read_in_one_page(reader: Callable[[int], Reader], azure: Azure) -> None:

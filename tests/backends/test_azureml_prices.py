@@ -102,21 +102,10 @@ def test_without_names_the_tables_types_are_priced() -> None:
 
 def test_type_is_priced_despite_the_jobs_accelerator() -> None:
     """An accelerator unknown to Azure blocks no price; without names the table's types are priced."""
-    block = {
-        "region": "eastus",
-        "subscription": "00000000-0000-0000-0000-000000000000",
-        "resource_group": "g",
-        "workspace": "w",
-    }
-    config = model().model_validate(
-        {
-            "name": "x",
-            "backend": "azureml",
-            "task": "task:make",
-            "resources": {"accelerators": "A10G:1"},
-            "azureml": block,
-        }
-    )
+    job = {"name": "x", "backend": "azureml", "task": "task:make"}
+    block = {"region": "eastus", "resource_group": "g", "workspace": "w"}
+    block["subscription"] = "00000000-0000-0000-0000-000000000000"
+    config = model().model_validate({**job, "resources": {"accelerators": "A10G:1"}, "azureml": block})
     (found, _) = prices.quotes(api.Azure(), config, "eastus", ("Standard_NC6s_v3",))
     assert found.rate is not None
     assert len(prices.quotes(api.Azure(), config, "eastus", ())) >= len(catalog.types("azureml"))

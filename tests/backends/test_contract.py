@@ -174,10 +174,8 @@ def test_job_is_followed_stopped_resumed_and_fails(
     first = done.stdout
     texts = [json.loads(line)["text"] for line in first.splitlines()]
     ranks = told(first)
-    assert [(r["rank"], r["world"], r["NODE_RANK"], r["NUM_NODES"]) for r in ranks] == [
-        (0, 2, "0", "2"),
-        (1, 2, "1", "2"),
-    ]
+    numbers = [(r["rank"], r["world"], r["NODE_RANK"], r["NUM_NODES"]) for r in ranks]
+    assert numbers == [(0, 2, "0", "2"), (1, 2, "1", "2")]
     argv = [hostile, "", "1 $CLOUDTRAIN_JOB 2$$", "lines", "loop"]
     assert [(r["argv"], r["env"], r["filled"]) for r in ranks] == [(argv, hostile, argv[2])] * 2
     assert {r["secret"] for r in ranks} == {len(secret)}

@@ -69,12 +69,8 @@ def job(project: Callable[..., Path]) -> Callable[..., Path]:
         alone = "distributed: {allow_alone: true}\n"  # a rank only prints its packages, and ends
         folder = project(alone + settings, script="train.py", text=text)
         for name, version, requires in (
-            ("tiny", "1.0", ""),
-            ("own", "1.0", ""),
-            ("likes-torch", "1.0", "torch>=2"),
-            ("hates-torch", "1.0", "torch==1.0"),
-            ("torch", "1.0", ""),
-            ("torch", "99.0", ""),
+            *(("tiny", "1.0", ""), ("own", "1.0", ""), ("likes-torch", "1.0", "torch>=2")),
+            *(("hates-torch", "1.0", "torch==1.0"), ("torch", "1.0", ""), ("torch", "99.0", "")),
         ):
             wheel(folder / "wheels", name, version, requires)
         (folder / "requirements.txt").write_text(requirements)
@@ -249,7 +245,5 @@ def test_request_contains_installs_only_if_configured(
         request = prepare(configs.load(file), file, tmp_path / "cache", dry=True).request
         texts.append("\n".join(request.files.values()))
     assert [bool(re.search(r"\bcommands\"?:", text)) for text in texts] == [False, True]
-    assert [bool(re.search(r"/environments$|/environments\"", text, re.M)) for text in texts] == [
-        False,
-        backend in CLOUDS,
-    ]
+    stores = [bool(re.search(r"/environments$|/environments\"", text, re.M)) for text in texts]
+    assert stores == [False, backend in CLOUDS]

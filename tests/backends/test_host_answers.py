@@ -68,19 +68,13 @@ ODD: tuple[Any, ...] = (
     *({"told": {}, "size": True}, {"told": {}, "size": 10**13}, {"told": {}, "size": 1.5}, {"told": {"other": 1}}),
     *(
         b"[" * 100_000 + b"\n",
-        b'{"told": {"address": NaN}}\n',
-        b'{"told": {"address": 1e999}}\n',
-        b'{"a":' * 50_000 + b"\n",
-        b"\xff\xfe\n",
-        b"no\n",
+        *(b'{"told": {"address": NaN}}\n', b'{"told": {"address": 1e999}}\n', b'{"a":' * 50_000 + b"\n"),
+        *(b"\xff\xfe\n", b"no\n"),
     ),
 )
 CLOCKS = (
-    {"told": {"now_s": "noon"}},
-    {"told": {"now_s": 1e300}},
-    {"told": {"now_s": None}},
-    {"told": {}},
-    {"told": {"now_s": 10**400}},
+    *({"told": {"now_s": "noon"}}, {"told": {"now_s": 1e300}}, {"told": {"now_s": None}}),
+    *({"told": {}}, {"told": {"now_s": 10**400}}),
 )
 
 

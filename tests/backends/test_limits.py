@@ -126,11 +126,8 @@ def test_action_at_the_limit_is_the_same_everywhere(name: str, config_of: Callab
         own = told(name, request)
         has_time = own["deadline_s"] < own["max_duration_s"]
         found[what] = (READ[name](request.body) == plan.cap_s < 86_400, own["limit_reason"], has_time)
-    assert found == {
-        "checkpoint-and-stop": (True, "budget", True),
-        "stop": (True, "budget", False),
-        "alert": (False, "time_limit", True),
-    }
+    saves, stops = (True, "budget", True), (True, "budget", False)
+    assert found == {"checkpoint-and-stop": saves, "stop": stops, "alert": (False, "time_limit", True)}
 
 
 @pytest.mark.parametrize("name", ["local", "ssh"])

@@ -235,12 +235,8 @@ def test_state_of_an_agent_that_ends_during_the_poll(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("chosen", "instances", "shares"),
     [
-        ("2,3", 2, ["2", "3"]),
-        ("2,3", 1, ["2,3"]),
-        ("0", 2, ["", ""]),
-        ("", 1, [""]),
-        ("1,-1,2", 1, ["1"]),
-        (None, 2, ["0,1", "2,3"]),
+        *(("2,3", 2, ["2", "3"]), ("2,3", 1, ["2,3"]), ("0", 2, ["", ""]), ("", 1, [""])),
+        *(("1,-1,2", 1, ["1"]), (None, 2, ["0,1", "2,3"])),
     ],
 )
 def test_gpus_are_the_users_own_and_never_shared(

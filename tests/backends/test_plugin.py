@@ -29,10 +29,8 @@ def test_block_of_a_plugin_is_checked_like_every_key(installed: str, cli: Any, p
     told = [
         (fault["key"], fault["line"], fault["hint"]) for fault in cli("validate", "--json", cwd=folder).json["faults"]
     ]
-    assert told == [
-        ("processes.partition", 5, "did you mean `small`?"),
-        ("processes.queue", 5, "it is `processes.partition` here"),
-    ]
+    partition = ("processes.partition", 5, "did you mean `small`?")
+    assert told == [partition, ("processes.queue", 5, "it is `processes.partition` here")]
 
 
 def test_plugins_prices_apply_to_budgets(installed: str, cli: Any, project: MakeProject) -> None:

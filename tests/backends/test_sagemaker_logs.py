@@ -80,11 +80,8 @@ def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
     write(aws, 2, ["[13] step", "boot: [7] x", "[x] y", ""], at_s=1_000_000.125)
     aws.write_logs(GROUP, "j-10/algo-1-1", messages=["of another job"])
     lines = reader(2).all()
-    assert [(line.text, line.rank) for line in lines if line.text] == [
-        ("step", 13),
-        ("boot: [7] x", None),
-        ("[x] y", None),
-    ]
+    told = [(line.text, line.rank) for line in lines if line.text]
+    assert told == [("step", 13), ("boot: [7] x", None), ("[x] y", None)]
     assert {(line.node, line.time_s) for line in lines} == {(1, 1_000_000.125)}
 
 

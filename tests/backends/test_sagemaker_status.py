@@ -24,12 +24,8 @@ def job(status: str, secondary: str, *moves: tuple[str, float, float | None], **
         {"Status": name, "StartTime": at(begin), "StatusMessage": f"{name} it", **({"EndTime": at(end)} if end else {})}
         for name, begin, end in moves
     ]
-    return {
-        "TrainingJobStatus": status,
-        "SecondaryStatus": secondary,
-        "SecondaryStatusTransitions": transitions,
-        **more,
-    }
+    statuses = {"TrainingJobStatus": status, "SecondaryStatus": secondary}
+    return {**statuses, "SecondaryStatusTransitions": transitions, **more}
 
 
 def told(described: dict[str, Any], *, limit: str = "time_limit", saved: bool = True, now: float = 100) -> State:

@@ -14,19 +14,12 @@ from cloudtrain.launcher.planning import serving
 from doubles.aws import validate
 
 HERE = Path(__file__).parent
-ROLE = "arn:aws:iam::111122223333:role/train"
+ROLE, ACCOUNT = "arn:aws:iam::111122223333:role/train", "a@my-project.iam.gserviceaccount.com"
+SUBSCRIPTION = 8 * "0" + 3 * "-0000" + "-" + 12 * "0"
 SETTINGS: dict[str, dict[str, Any]] = {
     "sagemaker": {"region": "cn-north-1", "role": ROLE, "subnets": ["subnet-0a1b"], "security_groups": ["sg-0a1b"]},
-    "azureml": {
-        "subscription": 8 * "0" + 3 * "-0000" + "-" + 12 * "0",
-        "resource_group": "ml",
-        "workspace": "research",
-    },
-    "vertex": {
-        "project": "my-project",
-        "location": "europe-west4",
-        "service_account": "a@my-project.iam.gserviceaccount.com",
-    },
+    "azureml": {"subscription": SUBSCRIPTION, "resource_group": "ml", "workspace": "research"},
+    "vertex": {"project": "my-project", "location": "europe-west4", "service_account": ACCOUNT},
 }
 MACHINES = {"sagemaker": "ml.g5.xlarge", "azureml": "Standard_NC4as_T4_v3", "vertex": "g2-standard-8"}
 DIGITS = ServedModel("digits", "0a1b2c3d4e5f", torch="2.13.0+cpu")
@@ -67,11 +60,8 @@ def test_files_equal_the_golden_file(vendor: str, case: str) -> None:
 def test_requests_pass_botocores_model() -> None:
     """SageMaker's own limits, patterns and enumerations accept the requests."""
     found = everything("sagemaker")
-    for name, call in (
-        ("create-model", "CreateModel"),
-        ("create-endpoint-config", "CreateEndpointConfig"),
-        ("create-endpoint", "CreateEndpoint"),
-    ):
+    calls = {"create-model": "CreateModel", "create-endpoint": "CreateEndpoint"}
+    for name, call in (*calls.items(), ("create-endpoint-config", "CreateEndpointConfig")):
         validate.check("sagemaker", call, json.loads(found[f"{name}.json"]))
 
 
@@ -110,13 +100,7 @@ def test_files_are_those_of_azures_sdk(tmp_path: Path) -> None:
         ("sagemaker", "g5.xlarge", {}, "--machine", "not a SageMaker instance type"),
         ("sagemaker", "ml.trn1.2xlarge", {}, "--machine", "Trainium"),
         ("sagemaker", None, {"role": "not-the-arn-of-any-role"}, "sagemaker.role", "ExecutionRoleArn"),
-        (
-            "sagemaker",
-            None,
-            {"subnets": ["a b"], "security_groups": ["sg-1"]},
-            "sagemaker.subnets",
-            "create-model.json",
-        ),
+        ("sagemaker", None, {"subnets": ["a b"], "security_groups": ["sg"]}, "sagemaker.subnets", "create-model.json"),
         ("azureml", "NC4as_T4_v3", {}, "--machine", "not an Azure machine size"),
         ("vertex", "ml.g5.xlarge", {}, "--machine", "ml.g5.xlarge"),
     ],

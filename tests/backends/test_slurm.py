@@ -92,10 +92,8 @@ def test_bad_value_is_refused_with_its_key(change: str, key: str, render: Callab
 def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[..., Request]) -> None:
     """The two causes of slow or failed first jobs are told before the send."""
     made = render(PLAIN.replace("{cpus_per_node: 4}", "{workdir: /tmp}"))
-    assert [(fault.key, fault.is_warning) for fault in SlurmBackend().check(made)] == [
-        ("slurm.workdir", True),
-        ("slurm", True),
-    ]
+    faults = [(fault.key, fault.is_warning) for fault in SlurmBackend().check(made)]
+    assert faults == [("slurm.workdir", True), ("slurm", True)]
     assert "--cpus-per-task=1" in made.body["sbatch"]
 
 
@@ -143,11 +141,8 @@ def test_script_starts_the_agents_with_whole_words(
     found = (folder / "words").read_text().replace(str(home), "~").replace("/attempt-1", "").split("\0")
     begin = found.index("--cpus-per-task=4") + 1
     assert found[begin : begin + len(words)] == words
-    assert found[begin + len(words) + 1 :] == [
-        "~/work 1/jobs/digits-abcde/package",
-        "~/work 1/jobs/digits-abcde/order.json",
-        "",
-    ]
+    job = "~/work 1/jobs/digits-abcde"
+    assert found[begin + len(words) + 1 :] == [f"{job}/package", f"{job}/order.json", ""]
 
 
 @pytest.mark.parametrize(

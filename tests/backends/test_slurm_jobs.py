@@ -57,13 +57,8 @@ def write(site: Slurm, project: Callable[..., Path]) -> Callable[..., Path]:
     """Return a function that writes a project for the cluster: `write("partition: spot")`."""
 
     def make(more: str = "", instances: int = 2, login: str = LOGIN) -> Path:
-        settings = {
-            "instances": instances,
-            "login": login,
-            "python": lightpython.PATH,
-            "more": f", {more}" * bool(more),
-        }
-        return project(CONFIG.format(**settings), script="train.py", text=TRAIN)
+        settings = {"instances": instances, "login": login, "more": f", {more}" * bool(more)}
+        return project(CONFIG.format(python=lightpython.PATH, **settings), script="train.py", text=TRAIN)
 
     return make
 

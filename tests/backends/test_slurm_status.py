@@ -43,16 +43,10 @@ def test_words_of_a_real_slurm_are_read(slurm: Slurm) -> None:
 @pytest.mark.parametrize(
     ("name", "state", "reason"),
     [
-        ("CONFIGURING", "pending", None),
-        ("RESIZING", "running", None),
-        ("COMPLETING", "running", None),
-        ("COMPLETED", "succeeded", None),
-        ("CANCELLED by 2001", "stopped", "user"),
-        ("CANCELLED+", "stopped", "user"),
-        ("TIMEOUT", "stopped", "budget"),
-        ("PREEMPTED", "stopped", "preempted"),
-        ("NODE_FAIL", "failed", "node_failure"),
-        ("OUT_OF_MEMORY", "failed", "error"),
+        *(("CONFIGURING", "pending", None), ("RESIZING", "running", None), ("COMPLETING", "running", None)),
+        *(("COMPLETED", "succeeded", None), ("CANCELLED by 2001", "stopped", "user")),
+        *(("CANCELLED+", "stopped", "user"), ("TIMEOUT", "stopped", "budget"), ("PREEMPTED", "stopped", "preempted")),
+        *(("NODE_FAIL", "failed", "node_failure"), ("OUT_OF_MEMORY", "failed", "error")),
         ("A_NEW_STATE", "failed", "error"),
     ],
 )
@@ -65,8 +59,7 @@ def test_each_state_has_its_meaning(name: str, state: str, reason: str | None) -
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("FAILED", "0:53", "slurm.workdir"),
-        ("OUT_OF_MEMORY", "0:125", "slurm.mem"),
+        *(("FAILED", "0:53", "slurm.workdir"), ("OUT_OF_MEMORY", "0:125", "slurm.mem")),
         ("FAILED", "1:0", "Slurm says FAILED 1:0"),
     ],
 )

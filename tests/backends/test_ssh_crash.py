@@ -139,9 +139,7 @@ def test_submit_that_dies_at_any_time_leaves_one_job_or_none(
 @pytest.mark.parametrize(
     ("how", "count"),
     [
-        pytest.param("power_off", 1, marks=pytest.mark.soak),
-        pytest.param("power_off", 10, marks=pytest.mark.soak),
-        pytest.param("cut", 10, marks=pytest.mark.soak),
+        *(pytest.param(*fault, marks=pytest.mark.soak) for fault in (("power_off", 1), ("power_off", 10), ("cut", 10))),
     ],
 )
 def test_host_that_vanishes_during_a_submit_leaves_nothing(

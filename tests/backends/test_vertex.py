@@ -293,10 +293,8 @@ def test_project_and_region_may_come_from_gcloud(tmp_path: Path) -> None:
     text = "[core]\nproject = of-gcloud\naccount = me\n[compute]\nregion = europe-west1\n"
     (tmp_path / "configurations" / "config_work").write_text(text)
     environ = {"CLOUDSDK_CONFIG": str(tmp_path)}
-    assert (machine.project_of(Vertex(), environ), machine.region_of(Vertex(), environ)) == (
-        "of-gcloud",
-        "europe-west1",
-    )
+    place = machine.project_of(Vertex(), environ), machine.region_of(Vertex(), environ)
+    assert place == ("of-gcloud", "europe-west1")
     more = {**environ, "GOOGLE_CLOUD_PROJECT": "env", "CLOUDSDK_AI_REGION": "us-east4"}
     assert (machine.project_of(Vertex(), more), machine.region_of(Vertex(), more)) == ("env", "us-east4")
     (tmp_path / "configurations" / "config_work").write_text("broken")

@@ -53,12 +53,8 @@ FLEX = {"timeout": "604800s", "strategy": "FLEX_START", "maxWaitDuration": "7200
 
 
 def _pool(count: Any) -> dict[str, Any]:
-    return {
-        "replicaCount": count,
-        "machineSpec": MACHINE,
-        "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 200},
-        "containerSpec": CONTAINER,
-    }
+    disk = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 200}
+    return {"replicaCount": count, "machineSpec": MACHINE, "diskSpec": disk, "containerSpec": CONTAINER}
 
 
 NODES: dict[str, Any] = {
@@ -284,13 +280,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("nodes", f"{POOL}.containerSpec.env[1].name", "AIP_MODEL_DIR", "", "Vertex sets AIP_MODEL_DIR itself"),
     ("nodes", f"{POOL}.containerSpec.env[1].value", "x" * 131_070, "", "Linux starts nothing"),
     ("nodes", f"{POOL}.containerSpec.args[0]", "é" * 65_536, "", "Linux starts nothing"),
-    (
-        "package",
-        f"{POOL}.pythonPackageSpec.executorImageUri",
-        "docker.io/pytorch/pytorch:2.8",
-        "",
-        "not one of Google's",
-    ),
+    ("package", f"{POOL}.pythonPackageSpec.executorImageUri", "docker.io/pytorch/pytorch", "", "not one of Google's"),
     ("package", f"{POOL}.pythonPackageSpec.packageUris", [], "", "0 packages, and Vertex takes 1 to 100"),
     ("package", f"{POOL}.pythonPackageSpec.packageUris", ["gs://my-bucket/a"] * 101, "", "101 packages"),
     ("package", f"{POOL}.pythonPackageSpec.packageUris[0]", "./dist/boot.whl", "", "is not a URI of Cloud Storage"),

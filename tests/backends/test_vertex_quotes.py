@@ -71,9 +71,7 @@ def test_missing_price_gives_a_reason(vertex: Any, google: Google, name: str, wh
 @pytest.mark.parametrize(
     ("fault", "code", "why"),
     [
-        ("429", 7, "Quota exceeded"),
-        ("503", 7, "unavailable"),
-        ("cut", 7, "price list"),
+        *(("429", 7, "Quota exceeded"), ("503", 7, "unavailable"), ("cut", 7, "price list")),
         ("403", 4, "Cloud Billing API"),
     ],
 )

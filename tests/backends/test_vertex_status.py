@@ -119,18 +119,10 @@ def test_ended_job_has_state_and_reason(given: dict[str, Any], expected: tuple[s
 def test_first_failing_rank_is_named() -> None:
     """The exit report names the rank, while Google only gives the replica's exit code."""
     found = told("FAILED", 50, error=(3, EXITED.format(1)), account={**ERROR, "traceback": "train.py:7"})
-    assert found.error == {
-        "rank": 3,
-        "kind": "error",
-        "type": "ValueError",
-        "message": "boom",
-        "traceback": "train.py:7",
-    }
-    assert told("FAILED", 50, error=(3, EXITED.format(1))).error == {
-        "rank": None,
-        "kind": "platform",
-        "message": EXITED.format(1),
-    }
+    error = {"rank": 3, "kind": "error", "type": "ValueError", "message": "boom", "traceback": "train.py:7"}
+    assert found.error == error
+    error = {"rank": None, "kind": "platform", "message": EXITED.format(1)}
+    assert told("FAILED", 50, error=(3, EXITED.format(1))).error == error
     assert told("FAILED", 50, error=(3, EXITED.format(143)), account=LOST).restarts == 2
 
 

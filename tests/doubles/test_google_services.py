@@ -77,13 +77,9 @@ def test_secret_expires(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "body"),
     [
-        ("s", {}),
-        ("s", {"replication": {}}),
-        ("s", {**SECRET, "label": {}}),
-        ("s", {**SECRET, "labels": {"Run": "1"}}),
-        ("s", {**SECRET, "labels": {"run": "A"}}),
-        ("s", {**SECRET, "ttl": "1h"}),
-        ("s", {**SECRET, "ttl": "0s"}),
+        *(("s", {}), ("s", {"replication": {}}), ("s", {**SECRET, "label": {}})),
+        *(("s", {**SECRET, "labels": {"Run": "1"}}), ("s", {**SECRET, "labels": {"run": "A"}})),
+        *(("s", {**SECRET, "ttl": "1h"}), ("s", {**SECRET, "ttl": "0s"})),
         ("s", {**SECRET, "expireTime": "2027-01-01T00:00:00Z"}),
         ("s.t", SECRET),
         ("", SECRET),

@@ -42,17 +42,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
 def _spec(root: Path, **more: Any) -> AgentSpec:
     job = {"job": "same", "attempt": 1, "min_nodes": 1, "node_counts": [1], "max_restarts": 3}
     limits = {"limit_reason": "time_limit", "deadline_s": 500, "max_duration_s": 600, "grace_s": 10}
-    own = {
-        "bundle": "",
-        "sha256": "",
-        "python": "",
-        "workdir": "",
-        "node": 0,
-        "address": HOST,
-        "head": [HOST, 0],
-        "token": "token",
-        "colocated": 1,
-    }
+    own = dict.fromkeys(("bundle", "sha256", "python", "workdir"), "")
+    own |= {"node": 0, "address": HOST, "head": [HOST, 0], "token": "token", "colocated": 1}
     own |= {"root": str(root), "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")}}
     return AgentSpec.load({**own, **limits, "spec": job, **more})
 

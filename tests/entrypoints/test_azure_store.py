@@ -265,16 +265,8 @@ def test_sdk_does_not_write_to_the_job_s_log(store: Azure, tmp_path: Path) -> No
     """For all kinds of failures, without any logging setup, our errors appear but no lines of the SDK."""
     store.put_blob("x/name", b"some bytes")
     store.fault("blob.*", "cut")
-    argv = [
-        sys.executable,
-        "-W",
-        "always",
-        "-c",
-        LOUD,
-        f"{PLACE}/x",
-        tmp_path / "got",
-        os.environ["AZURE_CLIENT_SECRET"],
-    ]
+    words = [LOUD, f"{PLACE}/x", tmp_path / "got", os.environ["AZURE_CLIENT_SECRET"]]
+    argv = [sys.executable, "-W", "always", "-c", *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PermissionError"] * 4 + ["ConnectionError"] * 2
     assert done.stderr == ""

@@ -336,18 +336,11 @@ def test_unreadable_order_is_reported_in_the_failure_file(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(tmp_path), "spec.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     line, end = done.stdout.splitlines()
-    assert (done.returncode, line, done.stderr) == (
-        64,
-        "cannot read the job's spec: ContractError('the container order lacks `token`')",
-        "",
-    )
+    said = "cannot read the job's spec: ContractError('the container order lacks `token`')"
+    assert (done.returncode, line, done.stderr) == (64, said, "")
     parsed = events.parse(end)
-    assert {key: parsed[1][key] for key in ("e", "final", "lines", "node")} == {
-        "e": "end",
-        "final": True,
-        "lines": 1,
-        "node": 0,
-    }
+    end = {key: parsed[1][key] for key in ("e", "final", "lines", "node")}
+    assert end == {"e": "end", "final": True, "lines": 1, "node": 0}
     assert "cannot read the job's spec" in (tmp_path / "output/failure").read_text()
 
 

@@ -79,14 +79,8 @@ def test_argv_of_docker() -> None:
     """The whole command line is correct: name, mounts, GPUs, user and program."""
     start = replace(START, mounts=(Mount("/data", True), Mount("/w/jobs/digits-abcde/output")), gpus=("GPU-1", "GPU-2"))
     argv = argv_of(DOCKER, start, ["TOKEN", "A"], HOME="/w/home")
-    assert argv[:6] == [
-        "/usr/bin/docker",
-        "run",
-        "--rm",
-        "--interactive",
-        "--name=ct-digits-abcde-1-0-2",
-        "--network=host",
-    ]
+    begin = ["/usr/bin/docker", "run", "--rm", "--interactive", "--name=ct-digits-abcde-1-0-2", "--network=host"]
+    assert argv[:6] == begin
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "--mount"] == [
         "type=bind,source=/data,target=/data,readonly",
         "type=bind,source=/w/home,target=/w/home",
@@ -147,13 +141,8 @@ def test_command_shows_no_value_in_the_line() -> None:
 
 def test_inherited_variables_do_not_describe_the_host() -> None:
     """The host's PATH and libraries do not enter the image."""
-    host = {
-        "PATH": "/bin",
-        "LD_LIBRARY_PATH": "/x",
-        "https_proxy": "p",
-        "NCCL_DEBUG": "INFO",
-        "CLOUDTRAIN_RESERVE": "/r",
-    }
+    host = {"PATH": "/bin", "LD_LIBRARY_PATH": "/x", "https_proxy": "p", "NCCL_DEBUG": "INFO"}
+    host["CLOUDTRAIN_RESERVE"] = "/r"
     assert set(dockerrun.inherited(host)) == {"https_proxy", "NCCL_DEBUG", "CLOUDTRAIN_RESERVE"}
 
 
@@ -460,13 +449,8 @@ def test_script_runs_in_the_container(container: Container, node: Start) -> None
     child = begin(container, node, "import time; print('here'); time.sleep(600)", TOKEN="s3cr3t")
     told = dockerrun.running(Path(node.folder))
     assert told[:2] == (container, node.name)
-    assert dockerrun.exec_argv(container, node.name, ["sh"], True)[1:] == [
-        "exec",
-        "--interactive",
-        "--tty",
-        node.name,
-        "sh",
-    ]
+    argv = dockerrun.exec_argv(container, node.name, ["sh"], True)
+    assert argv[1:] == ["exec", "--interactive", "--tty", node.name, "sh"]
     program = "import os, sys; print(sys.stdin.read(), os.environ['TOKEN'], os.getcwd(), os.getppid()); sys.exit(5)"
     path = verbs.script(root=node.folder, argv=[container.python, "-c", program])["path"]
     assert "s3cr3t" not in Path(path).read_text()

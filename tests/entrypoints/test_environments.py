@@ -314,12 +314,8 @@ def test_conda_by_name(conda: Path) -> None:
     made = find("train")
     assert made["python"] == str(prefix / "bin" / "python")
     assert made["environment"].pop("PATH").startswith(f"{prefix}/bin:")
-    assert made["environment"] == {
-        "CONDA_PREFIX": str(prefix),
-        "CONDA_DEFAULT_ENV": "train",
-        "CONDA_SHLVL": "1",
-        "HF_HOME": "/data/hf",
-    }
+    conda = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "train", "CONDA_SHLVL": "1"}
+    assert made["environment"] == {**conda, "HF_HOME": "/data/hf"}
 
 
 def test_conda_base_by_name_and_any_by_prefix(conda: Path) -> None:

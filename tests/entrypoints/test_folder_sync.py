@@ -95,11 +95,8 @@ def test_current_local_files_are_not_downloaded(store: Google, here: Path) -> No
     put(here / "older", b"here", age_s=100)
     store.clear_journal()
     assert bring(URI, here) == 3
-    assert {path.name: path.read_bytes() for path in here.iterdir()} == {
-        "same": b"there",
-        "newer": b"here",
-        "older": b"there",
-    }
+    found = {path.name: path.read_bytes() for path in here.iterdir()}
+    assert found == {"same": b"there", "newer": b"here", "older": b"there"}
     assert len(store.journal("storage.download")) == 1
 
 

@@ -199,10 +199,8 @@ def model(params): return Tied()
 def dataset(params, split): return [torch.full((4,), float(index)) for index in range(9)]
 def loss(model, batch): return model(batch).pow(2).mean()
 """
-    for name, other, fault in (
-        ("same", torch.eye(4), ""),
-        ("apart", 2 * torch.eye(4), "ties a.weight, b.weight, c.weight"),
-    ):
+    apart = ("apart", 2 * torch.eye(4), "ties a.weight, b.weight, c.weight")
+    for name, other, fault in (("same", torch.eye(4), ""), apart):
         place = tmp_path / f"{name}.safetensors"
         weights.write(place, {"a.weight": torch.eye(4), "b.weight": torch.eye(4), "c.weight": other})
         child = begin(tmp_path / name, place, text=text)

@@ -104,10 +104,8 @@ def test_mounted_input_is_read_in_place(store: Google, tmp_path: Path) -> None:
         here={"uri": f"gs://{BUCKET}/data", "mounted": str(mount)},
         there={"uri": f"gs://{BUCKET}/data", "mounted": "/gcs-that-is-not-there/x"},
     )
-    assert inputs.bring_in(told, tmp_path).places.inputs == {
-        "here": str(mount),
-        "there": str(tmp_path / "inputs" / "there"),
-    }
+    places = inputs.bring_in(told, tmp_path).places
+    assert places.inputs == {"here": str(mount), "there": str(tmp_path / "inputs" / "there")}
     assert (tmp_path / "inputs" / "there" / "a").read_text() == "x"
 
 

@@ -209,11 +209,8 @@ def test_outer_momentum_scaler_and_average_resume_bit_for_bit(tmp_path: Path) ->
     assert parts[0].only("preempt")["step"] in (6, 7)
     assert_same_end(parts, whole)
     saved = whole.saved()
-    assert {
-        "strategy.momentum.first.weight",
-        "rank.1.local.state.first.weight.exp_avg",
-        "rank.1.scaler",
-    } <= saved.keys()
+    kept = {"strategy.momentum.first.weight", "rank.1.local.state.first.weight.exp_avg", "rank.1.scaler"}
+    assert kept <= saved.keys()
     assert "strategy.anchor.first.weight" not in saved  # at an average the weights are the anchor
     between = parts[0].saved(parts[0].only("preempt")["step"])
     assert {"strategy.anchor.first.weight", "rank.0.local.weight.first.weight"} <= between.keys()
@@ -392,11 +389,8 @@ def spare_copies() -> dict[str, Any]:
 def on_rank() -> dict[str, Any]:
     """Return this rank's results."""
     found: dict[str, Any] = {}
-    for name, optimizer in (
-        ("sgd", {"name": "sgd", "lr": 0.1}),
-        ("momentum", MOMENTUM),
-        ("adamw", {"name": "adamw", "lr": 0.01}),
-    ):
+    sgd, adamw = {"name": "sgd", "lr": 0.1}, {"name": "adamw", "lr": 0.01}
+    for name, optimizer in (("sgd", sgd), ("momentum", MOMENTUM), ("adamw", adamw)):
         one = train(LocalSettings(1), 50, optimizer, norm=False)
         found[f"period 1 {name}"] = apart(one, train(None, 50, optimizer, norm=False))
     found["plain"] = train(LocalSettings(4))

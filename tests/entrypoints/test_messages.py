@@ -88,11 +88,7 @@ def test_message_survives_json(message: contract.Message) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [
-        ParameterSecrets("r", "/p", ("A",)),
-        KeyVaultSecrets(("A",), "user", "https://v"),
-        SecretManagerSecrets(("A",), "s"),
-    ],
+    [ParameterSecrets("r", "/p", ("A",)), KeyVaultSecrets(("A",), "u", "https://v"), SecretManagerSecrets(("A",), "s")],
     ids=lambda each: type(each).__name__,
 )
 def test_secret_source_is_known_by_its_keys(source: SecretSource) -> None:

@@ -165,16 +165,10 @@ def test_peak_memory_is_of_this_process_alone() -> None:
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        (format.quantity, 0.1234, "0.123"),
-        (format.quantity, 999.6, "1k"),
-        (format.quantity, 8140, "8.14k"),
-        (format.quantity, 12.3e6, "12.3M"),
-        (format.quantity, 2e12, "2T"),
-        (metrics.duration, -3.0, "0s"),
-        (metrics.duration, 45.2, "45s"),
-        (metrics.duration, 725.0, "12m"),
-        (metrics.duration, 12000.0, "3h20m"),
-        (metrics.duration, 187200.0, "2d4h"),
+        *((format.quantity, 0.1234, "0.123"), (format.quantity, 999.6, "1k"), (format.quantity, 8140, "8.14k")),
+        *((format.quantity, 12.3e6, "12.3M"), (format.quantity, 2e12, "2T"), (metrics.duration, -3.0, "0s")),
+        *((metrics.duration, 45.2, "45s"), (metrics.duration, 725.0, "12m")),
+        *((metrics.duration, 12000.0, "3h20m"), (metrics.duration, 187200.0, "2d4h")),
     ],
 )
 def test_numbers_are_short(show: Callable[[float], str], value: float, text: str) -> None:

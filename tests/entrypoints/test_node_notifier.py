@@ -78,9 +78,7 @@ def logged(root: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("age_s", "keys"),
     [
-        (299, []),
-        (301, ["budget:50@1000000"]),
-        (601, ["budget:80@1000000"]),
+        *((299, []), (301, ["budget:50@1000000"]), (601, ["budget:80@1000000"])),
         (811, ["budget:100@1000000", "deadline:1"]),
     ],
 )

@@ -123,15 +123,8 @@ def test_bar_gives_an_event_once_a_second(clock: Clock) -> None:
 def test_users_expressions_replace_the_forms(clock: Clock) -> None:
     """The first group of each is the number; metrics are fields of the step, and scores without a step."""
     wanted = {"step": r"upd (\d+)", "loss": r"L=(\S+)", "total": r"of (\d+) in all", "metrics": {"acc": r"acc=(\S+)"}}
-    found = told(
-        Steps(0, wanted),
-        clock,
-        "300 of 1,000 in all",
-        "of 500 in all",
-        "upd 3 L=0.5 acc=0.9",
-        "acc=0.8",
-        "step 1 loss 2",
-    )
+    lines = ("300 of 1,000 in all", "of 500 in all", "upd 3 L=0.5 acc=0.9", "acc=0.8", "step 1 loss 2")
+    found = told(Steps(0, wanted), clock, *lines)
     assert found[0] == {"e": "step", "step": 3, "max_steps": 500, "loss": 0.5, "acc": 0.9}
     assert found[1:] == [{"e": "eval", "step": 3, "metrics": {"acc": 0.8}}]
 

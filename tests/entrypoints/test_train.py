@@ -58,10 +58,8 @@ def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
     """Every line of standard output is an event with text before the event, and the events are complete."""
     done = whole("ddp")
     assert len(done.events) == len(done.output.splitlines())
-    assert [found["e"] for found in done.events if found["e"] not in ("step", "eval", "checkpoint")] == [
-        "start",
-        "done",
-    ]
+    rest = [found["e"] for found in done.events if found["e"] not in ("step", "eval", "checkpoint")]
+    assert rest == ["start", "done"]
     assert sorted(done.values("checkpoint", "bytes")) == [5, 10, 15, 16]
     assert sorted(done.values("eval", "loss")) == [6, 12, 16]
     assert done.only("done")["metrics"] == {"loss": done.values("eval", "loss")[16]}

@@ -94,11 +94,8 @@ def test_highest_threshold_is_due_once(usd: int, told: list[int], wanted_keys: l
 @pytest.mark.parametrize(
     ("alert_at", "usd", "wanted_keys"),
     [
-        (["50%", "100%"], 90, [100]),
-        (["50%", "150%"], 40, [50]),
-        (["150%"], 90, []),
-        ([], 90, []),
-        (["100%"], 101, [100]),
+        *((["50%", "100%"], 90, [100]), (["50%", "150%"], 40, [50]), (["150%"], 90, [])),
+        *(([], 90, []), (["100%"], 101, [100])),
     ],
 )
 def test_end_at_the_budget_sends_the_last_threshold(alert_at: list[str], usd: int, wanted_keys: list[int]) -> None:

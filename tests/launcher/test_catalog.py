@@ -94,10 +94,8 @@ def test_accelerators_are_found_by_their_name() -> None:
         ("vertex", "A100-80GB:8", "a2-ultragpu-8g"),
     ):
         assert [each.instance_type for each in catalog.by_accelerators(backend, wanted, None)] == [name]
-    assert [machine.instance_type for machine in catalog.by_accelerators("vertex", "L4", "us-central1")][:2] == [
-        "g2-standard-4",
-        "g2-standard-8",
-    ]
+    found = catalog.by_accelerators("vertex", "L4", "us-central1")
+    assert [machine.instance_type for machine in found][:2] == ["g2-standard-4", "g2-standard-8"]
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -65,13 +65,8 @@ def test_job_events_are_plain_lines() -> None:
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        (["a", ENDED, END], True),
-        (["a", ENDED, END, "", " "], True),
-        (["a", ENDED], True),
-        ([ENDED, END, "[0] begun anew"], False),
-        (["a", END], False),
-        ([f"[0] {ENDED}"], False),
-        ([], False),
+        *((["a", ENDED, END], True), (["a", ENDED, END, "", " "], True), (["a", ENDED], True)),
+        *(([ENDED, END, "[0] begun anew"], False), (["a", END], False), ([f"[0] {ENDED}"], False), ([], False)),
     ],
 )
 def test_end_of_log_is_the_last_event_of_the_container(lines: list[str], found: bool) -> None:

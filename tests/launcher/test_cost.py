@@ -103,13 +103,8 @@ def test_idling_is_shown_apart_and_counted_by_the_ledger(
 def test_bill_shows_the_price_of_progress(put: Put, cost: Callable[..., str]) -> None:
     """Prices are per epoch, per million samples and tokens, per unit of loss, and for the last fifth of the money."""
     falling = loss_bins.added(loss_bins.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
-    told = {
-        "epoch": 4.0,
-        "samples": 2_000_000,
-        "tokens": 8_000_000,
-        "curve": loss_bins.dump(falling),
-        "forecast": [5, 80.0],
-    }
+    told = {"epoch": 4.0, "samples": 2_000_000, "tokens": 8_000_000, "forecast": [5, 80.0]}
+    told["curve"] = loss_bins.dump(falling)
     put("one", ran(0, 100), progress=told)
     found = json.loads(cost("one", "--json"))
     assert (found["epoch_usd"], found["million_samples_usd"], found["million_tokens_usd"]) == (0.5, 1.0, 0.25)
@@ -211,15 +206,9 @@ def test_since_limits_the_period(put: Put, cost: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["--month", "2026-13"],
-        ["--month", "26-1"],
-        ["--since", "2026-02-31"],
-        ["--since", "yesterday"],
-        ["--by", "owner"],
-        ["--by", "tag:"],
-        ["--json", "--csv"],
-        ["--month", "2026-01", "--since", "1d"],
-        ["last", "--month", "2026-01"],
+        *(["--month", "2026-13"], ["--month", "26-1"], ["--since", "2026-02-31"], ["--since", "yesterday"]),
+        *(["--by", "owner"], ["--by", "tag:"], ["--json", "--csv"]),
+        *(["--month", "2026-01", "--since", "1d"], ["last", "--month", "2026-01"]),
     ],
 )
 def test_invalid_arguments_are_refused(args: list[str], cost: Callable[..., str]) -> None:

@@ -128,11 +128,8 @@ def test_backend_that_raises_is_a_failed_check() -> None:
         raise KeyError("x")
 
     found = dict(checks.answers({"a": refused, "b": broken, "c": lambda: [Check("c", "ok", "")]}))
-    assert [(found[name][0].verdict, found[name][0].cure[:9]) for name in "abc"] == [
-        ("fail", "log in"),
-        ("fail", "report it"),
-        ("ok", ""),
-    ]
+    told = [(found[name][0].verdict, found[name][0].cure[:9]) for name in "abc"]
+    assert told == [("fail", "log in"), ("fail", "report it"), ("ok", "")]
 
 
 def test_registry_check_counts_the_jobs(seed: Callable[..., Job]) -> None:

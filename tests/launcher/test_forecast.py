@@ -176,10 +176,8 @@ def test_status_names_the_limit_that_comes_first() -> None:
     """The text fits 80 columns, with times by the user's clock."""
     now_s = time.time()
     told = {"step": 120, "max_steps": 2000, "loss": 1.234, "eta_s": 7200.0, "stepped_s": now_s, "samples_per_s": 8100.0}
-    for reason, words in (
-        ("budget", "the budget's cap comes before the finish"),
-        ("time_limit", "the time limit comes"),
-    ):
+    cases = (("budget", "the budget's cap comes before the finish"), ("time_limit", "the time limit comes"))
+    for reason, words in cases:
         job = job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason)
         lines = overview.as_lines(view_of(*job, now_s))
         text = "\n".join(lines)

@@ -88,15 +88,8 @@ STATES = [
     State("stopped", "budget", True, started_s=1000.0, ended_s=4600.0),
     *(State("failed", "error", False, error, 1000.0, 4600.0, 2, "why", url="https://x/y") for error in ERRORS),
 ]
-FAR = {
-    "step": 5,
-    "max_steps": 9,
-    "loss": 0.5,
-    "metrics": {"a": 1.5},
-    "step_s": 2.0,
-    "data_s": 1.0,
-    "checkpoint_step": 4,
-}
+FAR = {"step": 5, "max_steps": 9, "loss": 0.5, "metrics": {"a": 1.5}}
+FAR |= {"step_s": 2.0, "data_s": 1.0, "checkpoint_step": 4}
 PINNED = (13, "64add78860644d62")
 
 
@@ -373,11 +366,8 @@ def test_list_shows_the_last_state_of_a_job_that_cannot_be_polled(
 
 def test_list_reports_an_empty_list(seed: MakeJob, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message is on standard error, and differs when the registry has jobs; a script reads an empty list alike."""
-    for line, words in (
-        ("", "no jobs: cloudtrain submit"),
-        ("--active", "no jobs are active"),
-        ("--tag a=b", "no jobs: "),
-    ):
+    cases = (("", "no jobs: cloudtrain submit"), ("--active", "no jobs are active"), ("--tag a=b", "no jobs: "))
+    for line, words in cases:
         run(*line.split())
         told = capsys.readouterr()
         assert (told.out, words in told.err) == ("", True)

@@ -27,13 +27,9 @@ LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))
         ("100%\r", "100%"),
         ("\x1b[1;31mred\x1b[0m \x1b[2Jon \x1b[?25lon", "red on on"),
         ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
-        ("\x1b]never ended", ""),
-        ("\x1bPq...\x1b\\x\x1bcy\x1b(0z", "xyz"),
-        ("\x9b31mred \x9dtitle\x9c on", "red  on"),
-        ("a\tb\x00\x07\x7f\x85", "a       b"),
-        ("\u202eback\u2066\u200b", "back"),
-        ("\ud800\ue000\u0378", "???"),
-        ("two\u2028lines", "two lines"),
+        *(("\x1b]never ended", ""), ("\x1bPq...\x1b\\x\x1bcy\x1b(0z", "xyz")),
+        *(("\x9b31mred \x9dtitle\x9c on", "red  on"), ("a\tb\x00\x07\x7f\x85", "a       b")),
+        *(("\u202eback\u2066\u200b", "back"), ("\ud800\ue000\u0378", "???"), ("two\u2028lines", "two lines")),
         ("日本 é", "日本 é"),
         ("👩\u200d👧\ufe0f", "👩👧"),
         ("e" + "\u0301" * 9, "e" + "\u0301" * 2),
@@ -221,11 +217,8 @@ def test_figures_beside_the_loss_come_from_the_steps() -> None:
     """A rate is computed if not reported; few steps have a save; the newest step has the peak of the GPU's memory."""
     track = curves_of(Series(tuple(Point(1, "step", 10.0 + 2 * n, 5 * n, {}) for n in range(4)))).rate
     assert (track.name, track.newest) == ("steps/s", 2.5)
-    parts = [
-        {"compute_s": 0.8, "data_s": 0.2},
-        {"compute_s": 0.8, "data_s": 0.2, "checkpoint_s": 1.0},
-        {"data_s": "nan"},
-    ]
+    step = {"compute_s": 0.8, "data_s": 0.2}
+    parts = [step, {**step, "checkpoint_s": 1.0}, {"data_s": "nan"}]
     curves = curves_of(Series(tuple(Point(1, "step", float(n), n, fields) for n, fields in enumerate(parts))))
     assert dict(curves.split) == {"compute": 0.4, "data": 0.1, "save": 0.5}
     points = (

@@ -145,26 +145,17 @@ def test_logs_of_a_resumed_job_name_their_attempts(cli: Any, resumed: Job) -> No
     assert cli("logs", "more", "--attempt", "1").stdout == "[r0] a\n[r0] b\n"
     assert "neither a number from 1 up nor `all`" in cli("logs", "more", "--attempt", "0").stderr
     lines = cli("logs", "more", "--attempt", "all", "--json").stdout.splitlines()
-    assert [(each["attempt"], each["text"]) for each in map(json.loads, lines)] == [
-        (1, "a"),
-        (1, "b"),
-        (3, "c"),
-        (3, "d"),
-    ]
+    found = [(each["attempt"], each["text"]) for each in map(json.loads, lines)]
+    assert found == [(1, "a"), (1, "b"), (3, "c"), (3, "d")]
     assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
 
 
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ([], "abcd"),
-        (["-f"], "abcd"),
-        (["--tail", "3"], "bcd"),
-        (["--tail", "2", "-f"], "cd"),
-        (["--tail", "0"], ""),
-        (["--grep", "[bc]"], "bc"),
-        (["--grep", "[ab]", "--tail", "1"], "b"),
-        (["--rank", "1"], ""),
+        *(([], "abcd"), (["-f"], "abcd"), (["--tail", "3"], "bcd"), (["--tail", "2", "-f"], "cd")),
+        *((["--tail", "0"], ""), (["--grep", "[bc]"], "bc")),
+        *((["--grep", "[ab]", "--tail", "1"], "b"), (["--rank", "1"], "")),
     ],
 )
 def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: list[str], shown: str) -> None:
@@ -187,10 +178,7 @@ def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: MakeJob, option: 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--grep (", ""),
-        ("--since soon", ""),
-        ("--rank x", ""),
-        ("--tail -1", ""),
+        *(("--grep (", ""), ("--since soon", ""), ("--rank x", ""), ("--tail -1", "")),
         ("--hold-back soon", "--hold-back soon"),
     ],
 )
@@ -204,10 +192,8 @@ def test_logs_refuses_invalid_options(cli: Any, seed: MakeJob, option: str, word
 @pytest.mark.parametrize(
     ("state", "code"),
     [
-        (State("succeeded"), 0),
-        (State("failed", "error"), 1),
-        (State("stopped", "user"), 9),
-        (State("stopped", "budget"), 6),
+        *((State("succeeded"), 0), (State("failed", "error"), 1)),
+        *((State("stopped", "user"), 9), (State("stopped", "budget"), 6)),
     ],
 )
 def test_followed_logs_exit_with_the_code_of_the_job(cli: Any, seed: MakeJob, state: State, code: int) -> None:
@@ -263,15 +249,9 @@ def test_log_pages_merge_by_time_and_keep_the_order_of_each_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("plain", "plain"),
-        ("a\tb", "a\tb"),
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07x", "x"),
-        ("\x1b]52;c;Y2F0\x1b\\x", "x"),
-        ("\x1b[2J\x1b[Hx\x1b[1A", "x"),
-        ("\x9b2Jx\x9d0;t\x9cy", "xy"),
-        ("\x1bPq#0\x1b\\x", "x"),
-        ("\x1b]0;never ended", ""),
+        *(("plain", "plain"), ("a\tb", "a\tb"), ("\x1b[31mred\x1b[0m", "red"), ("\x1b]0;title\x07x", "x")),
+        *(("\x1b]52;c;Y2F0\x1b\\x", "x"), ("\x1b[2J\x1b[Hx\x1b[1A", "x"), ("\x9b2Jx\x9d0;t\x9cy", "xy")),
+        *(("\x1bPq#0\x1b\\x", "x"), ("\x1b]0;never ended", "")),
         ("bell\x07 back\x08 nul\x00 del\x7f", "bell back nul del"),
         ("half \ud800", "half \ufffd"),
         ("\x1b", ""),
@@ -313,12 +293,8 @@ def test_long_line_is_cut_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\r 10%\r 50%\r100%", "100%"),
-        ("\r 10%\r 50%\r", " 50%"),
-        ("\r100%\r      \r", ""),
-        ("\r100%\r\x1b[K\r", ""),
-        ("no bar", "no bar"),
-        ("\r", ""),
+        *(("\r 10%\r 50%\r100%", "100%"), ("\r 10%\r 50%\r", " 50%"), ("\r100%\r      \r", "")),
+        *(("\r100%\r\x1b[K\r", ""), ("no bar", "no bar"), ("\r", "")),
     ],
 )
 def test_progress_bar_is_reduced_to_its_last_state(text: str, shown: str) -> None:
@@ -367,12 +343,8 @@ def test_logs_options_work_together(cli: Any, home: Path, seed: MakeJob, options
 @pytest.mark.parametrize(
     ("pattern", "is_local"),
     [
-        ("loss 0.5", True),
-        ("Error|Traceback", True),
-        (r"rank \d", True),
-        ("^step", False),
-        ("(?!x)y", False),
-        ("a$", False),
+        *(("loss 0.5", True), ("Error|Traceback", True), (r"rank \d", True)),
+        *(("^step", False), ("(?!x)y", False), ("a$", False)),
     ],
 )
 def test_pattern_for_a_whole_block_is_recognised(pattern: str, is_local: bool) -> None:

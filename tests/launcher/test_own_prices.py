@@ -144,10 +144,8 @@ def test_simultaneous_writers_lose_no_price(home: Path) -> None:
         seen = list(pool.map(write, range(40)))
     assert len(own.everything()) == 41
     assert min(seen) >= 2
-    assert sorted(path.name for path in home.iterdir() if path.name.startswith("prices")) == [
-        "prices.csv",
-        "prices.lock",
-    ]
+    names = sorted(path.name for path in home.iterdir() if path.name.startswith("prices"))
+    assert names == ["prices.csv", "prices.lock"]
 
 
 def test_unwritable_file_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

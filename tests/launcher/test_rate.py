@@ -24,19 +24,10 @@ def of_age(days: int, usd: float = 10.0, **more: object) -> Rate:
 @pytest.mark.parametrize(
     ("rate", "factor"),
     [
-        (of_age(0, is_own=True), 1.0),
-        (of_age(90), 1.0),
-        (of_age(91), 1.05),
-        (of_age(91, is_own=True), 1.05),
-        (of_age(10, is_derived=True), 1.05),
-        (of_age(180), 1.05),
-        (of_age(181), 1.10),
-        (of_age(400, is_derived=True), 1.2075),
-        (of_age(690), 1.20),
-        (of_age(9000), 1.45),
-        (of_age(0, factor=1.25), 1.25),
-        (of_age(100, factor=1.2), 1.26),
-        (Rate(10.0, "undated", "list"), 1.45),
+        *((of_age(0, is_own=True), 1.0), (of_age(90), 1.0), (of_age(91), 1.05), (of_age(91, is_own=True), 1.05)),
+        *((of_age(10, is_derived=True), 1.05), (of_age(180), 1.05), (of_age(181), 1.10)),
+        *((of_age(400, is_derived=True), 1.2075), (of_age(690), 1.20), (of_age(9000), 1.45)),
+        *((of_age(0, factor=1.25), 1.25), (of_age(100, factor=1.2), 1.26), (Rate(10.0, "undated", "list"), 1.45)),
     ],
 )
 def test_uncertainty_grows_with_age_and_inference(rate: Rate, factor: float) -> None:

@@ -110,9 +110,7 @@ def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job:
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("lats", "last"),
-        ("digist", "digits"),
-        ("digits-%", "digits"),
+        *(("lats", "last"), ("digist", "digits"), ("digits-%", "digits")),
         *((key, "") for key in ("qqq", "nope", "", "%", "_")),
     ],
 )

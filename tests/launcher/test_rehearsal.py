@@ -227,8 +227,7 @@ LAID_OUT = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([20], "1 reported step (20)"),
-        ([0, 10], "2 reported steps (0 and 10)"),
+        *(([20], "1 reported step (20)"), ([0, 10], "2 reported steps (0 and 10)")),
         ([1, 2, 3, 4, 5], "5 reported steps (1 to 5)"),
     ],
 )

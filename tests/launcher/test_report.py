@@ -128,11 +128,8 @@ def test_config_in_a_report_hides_secrets(job: Job) -> None:
     assert "s3cret" not in str(found)
     assert found["params"] == {"hf_token": shown_config.HIDDEN, "max_tokens": 4096, "tokenizer": "bpe"}
     assert found["args"][3:] == ["--lr", "1"]
-    assert found["env"] == {
-        "DATABASE_URL": f"postgres://{shown_config.HIDDEN}@host/db",
-        "TOKENIZERS_PARALLELISM": "no",
-        "AUTHOR": "me",
-    }
+    url = f"postgres://{shown_config.HIDDEN}@host/db"
+    assert found["env"] == {"DATABASE_URL": url, "TOKENIZERS_PARALLELISM": "no", "AUTHOR": "me"}
 
 
 def test_config_of_a_script_has_no_defaults_of_the_trainer(job: Job) -> None:
@@ -249,11 +246,8 @@ def test_figures_are_drawn_by_their_weight(page: Callable[..., Page], job: Job, 
     count = 40
     row = {"attempt": [1] * count, "time_s": [reported.BEGAN_S + n for n in range(count)], "usd": [None] * count}
     rates = [20.0 if n % 2 else 100.0 for n in range(count)]
-    steps = row | {
-        "step": list(range(count)),
-        "samples_per_s": rates,
-        "weight": [0 if n % 2 else 100 for n in range(count)],
-    }
+    weights = [0 if n % 2 else 100 for n in range(count)]
+    steps = row | {"step": list(range(count)), "samples_per_s": rates, "weight": weights}
     opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})",
                     data | {"steps": steps, "evals": [], "marks": [], "spend": []})  # fmt: skip
     smooth = opened.locator("[data-chart=samples_per_s] path.ct-line:not(.ct-raw)").get_attribute("d")

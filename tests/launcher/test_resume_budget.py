@@ -152,14 +152,8 @@ def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Make
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ("+50USD", "135 USD"),
-        ("+0.5", "85.50 USD"),
-        ("200USD", "200 USD"),
-        ("$200", "200 USD"),
-        ("much", None),
-        ("+", None),
-        ("-5", None),
-        ("", None),
+        *(("+50USD", "135 USD"), ("+0.5", "85.50 USD"), ("200USD", "200 USD"), ("$200", "200 USD")),
+        *(("much", None), ("+", None), ("-5", None), ("", None)),
     ],
 )
 def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: MakeJob) -> None:

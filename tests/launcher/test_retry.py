@@ -49,13 +49,8 @@ def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: MakeJ
     """A refused submit would be refused again; SageMaker's own retries are part of the request."""
     config = {"retry": {**ASKED, "on": ["error"]}}
     assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))
-    place = {
-        "region": "eu-west-1",
-        "profile": None,
-        "endpoints": {},
-        "checkpoint_uri": "s3://b/c",
-        "output_uri": "s3://b/o",
-    }
+    place = {"region": "eu-west-1", "profile": None, "endpoints": {}}
+    place |= {"checkpoint_uri": "s3://b/c", "output_uri": "s3://b/o"}
     ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
     ref |= {"secrets_prefix": "", "secrets": []}
     sent = {"state": PREEMPTED, "phase": "sent", "ref": ref}

@@ -13,14 +13,8 @@ from cloudtrain.launcher.text.sanitize import state_of
 from doubles.signatures import MakeJob
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
-ERROR = {
-    "rank": 1,
-    "kind": "exception",
-    "type": "ValueError",
-    "message": "a\n  b",
-    "traceback": "  f\nend",
-    "lines": ["x"],
-}
+ERROR = {"rank": 1, "kind": "exception", "type": "ValueError", "message": "a\n  b"}
+ERROR |= {"traceback": "  f\nend", "lines": ["x"]}
 
 
 def test_valid_state_is_unchanged() -> None:

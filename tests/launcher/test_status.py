@@ -212,11 +212,8 @@ def test_status_shows_the_frame_of_the_user_code_at_every_size(make_job: MakeJob
 
 def test_status_prints_no_control_characters(screen: Callable[..., str]) -> None:
     """A job's text sets no title, deletes no line, and shows no event part."""
-    error = {
-        **ERROR,
-        "message": "bad\x1b[2J\x07 batch",
-        "lines": ['\x1b]0;title\x07step 3  ::ct {"e":"step","step":3}'],
-    }
+    lines = ['\x1b]0;title\x07step 3  ::ct {"e":"step","step":3}']
+    error = {**ERROR, "message": "bad\x1b[2J\x07 batch", "lines": lines}
     shown = screen(State("failed", "error", True, error, started_s=1.0, ended_s=2.0))
     assert shown.replace("\n", "").isprintable()
     assert "::ct" not in shown

@@ -145,12 +145,8 @@ def test_machines_without_work_are_refused(
 @pytest.mark.parametrize(
     ("sweep", "capacity", "shape"),
     [
-        ({}, CPU, (4, 1, 1)),
-        ({"parallel": 5}, CPU, (2, 1, 1)),
-        ({}, GPUS, (8, 1, 1)),
-        ({"slots": 2}, GPUS, (4, 2, 1)),
-        ({"instances": 2}, GPUS, (1, 8, 2)),
-        ({"instances": 2}, CPU, (1, 1, 2)),
+        *(({}, CPU, (4, 1, 1)), ({"parallel": 5}, CPU, (2, 1, 1)), ({}, GPUS, (8, 1, 1))),
+        *(({"slots": 2}, GPUS, (4, 2, 1)), ({"instances": 2}, GPUS, (1, 8, 2)), ({"instances": 2}, CPU, (1, 1, 2))),
     ],
 )
 def test_trials_fill_the_machines(

@@ -122,15 +122,9 @@ def test_foreign_host_is_refused(served: Served, host: str) -> None:
 @pytest.mark.parametrize(
     ("headers", "fields"),
     [
-        ({"origin": "http://evil.example"}, {}),
-        ({"origin": "null"}, {}),
-        ({"origin": ""}, {}),
-        ({"origin": "http://127.0.0.1:1"}, {}),
-        ({"sec-fetch-site": "cross-site"}, {}),
-        ({"sec-fetch-site": "same-site"}, {}),
-        ({}, {"csrf": "wrong"}),
-        ({}, {"csrf": ""}),
-        ({"cookie": ""}, {}),
+        *(({"origin": "http://evil.example"}, {}), ({"origin": "null"}, {}), ({"origin": ""}, {})),
+        *(({"origin": "http://127.0.0.1:1"}, {}), ({"sec-fetch-site": "cross-site"}, {})),
+        *(({"sec-fetch-site": "same-site"}, {}), ({}, {"csrf": "wrong"}), ({}, {"csrf": ""}), ({"cookie": ""}, {})),
     ],
 )
 def test_form_of_a_foreign_page_is_refused(served: Served, headers: dict[str, str], fields: dict[str, str]) -> None:

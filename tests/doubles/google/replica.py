@@ -235,12 +235,8 @@ def _ranks(job: Job, replica: Replica) -> dict[str, str]:
     ranked = [one for one in job.replicas if one.pool.number in RANKED_POOLS]
     if len(job.replicas) == 1 or replica not in ranked:
         return {}
-    return {
-        "MASTER_ADDR": _host(ranked[0]),
-        "MASTER_PORT": MASTER_PORT,
-        "RANK": str(ranked.index(replica)),
-        "WORLD_SIZE": str(len(ranked)),
-    }
+    master = {"MASTER_ADDR": _host(ranked[0]), "MASTER_PORT": MASTER_PORT}
+    return {**master, "RANK": str(ranked.index(replica)), "WORLD_SIZE": str(len(ranked))}
 
 
 def _outputs(job: Job) -> dict[str, str]:
