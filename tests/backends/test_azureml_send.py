@@ -210,7 +210,12 @@ def test_refusal_is_one_sentence_with_a_remedy(
         ({}, ("azureml.resource_group=nowhere",), 3, "at azureml.resource_group"),
         ({}, ("azureml.compute=nowhere",), 3, "there is no compute `nowhere`"),
         ({}, ("azureml.datastore=nowhere",), 3, "there is no datastore `nowhere`"),
-        ({}, ("azureml.compute=four", "resources.instance_type=Standard_NC8as_T4_v3"), 3, "Standard_NC4as_T4_v3, not"),
+        (
+            {},
+            ("azureml.compute=four", "resources.instance_type=Standard_NC8as_T4_v3"),
+            3,
+            "are Standard_NC4as_T4_v3, not",
+        ),
         ({}, ("azureml.compute=four", "resources.instances=5"), 3, "grows to 4 machines"),
         ({}, ("secrets=[TOKEN]",), 3, "more than the 25000 bytes"),
     ],

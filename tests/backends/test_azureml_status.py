@@ -96,11 +96,8 @@ def test_first_failing_rank_is_named() -> None:
     error = {"error": {"code": "UserError", "message": "Execution failed. User process 'bash' exited with status 70"}}
     found = told("Failed", 50, error=error, account=ACCOUNT)
     assert (found.error["rank"], found.error["type"], found.error["message"]) == (3, "ValueError", "boom")
-    assert told("Failed", 50, error=error).error == {
-        "rank": None,
-        "kind": "platform",
-        "message": "Execution failed. User process 'bash' exited with status 70",
-    }
+    message = "Execution failed. User process 'bash' exited with status 70"
+    assert told("Failed", 50, error=error).error == {"rank": None, "kind": "platform", "message": message}
 
 
 def test_billed_seconds() -> None:

@@ -357,10 +357,8 @@ def test_doctor_names_all_obstacles(doctor: Checks, account: Aws, folder: Path) 
     text = CONFIG.replace("role/cloudtrain", "role/stranger").replace("cloudtrain-tests", "nobodys-bucket")
     (folder / "cloudtrain.yaml").write_text(text)
     found = doctor(code=1)
-    assert found["role"] == (
-        "fail",
-        f"{ROLE.replace('/cloudtrain', '/stranger')} does not trust sagemaker.amazonaws.com",
-    )
+    stranger = ROLE.replace("/cloudtrain", "/stranger")
+    assert found["role"] == ("fail", f"{stranger} does not trust sagemaker.amazonaws.com")
     assert found["bucket"] == ("fail", "there is no bucket nobodys-bucket")
     assert found["quota"] == ("fail", "1 instances of `ml.g5.xlarge for training job usage`, the job takes 2")
 

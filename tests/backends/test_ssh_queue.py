@@ -158,10 +158,8 @@ def test_list_tells_all_jobs_of_the_same_hosts(pair: Cluster, send: Any, until: 
         lists = list(threads.map(lambda _: cli("list", "--json"), range(6)))
     for each in lists:
         assert (each.code, each.stderr, each.json["not_answered"]) == (0, "", {})
-        assert {job["job"]: job["state"] for job in each.json["jobs"]} == {
-            **dict.fromkeys(("second", "third", "fourth"), "pending"),
-            "first": "running",
-        }
+        states = {job["job"]: job["state"] for job in each.json["jobs"]}
+        assert states == {**dict.fromkeys(("second", "third", "fourth"), "pending"), "first": "running"}
 
 
 @pytest.mark.soak

@@ -120,12 +120,8 @@ def test_lines_have_rank_and_node_without_end_events(writer: Writer, reader: Rea
     writer.end(0)
     writer.end(1)
     reader.until(complete)
-    assert [(line.node, line.rank, line.text) for line in sorted(reader.lines, key=lambda line: line.node)] == [
-        (0, 0, "a"),
-        (0, 0, "b"),
-        (1, 9, "c"),
-        (1, None, "node's own"),
-    ]
+    told = [(line.node, line.rank, line.text) for line in sorted(reader.lines, key=lambda line: line.node)]
+    assert told == [(0, 0, "a"), (0, 0, "b"), (1, 9, "c"), (1, None, "node's own")]
 
 
 @pytest.mark.slow

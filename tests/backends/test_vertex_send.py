@@ -237,11 +237,8 @@ def test_secrets_are_only_in_secret_manager(vertex: Any, folder: Path, google: G
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
     [name] = google.secrets()
     assert json.loads(google.secret(name) or "") == TOKEN
-    assert order_of(google, "one")["secrets"] == {
-        "names": ["TOKEN"],
-        "secret": f"projects/{PROJECT}/secrets/{name}/versions/latest",
-        "endpoint": None,
-    }
+    version = f"projects/{PROJECT}/secrets/{name}/versions/latest"
+    assert order_of(google, "one")["secrets"] == {"names": ["TOKEN"], "secret": version, "endpoint": None}
     shown = done.stdout + done.stderr + vertex("status", "one", "--json").stdout + json.dumps(google.jobs())
     shown += json.dumps([call["body"] for call in google.journal()])
     stored = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())

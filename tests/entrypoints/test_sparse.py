@@ -208,10 +208,8 @@ def test_resume_with_residual_and_momentum_is_exact(results: Any) -> None:
         assert sorted(found["own"]) == [
             *("momentum.0.bias", "momentum.0.weight", "momentum.2.bias", "momentum.2.weight", "residual.0.weight")
         ]
-    assert (
-        results[0]["threshold sgd"]["own"]["residual.0.weight"]
-        != results[1]["threshold sgd"]["own"]["residual.0.weight"]
-    )
+    first, second = (each["threshold sgd"]["own"]["residual.0.weight"] for each in results[:2])
+    assert first != second
 
 
 @pytest.mark.slow

@@ -65,11 +65,8 @@ def test_scale_keeps_the_size_of_the_micro_batches(tmp_path: Path) -> None:
     """Fewer ranks take more micro-batches of the same size, as the text says; a CPU job gets no GPU of this machine."""
     found = scale.choose(load(tmp_path), plan(4, 8, Batch(256, 4, 2), gpus=8), 2, None, [])
     assert "training.micro_batch_size=4" in found.settings
-    assert found.words == (
-        "2 of 4 nodes x 1 of 8 ranks",
-        "32 micro-batches of 4 a rank and step, not 2",
-        "on the CPU, over gloo",
-    )
+    words = ("2 of 4 nodes x 1 of 8 ranks", "32 micro-batches of 4 a rank and step, not 2", "on the CPU, over gloo")
+    assert found.words == words
     assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 

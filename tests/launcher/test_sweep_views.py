@@ -227,11 +227,8 @@ def test_report_of_a_sweep_in_a_browser(
     assert run("report", job.id, "-o", str(path)).strip() == str(path)
     page = open_page(path.as_uri(), color_scheme=scheme)
     rows = page.locator("#rungs tbody tr").all_inner_texts()
-    assert [row.split("\t")[:5] for row in rows] == [
-        ["1", "step 90", "26", "0", "1"],
-        ["2", "step 270", "9", "0", "0"],
-        ["3", "step 810", "3", "0", "0"],
-    ]
+    wanted = (["1", "step 90", "26", "0", "1"], ["2", "step 270", "9", "0", "0"], ["3", "step 810", "3", "0", "0"])
+    assert [row.split("\t")[:5] for row in rows] == list(wanted)
     best = run("status", job.id, "--json")["sweep"]["best"][0]
     assert page.locator("#trials tbody tr").count() == 27
     assert page.locator("#trials tbody tr").first.inner_text().split()[:3] == [str(best["trial"]), "0.128819", "810"]
