@@ -48,12 +48,3 @@ def test_signatures_expire_on_demand(azure: Azure) -> None:
     refused = azure.call("GET", old, audience=None)
     assert (refused.status, refused.headers["x-ms-error-code"]) == (403, "AuthenticationFailed")
     assert azure.call("GET", url(), audience=None).body == b"line\n"
-
-
-def test_injected_error_has_the_given_code_and_message(azure: Azure) -> None:
-    """The requested error is answered in the service's own format."""
-    message = "The vCPU quota of the family standardNCADSA100v4Family is exceeded."
-    azure.fault("jobs.put", "error", status=400, code="QuotaExceeded", message=message)
-    refused = azure.client.submit("job", job_body("true"), {"empty.txt": ""})
-    assert refused.status == 400
-    assert refused.json["error"] == {"code": "QuotaExceeded", "message": message}
