@@ -147,7 +147,7 @@ def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> lis
             return []
         lacking = ticket.needs[line.host] - (len(line.units) - len(_held(line)))
         below = [each for each in _held(line) if _is_below(each, ticket)]
-        may_go = [each for each in below if each.root is not None and each.spared_until_s <= now_s]
+        may_go = [each for each in below if each.root is not None and not _is_spared(each, now_s)]
         chosen = sorted(may_go, key=lambda each: (each.priority, each.job, each.name))[: max(0, lacking)]
         if len(chosen) < lacking:
             return []
@@ -230,4 +230,8 @@ def _why_it_stays(held: Holding, now_s: float) -> str:
     """Return why a job of lower priority is not preempted now; empty for a job that may be."""
     if held.root is None:
         return ", and is not preempted: it cannot save (no `keep`), or was sent without --queue"
-    return ", and is not preempted in its first 10 minutes after a preemption" if held.spared_until_s > now_s else ""
+    return ", and is not preempted in its first 10 minutes after a preemption" if _is_spared(held, now_s) else ""
+
+
+def _is_spared(held: Holding, now_s: float) -> bool:
+    return now_s < held.spared_until_s <= now_s + SPARED_S  # further ahead: by a clock that was set back since

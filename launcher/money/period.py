@@ -23,9 +23,9 @@ _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
 SELECT a.job_id, {}, jobs.name, jobs.backend, jobs.created_s{}
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
-WHERE a.phase != 'never_sent' AND a.created_s < ?
+WHERE a.phase != 'never_sent'
       AND (a.state IN ('pending', 'running', 'stopping')
-           OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?)
+           OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?1)
 ORDER BY jobs.seq, a.number
 """
 # The ledger keeps the costs of removed jobs by month; each cost counts at its end.
@@ -38,7 +38,6 @@ WHERE r.state = 'settled' AND r.job_id NOT IN (SELECT id FROM jobs) AND at_s > ?
 GROUP BY r.project HAVING spent > 0 OR unknown
 """
 _LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
-_EARLY_S = 86_400.0  # a platform's clock may be behind: a start may carry a time before the send
 
 
 @dataclass
@@ -76,7 +75,7 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
     """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
     found: dict[str, Spent] = {}
     sql = _ATTEMPTS.format(COST_COLUMNS, _LABELS if labels else "")
-    for row in database.execute(sql, (to_s + _EARLY_S, from_s)):
+    for row in database.execute(sql, (from_s,)):
         attempt = attempt_of(row, row["job_id"])
         job = found.get(attempt.job_id) or _of(row, labels=labels)
         job.state = attempt.state.state

@@ -110,9 +110,8 @@ class DeliveryThread:
         """Send the ready notices; return the seconds until the next attempt, None if the queue is empty."""
         now_s = time.time()
         with self._lock:
-            ready = [
-                each for key, each in self._deliveries.items() if each.is_sent or self._next_s.get(key, 0.0) <= now_s
-            ]
+            waiting = {key for key, next_s in self._next_s.items() if now_s < next_s < now_s + outbox.LONGEST_S}
+            ready = [each for key, each in self._deliveries.items() if each.is_sent or key not in waiting]
         try:
             self._tell(ready)
         except CloudtrainError as error:  # from the registry, for example a full disk
@@ -121,7 +120,7 @@ class DeliveryThread:
                 self._next_s[delivery.id] = now_s + 10.0
         with self._lock:
             waits = [self._next_s.get(key, 0.0) for key in self._deliveries]
-        return max(0.05, min(waits) - time.time()) if waits else None
+        return min(max(0.05, min(waits) - time.time()), outbox.LONGEST_S) if waits else None
 
     def _tell(self, ready: list[Delivery]) -> None:
         claimed = self._claimed(ready)

@@ -16,6 +16,7 @@ from cloudtrain.entrypoints.notices.sending import LIMIT_S
 from ..store.database import Database
 
 LEASE_S = LIMIT_S + 12.0  # longer than any delivery attempt, including the mark on a busy machine
+LONGEST_S = 600.0  # no lease, pause or hold time is longer: a time further ahead is of a clock that was set back since
 MOST_TRIES = 40  # about two and a half hours with back-off
 TERMINAL = "terminal"
 _ONE = "WHERE job_id = ? AND channel = ? AND key = ?"
@@ -53,7 +54,7 @@ def claim(
         where = (job_id, channel, notice.key)
         row = database.execute(f"SELECT * FROM notices {_ONE}", where)[0]
         next_s = max(row["lease_s"], row["next_s"], row["due_s"] + hold_s)
-        if next_s > now_s:
+        if now_s < next_s < now_s + LONGEST_S:
             return Claim("later", row["tries"], next_s)
         if row["tries"] >= MOST_TRIES:
             return Claim("given_up", row["tries"])

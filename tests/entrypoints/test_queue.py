@@ -85,6 +85,7 @@ def test_preemption_takes_the_lowest_own_jobs() -> None:
     assert victims(mine, [line("h0", held=(mid, low), units=2)], 50.0) == [low]
     assert victims(mine, [line("h0", held=(other,))], 50.0) == []
     assert victims(mine, [line("h0", held=(holding("low", 900.0, 25, spared_s=60.0),))], 50.0) == []
+    assert victims(mine, [line("h0", held=(holding("low", 900.0, 25, spared_s=1e4),))], 50.0)  # the clock was set back
     assert victims(mine, [line("h0", replace(mine, job="first", time_s=-1.0), held=(low,))], 50.0) == []
     assert victims(replace(mine, priority=25), [line("h0", held=(low,))], 50.0) == []
 

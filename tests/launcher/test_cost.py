@@ -124,10 +124,13 @@ def test_price_of_an_epoch_leaves_out_the_steps_of_another_job(put: Put, cost: C
         assert json.loads(cost(name, "--json"))["epoch_usd"] == pytest.approx(price)
 
 
-def test_month_counts_its_part_of_a_leg_across_the_border(put: Put, cost: Callable[..., str]) -> None:
-    """A job over New Year is in both months, and the parts add up."""
+def test_month_counts_its_part_of_a_leg_across_the_border(
+    registry: Registry, put: Put, cost: Callable[..., str]
+) -> None:
+    """A job over New Year is in both months, and the parts add up, even if a clock 40 days ahead gave its submit."""
     put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
     put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    registry.database.execute("UPDATE attempts SET created_s = ? WHERE job_id = 'party'", (NEW_YEAR_S + 40 * 86_400,))
     december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
     assert [(job["job"], job["spend_usd"]) for job in december["jobs"]] == [("party", 0.6)]
     assert [(job["job"], job["spend_usd"]) for job in january["jobs"]] == [("later", 2.0), ("party", 1.2)]

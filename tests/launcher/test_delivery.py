@@ -178,6 +178,16 @@ carrier.close(60.0)
     assert [each["id"] for each in told.got] == [notice().id] * 2
 
 
+def test_clock_set_back_holds_no_notice(registry: Registry, job: Job, home: Path, told: receivers.Hooks) -> None:
+    """A lease or a pause that a later clock has written is void; the same for a pause in a running process."""
+    outbox.claim(registry.database, job.id, entry(told.url).id, notice(), "dead", time.time() + 6 * 3600)
+    carrier = courier(home)
+    carrier._next_s[Delivery(job.id, entry(told.url), notice()).id] = time.time() + 6 * 3600
+    carrier.offer([Delivery(job.id, entry(told.url), notice())])
+    told.wait(1)
+    carrier.close()
+
+
 def test_higher_threshold_replaces_a_pending_lower_threshold(registry: Registry, job: Job, home: Path) -> None:
     """A late notice is not sent after a newer notice of the same kind."""
     with receivers.hooks([503]) as told:
