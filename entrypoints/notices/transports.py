@@ -12,6 +12,7 @@ import json
 import smtplib
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -23,11 +24,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from .message import DeliveryError, Notice, masked
+from .sending import LIMIT_S
 
 _SLACK_TITLE, _SLACK_TEXT = 150, 3000
 _TEAMS_HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")
 PORT, TLS_PORT = 587, 465
 SUBJECT = 200
+MOST_BYTES = 1 << 20  # of a mail server's replies
 _FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PASSWORD@HOST; in the parts %40 is an @"
 
 
@@ -83,11 +86,12 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         if not url.lower().startswith(("http://", "https://")):
             raise ValueError
         request = urllib.request.Request(url, json.dumps(what).encode(), headers, method="POST")
-        with (
-            urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer,
-            suppress(OSError, http.client.HTTPException),  # a 2xx is a receipt, even if the body fails
-        ):
-            answer.read(1000)
+        opener = urllib.request.OpenerDirector()  # follows no redirect: a POST would arrive as a GET without its body
+        for handler in (urllib.request.ProxyHandler, urllib.request.HTTPDefaultErrorHandler, _Limited):
+            opener.add_handler(handler())
+        opener.add_handler(urllib.request.HTTPErrorProcessor())
+        with opener.open(request, timeout=timeout_s):
+            pass  # a 2xx is a receipt, whatever body follows
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(url, error.code, error.headers.get("Retry-After")) from None
@@ -129,9 +133,9 @@ def post_mail(smtp: str, notice: Notice, to: str, sender: str, timeout_s: float)
     try:
         if scheme == "smtps":
             tls = ssl.create_default_context()
-            server: smtplib.SMTP = smtplib.SMTP_SSL(host, port or TLS_PORT, timeout=timeout_s, context=tls)
+            server: smtplib.SMTP = _MailOverTls(host, port or TLS_PORT, timeout=timeout_s, context=tls)
         else:
-            server = smtplib.SMTP(host, port or PORT, timeout=timeout_s)
+            server = _Mail(host, port or PORT, timeout=timeout_s)
         with server:
             _talk(server, user, password, is_tls=scheme == "smtps", is_here=_is_here(host))
             try:
@@ -170,7 +174,7 @@ def _run(text: str, **style: str) -> dict[str, Any]:
 def _refused(url: str, code: int, after: str | None) -> DeliveryError:
     where = masked(url)
     if code in (408, 429) or code >= 500:
-        after_s = float(after) if after is not None and after.strip().isdigit() else None
+        after_s = float(after) if after is not None and after.strip().isdecimal() else None
         return DeliveryError(f"{where} answers with HTTP {code}", after_s=after_s)
     if 300 <= code < 400:
         return DeliveryError(f"{where} redirects to another address (HTTP {code})", "use the target address")
@@ -187,17 +191,72 @@ def _unreachable(url: str, reason: object) -> DeliveryError:
     return DeliveryError(f"{masked(url)} cannot be reached: {words}")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a redirected POST would arrive as a GET without its body."""
+class _Limited(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Http, request)
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Https, request)
+
+
+class _Http(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        _cut_later(self.sock)
+
+
+class _Https(_Http, http.client.HTTPSConnection):
+    pass
+
+
+class _Mail(smtplib.SMTP):
+    """Cuts the connection at the limit of a try, and after MOST_BYTES of replies."""
+
+    def _get_socket(self, *args: Any) -> socket.socket:
+        sock = super()._get_socket(*args)  # type: ignore[misc]
+        _cut_later(sock)
+        return sock  # type: ignore[no-any-return]
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.file is None:
+            self.file = _Replies(self.sock.makefile("rb"))  # type: ignore[union-attr]
+        return super().getreply()
+
+
+class _MailOverTls(_Mail, smtplib.SMTP_SSL):
+    pass
+
+
+class _Replies:
+    """The lines of a mail server, which end after MOST_BYTES."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._left = file, MOST_BYTES
+        self.close = file.close
+
+    def readline(self, most: int) -> bytes:
+        line: bytes = self._file.readline(min(most, self._left))
+        self._left -= len(line)
+        return line
+
+
+def _cut_later(sock: Any) -> None:
+    """Cut the connection at the limit of a try: a receiver that answers slowly, but on and on, holds no thread."""
+
+    def cut() -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # also of TLS, without TLS's own farewell
+
+    timer = threading.Timer(LIMIT_S, cut)
+    timer.daemon = True
+    timer.start()
 
 
 def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:
     server.ehlo()
     if not is_tls and server.has_extn("starttls"):
         server.starttls(context=ssl.create_default_context())
+        _cut_later(server.sock)  # a new object
         server.ehlo()
         is_tls = True
     if user:
@@ -210,7 +269,7 @@ def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_he
 
 
 def _is_here(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in ("localhost", "::1") or (host.startswith("127.") and host.replace(".", "").isdecimal())
 
 
 def _header(text: str) -> str:

@@ -1,7 +1,10 @@
 """Notifications to users, sent to real receivers on loopback: delivered, refused, hanging, hostile."""
 
+import contextlib
 import email
 import email.policy
+import socket
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -91,6 +94,46 @@ def test_hang_is_cut(way: int) -> None:
         first, second = try_all(sends, 0.4)
         assert (first and first.message, second) == ("no answer within 0 s", None)
         assert time.monotonic() - begin_s < 5.0
+
+
+ENDLESS = {  # what a receiver sends at once, and then again and again
+    "100 for ever": ("webhook", "", "HTTP/1.1 100 Continue\r\n\r\n"),
+    "a head without an end": ("webhook", "HTTP/1.1 200 OK\r\nX: ", "x"),
+    "replies without an end": ("email", "220-hello\r\n", "220-" + "x" * 4000 + "\r\n"),
+    "a reply without an end": ("email", "", "2"),
+}
+
+
+@pytest.mark.parametrize("form", ENDLESS)
+def test_hostile_receiver_holds_no_thread(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that answers on and on is cut at the limit of a try: else each try would leave a busy thread."""
+    kind, first, again = ENDLESS[form]
+    monkeypatch.setattr(transports, "LIMIT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(first.encode())
+                while True:
+                    connection.sendall(again.encode())
+                    time.sleep(0.05 if len(again) == 1 else 0)
+
+        threading.Thread(target=answer, daemon=True).start()
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
+        place = Channel(kind, f"http://{at}/x") if kind == "webhook" else Channel(kind, "me@here", f"smtp://{at}")
+        (fault,) = try_all([partial(send, place, notice())], 8.0)
+    assert fault is None or "within 8 s" not in fault.message
+
+
+def test_receipt_holds_whatever_follows() -> None:
+    """A 2xx is a receipt, also with a body that never comes; a redirect to anything is one refusal in words."""
+    with receivers.hooks([200, 302]) as told:
+        told.headers |= {"Content-Length": "10000000000", "Location": "http://[::"}
+        begin_s = time.monotonic()
+        send(Channel("webhook", told.url), notice())
+        assert time.monotonic() - begin_s < 5.0
+        assert "redirects to another address" in why(Channel("webhook", told.url)).message
 
 
 def test_slack_escapes_links_and_mentions() -> None:
