@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from cloudtrain.entrypoints.records import Record
+
 from .errors import UsageError
 from .plan import Plan
 
@@ -25,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True)
-class State:
+class State(Record):
     """The state of an attempt, as its backend reports; times in unix seconds. `error`: the first failing rank's report.
 
     `reason`: user budget time_limit paused preempted node_failure error, or None. `detail`: more in words. `billed_s`:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -150,9 +150,10 @@ class Bundle:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Bundle:
-        """Return the bundle from the output of `dump`."""
-        largest = tuple((name, size) for name, size in data["largest"])
-        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
+        """Return the bundle from the output of `dump`; unknown fields are of a newer version."""
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        largest = tuple((name, size) for name, size in data.get("largest", ()))
+        return cls(**{**known, "path": Path(data["path"]), "largest": largest})
 
 
 @dataclass(frozen=True)

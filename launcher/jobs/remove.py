@@ -36,6 +36,7 @@ def size_of(registry: Registry, job: Job) -> int:
 
 def unused_bundles(registry: Registry, without: list[Job]) -> dict[Path, int]:
     """Return the bundles that no job but the jobs of `without` refers to, and no submit may need, with their sizes."""
+    registry.database.require_sound("jobs", "attempts")
     gone = {job.id for job in without}
     used = {f"{job.bundle.get('sha256')}.tar.gz" for job in registry.jobs() if job.id not in gone}
     found: dict[Path, int] = {}

@@ -122,14 +122,14 @@ def prepare_other(registry: Registry, job: Job, config: JobConfig, *, update_cod
 
 
 def _shipped(job: Job) -> Bundle:
-    """Return the archive of the submitted code. Raises ConfigError if the archive is gone."""
-    shipped = Bundle.load(job.bundle)
+    """Return the archive of the submitted code. Raises ConfigError if the archive is gone, or its row is damaged."""
+    hint = "cloudtrain resume --update-code takes the code folder as it is now"
+    try:
+        shipped = Bundle.load(job.bundle)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the registry's row about the code of {job.id} is damaged: {error}", hint=hint) from error
     if not shipped.path.exists():
-        raise ConfigError(
-            "the code as it was submitted is no longer here",
-            where=shipped.path,
-            hint="cloudtrain resume --update-code takes the code folder as it is now",
-        )
+        raise ConfigError("the code as it was submitted is no longer here", where=shipped.path, hint=hint)
     return shipped
 
 

@@ -73,6 +73,7 @@ class Group:
 
 def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
     """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
+    database.require_sound("jobs", "attempts", "reservations", "spends")
     found: dict[str, Spent] = {}
     sql = _ATTEMPTS.format(COST_COLUMNS, _LABELS if labels else "")
     for row in database.execute(sql, (from_s,)):
@@ -157,6 +158,9 @@ def _of(row: Any, *, labels: bool) -> Spent:
 
 def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float) -> bool:
     """Add the attempt's cost in the span; return whether the attempt ran in the span."""
+    if attempt.phase == "damaged" and attempt.created_s < to_s:  # its times are not known
+        job.unknown = True
+        return True
     was_there = False
     for leg in meter.legs_of([attempt]):
         begin_s, end_s = leg.started_s, leg.end_s(now_s)

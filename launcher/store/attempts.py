@@ -21,7 +21,7 @@ COST_COLUMNS = (
 def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
     """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
     try:
-        state = State(**object_of(row["outcome"]))
+        state = State.load(object_of(row["outcome"]))
         found = Attempt(
             job_id=job_id,
             number=row["number"],

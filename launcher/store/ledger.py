@@ -59,6 +59,7 @@ def standings(database: Database, now_s: float, project: str | None = None) -> l
 
 def accounts(database: Database, now_s: float) -> Accounts:
     """Return the sums of the ledger."""
+    database.require_sound("reservations", "spends", "budgets")
     means = database.execute(
         "SELECT project, COUNT(*), COALESCE(SUM(spent_micro), 0), SUM(amount_micro)"
         " FROM reservations WHERE state = 'settled' AND amount_micro > 0 GROUP BY project"

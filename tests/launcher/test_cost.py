@@ -155,6 +155,15 @@ def test_removed_jobs_are_in_the_sum(registry: Registry, put: Put, cost: Callabl
     assert json.loads(cost("--since", "2026-01-02", "--json"))["job_count"] == 0
 
 
+def test_damaged_row_makes_the_sum_a_minimum(registry: Registry, put: Put, cost: Callable[..., str]) -> None:
+    """A job whose row cannot be read is counted without a price, and not left out."""
+    put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
+    put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    registry.database.execute("UPDATE attempts SET outcome = '{' WHERE job_id = 'later'")
+    january = json.loads(cost("--month", "2026-01", "--json"))
+    assert (january["spend_usd"], january["at_least_usd"], january["jobs_without_a_price"]) == (None, 1.2, 1)
+
+
 def test_unknown_price_makes_the_sum_a_minimum(put: Put, cost: Callable[..., str]) -> None:
     """The price is shown as unknown, and never counts as 0."""
     put("known", ran(NEW_YEAR_S, NEW_YEAR_S + 100))

@@ -13,10 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money import period
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.registry import Registry, submitter_lives, this_process
+from doubles.plans import plan_of
 from doubles.signatures import MakeJob
 
 # A single process of many: waits for the gate file, then adds its jobs and prints their ids.
@@ -199,6 +204,41 @@ def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_
         file.write(os.urandom(size - 4096))
     with pytest.raises(ConfigError):
         Registry().jobs()
+
+
+@pytest.mark.parametrize("table", ["attempts", "reservations", "spends"])
+def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, make_job: MakeJob, table: str) -> None:
+    """SQLite reads two exchanged pages of one table without an error, and misses rows; a sum must not."""
+    database, plan = registry.database, plan_of(worst_case_micro=9, worst_case_usd=9e-6, price_micro=9)
+    for number in range(400):
+        job = make_job(f"job{number}", plan=plan)
+        registry.adopt(job, {})
+        ledger.adopt(database, Held(job.id, 1, "", 9, 1.0))
+        ledger.settle(database, job.id, 1, 9, 2.0)
+    root = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))[0][0]
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    registry.close()
+    data = bytearray(database.path.read_bytes())
+    page = data[(root - 1) * 4096 : root * 4096]  # of a tree: at 12 the places of its cells, which begin with a child
+    places = (int.from_bytes(page[at : at + 2], "big") for at in (12, 14))
+    leaves = (int.from_bytes(page[at : at + 4], "big") for at in places)
+    one, two = (slice((leaf - 1) * 4096, leaf * 4096) for leaf in leaves)
+    data[one], data[two] = data[two], data[one]
+    database.path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"its table {table} is damaged"):
+        period.spent_between(Database(), 0.0, 1e12, 1e12)
+
+
+def test_rows_of_a_newer_version_are_read(registry: Registry, make_job: MakeJob) -> None:
+    """A field that this version does not know makes no row a damaged row."""
+    job, _ = registry.add("newer", make_job, exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {})
+    for column in ("plan", "request", "outcome", "progress", "submitter", "ref"):
+        registry.database.execute(f"UPDATE attempts SET {column} = json_set({column}, '$.newer', 1)")
+    found = registry.find(job.id)
+    assert (found.attempt.phase, found.attempt.state) == ("sent", State("pending"))
+    bundle = Bundle("0" * 64, Path("x"), 1, 1, 1)
+    assert Bundle.load({**bundle.dump(), "newer": 1}) == bundle
 
 
 def test_submitter_is_identified_by_pid_and_start_time(make_job: MakeJob) -> None:
