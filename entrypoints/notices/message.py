@@ -12,6 +12,7 @@ from ..format import dollars, span
 from .facts import JobFacts
 from .resume_cost import ResumeAdvice, resume_advice
 
+LIMIT_S = 24.0  # for a whole try to send, even if bytes still arrive
 _MICRO = 1_000_000
 
 

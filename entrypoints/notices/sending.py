@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .message import DeliveryError, Notice, masked
+from .message import LIMIT_S, DeliveryError, Notice, masked
 
 TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
 ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
-LIMIT_S = 24.0  # for a whole try, even if bytes still arrive
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 300.0
 _MENDED_S = 60.0  # pause if a person must fix the fault, or if the message may have arrived
 _MOST_UNSURE = 3  # tries that may have arrived: after so many, a further try does not help

@@ -23,8 +23,7 @@ from email.utils import formatdate
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .message import DeliveryError, Notice, masked
-from .sending import LIMIT_S
+from .message import LIMIT_S, DeliveryError, Notice, masked
 
 _SLACK_TITLE, _SLACK_TEXT = 150, 3000
 _TEAMS_HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.message import LIMIT_S, Notice
 from cloudtrain.entrypoints.notices.rules import unsent
-from cloudtrain.entrypoints.notices.sending import LIMIT_S
 
 from ..store.database import Database
 
