@@ -6,6 +6,7 @@ import click
 
 from cloudtrain.entrypoints.format import counted
 
+from ..errors import NoSuchJobError
 from ..job import Job
 from ..store.registry import Registry
 from ..text.terminal import confirm, print_json, say, say_each
@@ -27,9 +28,17 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     from ..jobs.refresh import refresh
 
     registry = Registry()
-    looked = (refresh(registry, registry.find(name, sole=lambda _: True)) for name in jobs)
-    found = list({job.id: job for job in looked}.values())
-    return removed(registry, found, yes=yes, as_json=as_json)
+    found: dict[str, Job] = {}
+    for name in jobs:
+        try:
+            job = refresh(registry, registry.find(name, sole=lambda _: True))
+        except NoSuchJobError:
+            if not registry.booked(name):
+                raise
+            say(f"{name} was removed before")  # by the same command, which was killed
+        else:
+            found[job.id] = job
+    return removed(registry, list(found.values()), yes=yes, as_json=as_json)
 
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:

@@ -73,9 +73,9 @@ class Registry:
                     hint=f"choose another --name, or look at it: cloudtrain status {name}",
                 )
             job_id = name if exclusive else new_id(name)
-            while not exclusive and self._booked(job_id):
+            while not exclusive and self.booked(job_id):
                 job_id = new_id(name)
-            booked = self._booked(job_id)
+            booked = self.booked(job_id)
             if any(row["state"] != "released" for row in booked):
                 raise UsageError(
                     f"a job named `{name}` was removed here; its backend may still have its files under that name",
@@ -274,7 +274,7 @@ class Registry:
         """Return whether no attempt was ever sent."""
         return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
 
-    def _booked(self, job_id: str) -> list[sqlite3.Row]:
+    def booked(self, job_id: str) -> list[sqlite3.Row]:
         """Return the ledger's rows of the attempts with the job id, also for a removed job."""
         return self.database.execute("SELECT attempt, state FROM reservations WHERE job_id = ?", (job_id,))
 
