@@ -89,8 +89,7 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         for handler in (urllib.request.ProxyHandler, urllib.request.HTTPDefaultErrorHandler, _Limited):
             opener.add_handler(handler())
         opener.add_handler(urllib.request.HTTPErrorProcessor())
-        with opener.open(request, timeout=timeout_s):
-            pass  # a 2xx is a receipt, whatever body follows
+        opener.open(request, timeout=timeout_s).close()  # a 2xx is a receipt, whatever body follows
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(url, error.code, error.headers.get("Retry-After")) from None
@@ -204,8 +203,7 @@ class _Http(http.client.HTTPConnection):
         _cut_later(self.sock)
 
 
-class _Https(_Http, http.client.HTTPSConnection):
-    pass
+class _Https(_Http, http.client.HTTPSConnection): ...
 
 
 class _Mail(smtplib.SMTP):
@@ -222,16 +220,14 @@ class _Mail(smtplib.SMTP):
         return super().getreply()
 
 
-class _MailOverTls(_Mail, smtplib.SMTP_SSL):
-    pass
+class _MailOverTls(_Mail, smtplib.SMTP_SSL): ...
 
 
 class _Replies:
     """The lines of a mail server, which end after MOST_BYTES."""
 
     def __init__(self, file: Any) -> None:
-        self._file, self._left = file, MOST_BYTES
-        self.close = file.close
+        self._file, self._left, self.close = file, MOST_BYTES, file.close
 
     def readline(self, most: int) -> bytes:
         line: bytes = self._file.readline(min(most, self._left))
@@ -243,12 +239,11 @@ def _cut_later(sock: Any) -> None:
     """Cut the connection at the limit of a try: a receiver that answers slowly, but on and on, holds no thread."""
 
     def cut() -> None:
+        threading.Event().wait(LIMIT_S)
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # also of TLS, without TLS's own farewell
 
-    timer = threading.Timer(LIMIT_S, cut)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=cut, name="notice's end", daemon=True).start()
 
 
 def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:

@@ -158,10 +158,8 @@ def _of(row: Any, *, labels: bool) -> Spent:
 
 def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float) -> bool:
     """Add the attempt's cost in the span; return whether the attempt ran in the span."""
-    if attempt.phase == "damaged" and attempt.created_s < to_s:  # its times are not known
-        job.unknown = True
-        return True
-    was_there = False
+    was_there = attempt.phase == "damaged" and attempt.created_s < to_s  # its times are not known
+    job.unknown |= was_there
     for leg in meter.legs_of([attempt]):
         begin_s, end_s = leg.started_s, leg.end_s(now_s)
         if begin_s is None and not leg.billed_s:
