@@ -8,6 +8,7 @@ over its limit.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,11 +203,10 @@ def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str,
     start_s = end_s if start_s is None else max(0.0, start_s)
     if total_micro <= 0 or start_s >= end_s or month_of(start_s) == month_of(end_s):
         return {month_of(end_s): total_micro} if total_micro else {}
-    parts: dict[str, int] = {}
-    done = 0
-    for border_s in (*_borders(start_s, end_s), end_s):
+    parts, done = dict[str, int](), 0
+    for begin_s, border_s in itertools.pairwise([start_s, *_borders(start_s, end_s), end_s]):
         until = share_micro(total_micro, start_s, end_s, border_s)
-        parts[month_of(border_s - 0.001)] = until - done
+        parts[month_of(begin_s)] = until - done
         done = until
     return {month: micro for month, micro in parts.items() if micro}
 

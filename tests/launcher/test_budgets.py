@@ -130,6 +130,7 @@ def test_spend_is_split_over_months_in_utc() -> None:
         parts = by_month(total, start_s, end_s)
         assert sum(parts.values()) == total
         assert min(parts.values(), default=0) >= 0
+    assert by_month(7, at("2026-11-30 12:00"), at("2026-12-01 00:00") + 1e-6) == {"2026-11": 7}
     assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
 
 
