@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from cloudtrain.entrypoints.records import Record
-
 from .errors import UsageError
 from .plan import Plan
 
@@ -27,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True)
-class State(Record):
+class State:
     """The state of an attempt, as its backend reports; times in unix seconds. `error`: the first failing rank's report.
 
     `reason`: user budget time_limit paused preempted node_failure error, or None. `detail`: more in words. `billed_s`:

@@ -21,7 +21,9 @@ COST_COLUMNS = (
 def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
     """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
     try:
-        state = State.load(object_of(row["outcome"]))
+        outcome, known = object_of(row["outcome"]), State.__dataclass_fields__
+        # A newer version adds to all fields; an unknown name in the place of a known name is damage, a TypeError.
+        state = State(**({name: outcome[name] for name in known} if outcome.keys() >= known.keys() else outcome))
         found = Attempt(
             job_id=job_id,
             number=row["number"],

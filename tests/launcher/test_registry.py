@@ -1,7 +1,10 @@
 """The registry: many processes at once, lookup, and unusable files."""
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -206,27 +209,67 @@ def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_
         Registry().jobs()
 
 
-@pytest.mark.parametrize("table", ["attempts", "reservations", "spends"])
+def filled(registry: Registry, make_job: MakeJob, count: int) -> bytes:
+    """Return the registry's file with so many ended jobs of 9 micro-dollars each; the file is closed."""
+    plan = plan_of(worst_case_micro=9, worst_case_usd=9e-6, price_micro=9 * 3600)
+    with registry.database.transaction():
+        for number in range(count):
+            job = make_job(f"job{number}", plan=plan)
+            registry.adopt(job, {})
+            ledger.adopt(registry.database, Held(job.id, 1, "", 9, 1.0))
+            registry.set_state(job.attempt, State("succeeded", started_s=10.0, ended_s=11.0), {})
+    registry.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    registry.close()
+    return registry.database.path.read_bytes()
+
+
+def sums(registry: Registry, data: bytes) -> tuple[int, dict[str, dict[str, int]]]:
+    """Return the sums of the jobs and of the ledger in a registry with this content. Raises ConfigError."""
+    path = registry.database.path
+    for beside in ("-wal", "-shm"):
+        Path(f"{path}{beside}").unlink(missing_ok=True)
+    path.write_bytes(data)
+    with contextlib.closing(Database()) as database:
+        spent = period.total(period.spent_between(database, 0.0, 1e12, 1e12))
+        return (0 if spent.unknown else spent.spent_micro), dict(ledger.accounts(database, 1e12).months)
+
+
+def pages(data: bytes, *numbers: int) -> list[slice]:
+    """Return the places of the pages, counted from 1."""
+    return [slice((number - 1) * 4096, number * 4096) for number in numbers]
+
+
+@pytest.mark.parametrize("table", ["attempts", "reservations"])
 def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, make_job: MakeJob, table: str) -> None:
     """SQLite reads two exchanged pages of one table without an error, and misses rows; a sum must not."""
-    database, plan = registry.database, plan_of(worst_case_micro=9, worst_case_usd=9e-6, price_micro=9)
-    for number in range(400):
-        job = make_job(f"job{number}", plan=plan)
-        registry.adopt(job, {})
-        ledger.adopt(database, Held(job.id, 1, "", 9, 1.0))
-        ledger.settle(database, job.id, 1, 9, 2.0)
-    root = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))[0][0]
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    registry.close()
-    data = bytearray(database.path.read_bytes())
-    page = data[(root - 1) * 4096 : root * 4096]  # of a tree: at 12 the places of its cells, which begin with a child
-    places = (int.from_bytes(page[at : at + 2], "big") for at in (12, 14))
-    leaves = (int.from_bytes(page[at : at + 4], "big") for at in places)
-    one, two = (slice((leaf - 1) * 4096, leaf * 4096) for leaf in leaves)
+    root = registry.database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))[0][0]
+    data = bytearray(filled(registry, make_job, 300))
+    (page,) = pages(data, root)  # of a tree: at 12 the places of its cells, which begin with a child
+    places = (int.from_bytes(data[page][at : at + 2], "big") for at in (12, 14))
+    one, two = pages(data, *(int.from_bytes(data[page][at : at + 4], "big") for at in places))
     data[one], data[two] = data[two], data[one]
-    database.path.write_bytes(data)
     with pytest.raises(ConfigError, match=f"its table {table} is damaged"):
-        period.spent_between(Database(), 0.0, 1e12, 1e12)
+        sums(registry, data)
+
+
+@pytest.mark.soak
+def test_damaged_page_changes_no_sum_in_silence(registry: Registry, make_job: MakeJob) -> None:
+    """A page of zeros or noise, two exchanged pages, a page twice, a cut file: the file is named, or the sums hold."""
+    whole, chance = filled(registry, make_job, 150), random.Random(1)
+    right = sums(registry, whole)
+    assert right == (150 * 9, {"": {"1970-01": 150 * 9}})
+    count = len(whole) // 4096
+    for number, kind in itertools.product(range(1, count + 1), ("zeros", "noise", "exchanged", "twice", "cut")):
+        data = bytearray(whole)
+        here, there = pages(data, number, chance.randint(1, count))
+        if kind in ("zeros", "noise"):
+            data[here] = bytes(4096) if kind == "zeros" else chance.randbytes(4096)
+        elif kind == "cut":
+            del data[here.start + chance.randrange(4096) :]
+        else:
+            data[here], data[there] = whole[there], whole[here] if kind == "exchanged" else whole[there]
+        with contextlib.suppress(ConfigError):
+            assert sums(registry, data) in (right, (0, right[1])), (number, kind)
 
 
 def test_rows_of_a_newer_version_are_read(registry: Registry, make_job: MakeJob) -> None:
