@@ -21,7 +21,7 @@ def main() -> None:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     chance = random.Random(2)
-    newest, older, *_ = resume.choose(folder, "auto", is_first=True)
+    newest, older, *_ = resume.choose(folder, "auto", is_first=True, job="")
     copy = folder.parent / "copy"
     shutil.copytree(newest, copy)
     found = 0
