@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,7 +224,7 @@ def filled(registry: Registry, make_job: MakeJob, count: int) -> bytes:
     return registry.database.path.read_bytes()
 
 
-def sums(registry: Registry, data: bytes) -> tuple[int, dict[str, dict[str, int]]]:
+def sums(registry: Registry, data: bytes | bytearray) -> tuple[int, Mapping[str, Mapping[str, int]]]:
     """Return the sums of the jobs and of the ledger in a registry with this content. Raises ConfigError."""
     path = registry.database.path
     for beside in ("-wal", "-shm"):
@@ -231,10 +232,10 @@ def sums(registry: Registry, data: bytes) -> tuple[int, dict[str, dict[str, int]
     path.write_bytes(data)
     with contextlib.closing(Database()) as database:
         spent = period.total(period.spent_between(database, 0.0, 1e12, 1e12))
-        return (0 if spent.unknown else spent.spent_micro), dict(ledger.accounts(database, 1e12).months)
+        return (0 if spent.unknown else spent.spent_micro), ledger.accounts(database, 1e12).months
 
 
-def pages(data: bytes, *numbers: int) -> list[slice]:
+def pages(*numbers: int) -> list[slice]:
     """Return the places of the pages, counted from 1."""
     return [slice((number - 1) * 4096, number * 4096) for number in numbers]
 
@@ -244,9 +245,9 @@ def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, 
     """SQLite reads two exchanged pages of one table without an error, and misses rows; a sum must not."""
     root = registry.database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))[0][0]
     data = bytearray(filled(registry, make_job, 300))
-    (page,) = pages(data, root)  # of a tree: at 12 the places of its cells, which begin with a child
+    (page,) = pages(root)  # of a tree: at 12 the places of its cells, which begin with a child
     places = (int.from_bytes(data[page][at : at + 2], "big") for at in (12, 14))
-    one, two = pages(data, *(int.from_bytes(data[page][at : at + 4], "big") for at in places))
+    one, two = pages(*(int.from_bytes(data[page][at : at + 4], "big") for at in places))
     data[one], data[two] = data[two], data[one]
     with pytest.raises(ConfigError, match=f"its table {table} is damaged"):
         sums(registry, data)
@@ -261,7 +262,7 @@ def test_damaged_page_changes_no_sum_in_silence(registry: Registry, make_job: Ma
     count = len(whole) // 4096
     for number, kind in itertools.product(range(1, count + 1), ("zeros", "noise", "exchanged", "twice", "cut")):
         data = bytearray(whole)
-        here, there = pages(data, number, chance.randint(1, count))
+        here, there = pages(number, chance.randint(1, count))
         if kind in ("zeros", "noise"):
             data[here] = bytes(4096) if kind == "zeros" else chance.randbytes(4096)
         elif kind == "cut":
