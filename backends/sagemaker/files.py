@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.stores.s3 import S3Store
+from cloudtrain.entrypoints.stores.store import in_bucket
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.text.terminal import say_each
@@ -27,7 +27,7 @@ _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 def of(access: AwsAccess) -> JobFolder:
     """Return the files of jobs by their URIs."""
-    return JobFolder(lambda uri: _S3JobStore(*_parts(uri), lambda: api.client(access, "s3")), api.answers)
+    return JobFolder(lambda uri: _S3JobStore(*in_bucket(uri), lambda: api.client(access, "s3")), api.answers)
 
 
 def used(clients: AwsClients, handle: SageMakerRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
@@ -77,7 +77,7 @@ def put_bundle(access: AwsAccess, bundle: Bundle, uri: str, *, default_of: str |
     `default_of`: the account of a default bucket. The upload may have to create the bucket, and must check that the
     account owns the bucket, because anybody can guess its name.
     """
-    bucket, key = _parts(uri)
+    bucket, key = in_bucket(uri)
     client = api.client(access, "s3")
     owner = {"ExpectedBucketOwner": default_of} if default_of else {}
     with api.answers(f"look into the bucket {bucket}"):
@@ -126,8 +126,3 @@ def _require_same_region(client: Any, access: AwsAccess, bucket: str) -> None:
     if region not in (None, access.region):
         message = f"the bucket {bucket} is in {region}, the job in {access.region}"
         raise ConfigError(message, where="sagemaker.bucket", hint="name one in the job's region")
-
-
-def _parts(uri: str) -> tuple[str, str]:
-    split = urlsplit(uri)
-    return split.netloc, uri[len(f"s3://{split.netloc}/") :]

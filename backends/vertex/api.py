@@ -154,12 +154,6 @@ def get_json(access: VertexAccess, service: str, path: str, params: Mapping[str,
     return object_in(call(access, "GET", f"{access.url(service)}{path}", params=params))
 
 
-def split_uri(uri: str) -> tuple[str, str]:
-    """Return bucket and name of `gs://BUCKET/NAME`."""
-    bucket, _, name = uri.removeprefix("gs://").partition("/")
-    return bucket, name
-
-
 def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -> AbstractContextManager[None]:
     """Raise a GoogleError of `doing` as one of our errors. `needs`: the role that allows the call."""
     return edge.answers(doing, partial(_fault, needs=needs))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unicodedata import category
 
+from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import render, request_rules
 from cloudtrain.launcher.planning.request_rules import IMAGE, key_of, listed, meant, part
@@ -62,7 +63,7 @@ _MAX_ARGUMENT_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, terminator included: wi
 PROJECT = r"(?:(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+)"
 REGION = r"[a-z]+-[a-z]+\d+"
 ID = r"[a-zA-Z0-9_-]+"
-BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+BUCKET = f"gs://{STORES['gs'].bucket}"
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _C_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _PREBUILT = re.compile(r"((us|europe|asia)-docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)/training/.+")

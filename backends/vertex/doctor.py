@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cloudtrain.entrypoints.stores.store import in_bucket
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
@@ -84,7 +85,7 @@ def _log(access: VertexAccess) -> Check:
 
 def _bucket(access: VertexAccess, root: str) -> Check:
     """Write an object and remove it: only a write proves the permission to write."""
-    bucket, uri = api.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
+    bucket, uri = in_bucket(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
     with api.answers(f"write to the bucket {bucket}", needs=files.ROLE):
         where = files.region_of(access, root)
         files.of(access).put_order(uri, {})

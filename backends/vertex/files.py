@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
 from cloudtrain.entrypoints.stores.google_http import ATTEMPTS, Lost, Reply, Service, ServiceError
+from cloudtrain.entrypoints.stores.store import in_bucket
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 from ..edge import cause
@@ -28,7 +29,7 @@ ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 def of(access: VertexAccess) -> JobFolder:
     """Return the files of jobs by their URIs. The calls raise GoogleError."""
     service = _Session(access)
-    return JobFolder(lambda uri: _GoogleJobStore(*api.split_uri(uri), service))
+    return JobFolder(lambda uri: _GoogleJobStore(*in_bucket(uri), service))
 
 
 def used(google: Google, handle: VertexRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
@@ -42,7 +43,7 @@ def region_of(access: VertexAccess, uri: str) -> str | None:
 
     Raises ConfigError if the bucket does not exist.
     """
-    bucket = api.split_uri(uri)[0]
+    bucket = in_bucket(uri)[0]
     with api.answers(f"look at the bucket {bucket}", needs=ROLE):
         try:
             answer = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
@@ -59,7 +60,7 @@ def region_of(access: VertexAccess, uri: str) -> str | None:
 
 def upload(access: VertexAccess, source: Path | bytes, uri: str) -> None:
     """Upload the file or the bytes unless an object of that name exists. Raises GoogleError."""
-    bucket, name = api.split_uri(uri)
+    bucket, name = in_bucket(uri)
     store = _GoogleJobStore(bucket, "", _Session(access, ATTEMPTS))
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     try:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
@@ -35,7 +36,7 @@ _TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+")
 _LOCATION = re.compile(r"[a-z]+-[a-z]+\d+")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_BUCKET = re.compile(STORES["gs"].bucket)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from cloudtrain.entrypoints.contract import (
     SecretManagerSecrets,
     SyncedFolder,
 )
+from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import Fault, refuse, require_all
@@ -60,7 +61,7 @@ PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job,
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
 _PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
-_GS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
+_GS = re.compile(f"gs://{STORES['gs'].bucket}(/.*)?")
 _TRAINER_NEEDS = (2, 7)  # of PyTorch
 
 # Fields that `raw` must not change, and the config's key for each field.

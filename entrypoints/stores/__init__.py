@@ -12,25 +12,33 @@ class StoreKind(NamedTuple):
     """Of this folder."""
     access: str
     """What gives a user the right to write."""
-    ledger: str
+    form: str = ""
+    """An address of the store, as texts show the form; empty: the form has another row."""
+    bucket: str = ""
+    """The regular expression of a bucket's name; empty: the address has no bucket, or a part of another form."""
+    ledger: str = ""
     """The regular expression of a ledger's address, valid in JavaScript too; empty: no ledger in such an address."""
 
 
+def _of_buckets(module: str, access: str, scheme: str, bucket: str) -> StoreKind:
+    return StoreKind(module, access, f"{scheme}://BUCKET", bucket, rf"{scheme}://{bucket}(/[^?#\s]*)?")
+
+
 _FOLDER = StoreKind(
-    "folder", "all users of the ledger need write access to the folder", r"(file://)?/[^?#\n]+|~/[^?#\n]+"
+    "folder", "all users of the ledger need write access to the folder", ledger=r"(file://)?/[^?#\n]+|~/[^?#\n]+"
 )
-_S3 = StoreKind(
-    "s3", "aws configure, or aws sso login, or ask for the right", r"s3://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
-)
-_GCS = StoreKind(
+_S3 = _of_buckets("s3", "aws configure, or aws sso login, or ask for the right", "s3", "[A-Za-z0-9._-]{3,255}")
+_GCS = _of_buckets(
     "gcs",
     "each user needs the role Storage Object User (roles/storage.objectUser) on the bucket",
-    r"gs://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?",
+    "gs",
+    "[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]",
 )
 _AZURE = StoreKind(
     "azure",
     "az login, or export AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
-    r"https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?",
+    "https://ACCOUNT.blob.core.windows.net/CONTAINER",
+    ledger=r"https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?",
 )
 # By the scheme of an address; an address without a scheme is a folder's.
 STORES = {
@@ -38,7 +46,12 @@ STORES = {
     "s3": _S3,
     "gs": _GCS,
     "https": _AZURE,
-    **dict.fromkeys(("abfss", "wasbs"), _AZURE._replace(ledger="")),
+    **dict.fromkeys(("abfss", "wasbs"), _AZURE._replace(form="", ledger="")),
 }
 # A query or a fragment would be a secret or a mistake.
 LEDGER_PATTERN = "|".join(kind.ledger for kind in STORES.values() if kind.ledger)
+
+
+def forms(name: str) -> list[str]:
+    """Return the forms of addresses as texts list them, each with `name` behind the bucket or the container."""
+    return [f"{kind.form}/{name}" for kind in STORES.values() if kind.form]

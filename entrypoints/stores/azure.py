@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..format import one_line
+from . import STORES
 from .retries import drawn_s
 from .store import ABSENT, StoreError, in_threads, whole_file
 
@@ -72,7 +73,7 @@ _BLOCK_BYTES = 8 << 20
 _MOST_BLOCKS = 50_000  # of a blob (documentation of Put Block List)
 _THREADS = 4  # of one rank, and a machine may have eight ranks
 
-_FORMS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
+_FORMS = f"{STORES['https'].form}/PREFIX"
 _HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:{kind})(?:\.[a-z0-9-]+)+"
 _CONTAINER = r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){2,62}"
 _HTTPS = re.compile(rf"(?i:https)://((?i:{_HOST.format(kind='blob')}))(?:/([^/]*))?(?:/(.*))?")

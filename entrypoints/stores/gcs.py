@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,13 +24,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from . import google_access
 from .google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
-from .store import ABSENT, StoreError, whole_file
+from .store import ABSENT, StoreError, in_bucket, whole_file
 
 # Pieces are read from the file as they are sent, so memory does not grow with the file.
 SINGLE_BYTES, CHUNK_BYTES, PIECE_BYTES = 8 << 20, 16 << 20, 1 << 20  # chunks are multiples of 256 KiB
 BODY_ATTEMPTS = 3  # for uploads or downloads with damaged bytes
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _FIELDS = "name,size,md5Hash,generation,updated,metadata"
 _NO_BUCKET = "there is no bucket {bucket}; make it, or name another one"
 _DENIED = "no access to {uri}; {who} needs the role Storage Object User (roles/storage.objectUser) on the bucket"
@@ -68,9 +66,7 @@ class Changed(OSError):
 
 def open_at(uri: str, attempts: int | None = None) -> GcsStore:
     """Return the store for `gs://BUCKET/PREFIX`; sends no request. Raises StoreError: see store.open_store."""
-    bucket, _, prefix = uri.partition("://")[2].partition("/")  # not by urlsplit: a `#` or a `?` would end the prefix
-    if not _BUCKET.fullmatch(bucket):
-        raise StoreError(f"{uri!r} names no bucket; write it as in gs://BUCKET/PREFIX")
+    bucket, prefix = in_bucket(uri)
     if words := google_access.missing_package():
         raise StoreError(f"{uri!r}: {words}")
     endpoint = os.environ.get("CLOUDTRAIN_STORAGE_ENDPOINT") or os.environ.get("STORAGE_EMULATOR_HOST")

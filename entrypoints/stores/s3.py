@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .store import ABSENT, StoreError
+from .store import ABSENT, StoreError, in_bucket
 
 # A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
 # The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
@@ -30,7 +29,6 @@ _BODY_ATTEMPTS = 3  # to read an object's bytes, after S3 has begun to send the 
 # more for a put and 58 MiB for a get (boto3's queue of pieces to write).
 _PART_BYTES = 16 << 20
 _THREADS = 4  # of one rank, and a machine may have eight ranks
-_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 
 _NO_BUCKET = "there is no bucket {bucket}; make it, or name another one"
 _DENIED = (
@@ -68,10 +66,7 @@ def open_at(uri: str, attempts: int | None = None) -> S3Store:
             f"{uri!r} needs boto3, which is not installed here; `pip install boto3` "
             "on the machines of the job, or add it to the image"
         ) from error
-    # Not by urlsplit: a `#` or a `?` would end the prefix.
-    bucket, _, prefix = uri.partition("://")[2].partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise StoreError(f"{uri!r} names no bucket; write it as in s3://BUCKET/PREFIX")
+    bucket, prefix = in_bucket(uri)
     return S3Store(bucket, prefix, lambda: _connect(attempts or _ATTEMPTS))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -73,6 +74,16 @@ def open_store(uri: str, attempts: int | None = None) -> Store:
         raise StoreError(f"{uri!r}: this version knows no {scheme}:// store, only folders and {known}")
     open_at: Callable[[str, int | None], Store] = importlib.import_module(f"{__package__}.{kind.module}").open_at
     return open_at(uri, attempts)
+
+
+def in_bucket(uri: str) -> tuple[str, str]:
+    """Return the bucket, and the name below the bucket, of an address such as s3://BUCKET/NAME. Raises StoreError."""
+    # Not by urlsplit: a `#` or a `?` would end the name.
+    bucket, _, name = uri.partition("://")[2].partition("/")
+    kind = STORES[uri.partition(":")[0].lower()]
+    if not re.fullmatch(kind.bucket, bucket):
+        raise StoreError(f"{uri!r} names no bucket; write it as in {kind.form}/PREFIX")
+    return bucket, name
 
 
 @contextlib.contextmanager

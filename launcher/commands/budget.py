@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from cloudtrain.entrypoints import stores
 from cloudtrain.entrypoints.format import left, most, usd, whole
 
 from ..errors import CloudtrainError, ConfigError, UsageError
@@ -60,7 +61,7 @@ def command(context: click.Context) -> None:
     default="1",
     help="Let worst cases add up to so much more than is left, such as 1.2: jobs seldom cost their worst case.",
 )
-@click.option("--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path.")
+@click.option("--ledger", metavar="PLACE", help=f"Share it: {', '.join(stores.forms('NAME'))} or a shared disk's path.")
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`.

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
-from cloudtrain.entrypoints.stores import LEDGER_PATTERN
+from cloudtrain.entrypoints.stores import LEDGER_PATTERN, forms
 
 from ..job import PROJECT_PATTERN
 from ..text import units
@@ -234,8 +234,7 @@ LedgerUri = Annotated[
     str,
     _matching(
         "ledger's place",
-        "a ledger's place: s3://BUCKET/NAME, gs://BUCKET/NAME, https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME "
-        "or a path",
+        f"a ledger's place: {', '.join(forms('NAME'))} or a path",
         LEDGER_PATTERN,
     ),
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
-from cloudtrain.entrypoints.stores import STORES
+from cloudtrain.entrypoints.stores import STORES, forms
 
 from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
@@ -21,7 +21,6 @@ from .schemafaults import between, both, dotted, either, named
 from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
-_AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
 _OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
 _LAUNCHERS = (
@@ -198,13 +197,11 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
     if store not in STORES:
         close = get_close_matches(store, STORES, 1, 0.75)
         message = f"the trainer knows no `{scheme[1]}:` store to copy checkpoints to"
-        hint = "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or "
-        hint += _AZURE
+        *first, last = forms("PREFIX")
+        hint = f"a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, {', '.join(first)}, or {last}"
         hint = f"did you mean `{close[0]}://`?" if close else hint
-    elif store == "s3" and not re.match(r"//[A-Za-z0-9._-]{3,255}(/|$)", rest):
-        message, hint = f"`{named(node)}` names no bucket", "as in s3://BUCKET/PREFIX"
-    elif store == "gs" and not re.match(r"//[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)", rest):
-        message, hint = f"`{named(node)}` names no bucket", "as in gs://BUCKET/PREFIX"
+    elif (kind := STORES[store]).bucket and not re.match(rf"//{kind.bucket}(/|$)", rest):
+        message, hint = f"`{named(node)}` names no bucket", f"as in {kind.form}/PREFIX"
     elif store in _SERVICE:
         message, hint = _at_azure(store, rest)
     if message:
@@ -217,7 +214,11 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
         return "the address continues after a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
     first, _, path = rest.removeprefix("//").partition("/")
     container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
-    form = _AZURE if store == "https" else f"{store}://CONTAINER@ACCOUNT.{_SERVICE[store]}.core.windows.net/PREFIX"
+    form = (
+        f"{STORES[store].form}/PREFIX"
+        if store == "https"
+        else f"{store}://CONTAINER@ACCOUNT.{_SERVICE[store]}.core.windows.net/PREFIX"
+    )
     services = "blob" if store == "https" else "blob|dfs"
     label = r"[a-z0-9-]+"
     if not rest.startswith("//") or not at:

@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from cloudtrain.entrypoints import stores
+
 from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
 
 Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # the names of the trainer's `FACTS`
+_MIRRORS = stores.forms("PREFIX")
 
 
 class Optimizer(Section):
@@ -286,9 +289,8 @@ class Checkpoint(Section):
     )
     mirror: Text | None = key(
         None,
-        "A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
-        "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
-        "own. A job without its own checkpoints resumes from there.",
+        f"A second place to which each rank copies finished checkpoints: a folder, {', '.join(_MIRRORS[:-1])}, or "
+        f"{_MIRRORS[-1]}, below which each job has its own. A job without its own checkpoints resumes from there.",
         "/mnt/nas/mirror",
         "s3://bucket/mirror",
         "https://acc.blob.core.windows.net/ckpt/mirror",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from cloudtrain.entrypoints.stores import LEDGER_PATTERN, STORES
+from cloudtrain.entrypoints.stores import LEDGER_PATTERN, STORES, forms
 
 from ..errors import ConfigError, CredentialError, UnreachableError, UsageError
 
@@ -74,7 +74,7 @@ class ConditionalObject:
 def located(text: str) -> str:
     """Return the object's full address; in a folder or bucket, the file DEFAULT_NAME. Raises UsageError."""
     if not re.fullmatch(LEDGER_PATTERN, text):
-        hint = "s3://BUCKET/NAME, gs://BUCKET/NAME, https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, or a path"
+        hint = f"{', '.join(forms('NAME'))}, or a path"
         raise UsageError("invalid address of a ledger", hint=hint)
     uri = text.rstrip("/")
     if "://" not in uri:
