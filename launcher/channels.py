@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CHANNEL_KINDS = ("webhook", "slack", "email", "apprise")  # the keys of an entry of `notify`
+from cloudtrain.entrypoints.notices.receivers import RECEIVERS
+
+CHANNEL_KINDS = (*RECEIVERS, "email", "apprise")  # the keys of an entry of `notify`
 SMTP = "env:CLOUDTRAIN_SMTP"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .message import LIMIT_S, DeliveryError, Notice, masked
+from .receivers import RECEIVERS
 
 TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
 ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
@@ -19,7 +20,7 @@ _MOST_UNSURE = 3  # tries that may have arrived: after so many, a further try do
 
 @dataclass(frozen=True)
 class Channel:
-    """The receiver. `kind`: webhook, slack or email; `address`: a URL, or the receiver's mail address.
+    """The receiver. `kind`: one of RECEIVERS, or email; `address`: a URL, or the receiver's mail address.
 
     `smtp` is the URL of the mail server, `sender` the sender's mail address.
     """
@@ -39,8 +40,8 @@ def send(channel: Channel, notice: Notice) -> None:
     """Deliver the notice. Raises DeliveryError; its text holds no address."""
     from . import transports  # its libraries are imported for a first delivery
 
-    if form := transports.FORMS.get(channel.kind):
-        transports.post(channel.address, form(channel.address, notice), notice.id, ANSWER_S)
+    if receiver := RECEIVERS.get(channel.kind):
+        transports.post(channel.address, receiver.body(channel.address, notice), notice.id, ANSWER_S)
     elif channel.kind == "email":
         transports.post_mail(channel.smtp, notice, channel.address, channel.sender, TIMEOUT_S)
     else:

@@ -1,8 +1,6 @@
-"""A message to one receiver: a JSON object by HTTP POST (any webhook, Slack, Microsoft Teams), or a mail.
+"""A message to one receiver: a JSON object by HTTP POST (receivers.py), or a mail.
 
 The mail server is in a URL: smtp://user:password@host:587 or smtps://host.
-Sources: docs.slack.dev, Block Kit reference (header 150 characters, section 3000) and "Formatting message text";
-learn.microsoft.com, "Create incoming webhooks with Workflows for Microsoft Teams" and the card schema 1.4.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -25,57 +22,10 @@ from urllib.parse import unquote, urlsplit
 
 from .message import LIMIT_S, DeliveryError, Notice, masked
 
-_SLACK_TITLE, _SLACK_TEXT = 150, 3000
-_TEAMS_HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")
 PORT, TLS_PORT = 587, 465
 SUBJECT = 200
 MOST_BYTES = 1 << 20  # of a mail server's replies
 _FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PASSWORD@HOST; in the parts %40 is an @"
-
-
-def webhook_body(url: str, notice: Notice) -> dict[str, Any]:
-    """Return the message in the form of the receiver at the address: a card for a Teams channel, else our fields."""
-    return teams_body(notice) if is_teams(url) else {**notice.fields, "text": notice.text}  # `text` is for people
-
-
-def slack_body(notice: Notice) -> dict[str, Any]:
-    """Return the message for Slack; `text` is shown in places without blocks, for example in a notification."""
-    title = {"type": "plain_text", "text": _cut(notice.title, _SLACK_TITLE), "emoji": False}
-    lines = _escaped("\n".join(notice.lines), _SLACK_TEXT - 6)
-    blocks: list[dict[str, Any]] = [{"type": "header", "text": title}]
-    if lines:
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": f"```{lines}```"}})
-    return {"text": _escaped(notice.title, _SLACK_TEXT), "blocks": blocks}
-
-
-def is_teams(url: str) -> bool:
-    """Return whether the address belongs to a Teams channel."""
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    return host.endswith(_TEAMS_HOSTS)
-
-
-def teams_body(notice: Notice) -> dict[str, Any]:
-    """Return the message for Teams: an adaptive card, whose text runs have no markup."""
-    runs = [_run(notice.title, weight="Bolder"), *(_run(line, fontType="Monospace") for line in notice.lines)]
-    card = {
-        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard",
-        "version": "1.4",
-        "msteams": {"width": "Full"},
-        "body": runs,
-    }
-    form = "application/vnd.microsoft.card.adaptive"
-    return {"type": "message", "attachments": [{"contentType": form, "contentUrl": None, "content": card}]}
-
-
-# The kinds of channels that get a POST, and the message in their form, of the address and the notice.
-FORMS: dict[str, Callable[[str, Notice], dict[str, Any]]] = {
-    "slack": lambda _, notice: slack_body(notice),
-    "webhook": webhook_body,
-}
 
 
 def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
@@ -151,22 +101,6 @@ def post_mail(smtp: str, notice: Notice, to: str, sender: str, timeout_s: float)
         raise DeliveryError(f"{where} answers with SMTP {error.smtp_code}") from None
     except (OSError, smtplib.SMTPException, UnicodeError) as error:
         raise _unreachable(smtp, error) from None
-
-
-def _escaped(text: str, most: int) -> str:
-    """Return the text without links, mentions or an end of the block, cut to the length `most`."""
-    whole = "".join({"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "'"}.get(each, each) for each in text)
-    if len(whole) <= most:
-        return whole
-    return whole[: most - 1].rpartition("&")[0] + "…" if "&" in whole[most - 6 : most - 1] else whole[: most - 1] + "…"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _run(text: str, **style: str) -> dict[str, Any]:
-    return {"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": text, **style}]}
 
 
 def _refused(url: str, code: int, after: str | None) -> DeliveryError:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, create_model, model_validator
+from pydantic import BaseModel, create_model, model_validator
+
+from cloudtrain.entrypoints.notices.receivers import RECEIVERS
 
 from ..backend_table import BUILT_IN, DEFAULT, block_of, names, traits
-from ..channels import CHANNEL_KINDS
 from ..job import PROJECT_PATTERN
 from .kinds import (
     PROJECT_WANTED,
@@ -154,9 +155,7 @@ class Queue(Section):
 class Budget(Section):
     """What the job may cost. Its worst case is reserved before anything is sent."""
 
-    limit: Money = Field(
-        description="Most the job may cost, all attempts together, in US dollars.", examples=["150 USD"]
-    )
+    limit: Money = key(..., "Most the job may cost, all attempts together, in US dollars.", "150 USD")
     alert_at: Many[Percent] = key((50, 80, 100), "Shares of the limit that send a notice.", ["50%", "80%"])
     on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = key(
         "checkpoint-and-stop",
@@ -171,7 +170,7 @@ class Budget(Section):
 class Project(Section):
     """The payer of the jobs: `cloudtrain budget` limits the total cost of all jobs of a project."""
 
-    name: ProjectName = Field(description="The project that the job counts against.", examples=["vision"])
+    name: ProjectName = key(..., "The project that the job counts against.", "vision")
     ledger: LedgerUri | None = key(
         None,
         "Where a team shares the project's budget: a file in a bucket, or on a shared disk. Default: what "
@@ -189,15 +188,12 @@ def _project(value: Any) -> Any:
     return {"name": value}
 
 
-class Notify(Section):
+_POSTED: dict[str, Any] = {name: (Channel | None, key(None, of.help, of.example)) for name, of in RECEIVERS.items()}
+
+
+class Notify(create_model("Posted", __base__=Section, **_POSTED)):  # type: ignore[misc]
     """A receiver of alerts, with exactly one of webhook, slack, email and apprise."""
 
-    webhook: Channel | None = key(
-        None,
-        "Address that gets a JSON POST, a Teams channel a card; `env:NAME` reads it from a variable.",
-        "env:HOOK_URL",
-    )
-    slack: Channel | None = key(None, "Slack's incoming webhook, the same way; Mattermost's too.", "env:SLACK_URL")
     email: MailAddress | None = key(None, "Mail address.", "team@example.org")
     apprise: AppriseUrl | None = key(
         None,
@@ -241,10 +237,7 @@ class Retry(Section):
 class JobConfig(Section):
     """A training job."""  # `model` adds the blocks of backends
 
-    name: JobName = Field(
-        description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
-        examples=["digits"],
-    )
+    name: JobName = key(..., "Name of the job; the id adds five letters, or is the ID of `submit --name ID`.", "digits")
     backend: BackendChoice = key(
         DEFAULT,
         f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "
@@ -405,8 +398,7 @@ def blocks_of(keys: Iterable[str | int]) -> list[str]:
 def _model(backends: tuple[str, ...]) -> type[JobConfig]:
     found = {name: (block, traits(name)) for name in backends if (block := block_of(name)) is not None}
     blocks: dict[str, Any] = dict.fromkeys(BUILT_IN, (None, None)) | {
-        name: (block | None, Field(None, description=its.help, examples=[its.example]))
-        for name, (block, its) in found.items()
+        name: (block | None, key(None, its.help, its.example)) for name, (block, its) in found.items()
     }
     return create_model(JobConfig.__name__, __base__=JobConfig, __doc__=JobConfig.__doc__, **blocks)
 
@@ -417,7 +409,7 @@ def carried_by(entry: Any) -> list[str]:
         entry = entry.model_dump()
     if not isinstance(entry, dict) or entry.get("from_job") is not True:
         return []
-    keys = ("smtp",) if entry.get("email") else [kind for kind in CHANNEL_KINDS if kind != "apprise"]
+    keys = ("smtp",) if entry.get("email") else RECEIVERS
     places = [entry.get(key) or ("env:CLOUDTRAIN_SMTP" if key == "smtp" else None) for key in keys]
     names = [place.removeprefix("env:") for place in places if isinstance(place, str) and place.startswith("env:")]
     return [name for name in names if name.isidentifier() and name.isascii()]

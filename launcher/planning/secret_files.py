@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.notices.receivers import RECEIVERS
 
 from ..errors import Fault, Place
 
@@ -71,11 +72,7 @@ _SHAPES = [
         ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
         ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
         *(("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
-        (
-            "a Slack webhook",
-            "hooks.slack.com",
-            r"(?:https://)?hooks\.slack\.com/(?:services|workflows|triggers)/[\w+/]{43}",
-        ),
+        *(receiver.secret for receiver in RECEIVERS.values() if receiver.secret),
         ("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
         ("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
         ("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),

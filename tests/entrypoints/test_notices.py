@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.entrypoints.notices import receivers as posts
 from cloudtrain.entrypoints.notices import transports
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.notices.message import DeliveryError, Notice, compose, masked
@@ -138,12 +139,12 @@ def test_receipt_holds_whatever_follows() -> None:
 
 def test_slack_escapes_links_and_mentions() -> None:
     """Slack would interpret <!channel> in any text in its own format; a long error is cut, never inside an escape."""
-    body = transports.slack_body(notice(HOSTILE))
+    body = posts.slack_body(notice(HOSTILE))
     assert "<" not in body["text"]
     assert "&lt;!channel&gt;" in body["text"]
     hostile = Notice("", "k", "failed", "t", ("```<!here>",))
-    assert transports.slack_body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
-    body = transports.slack_body(notice("<" * 5000))
+    assert posts.slack_body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
+    body = posts.slack_body(notice("<" * 5000))
     assert len(body["blocks"][0]["text"]["text"]) <= 150
     assert len(body["text"]) <= 3000
     assert body["text"].removesuffix("…").endswith(";")
@@ -151,9 +152,9 @@ def test_slack_escapes_links_and_mentions() -> None:
 
 def test_teams_gets_a_card_without_markup() -> None:
     """Teams is recognised by its host; text runs are never read as markdown."""
-    assert transports.is_teams("https://x.webhook.office.com/a")
-    assert not transports.is_teams("https://webhook.office.com.evil.example/a")
-    card = transports.teams_body(notice())["attachments"][0]["content"]
+    assert posts.is_teams("https://x.webhook.office.com/a")
+    assert not posts.is_teams("https://webhook.office.com.evil.example/a")
+    card = posts.teams_body(notice())["attachments"][0]["content"]
     assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
 
 
