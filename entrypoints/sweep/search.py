@@ -20,6 +20,12 @@ from typing import Any
 
 from .space import Dimension, dimensions, drawn, grid, perturbed, unit
 
+ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
+IN_WORDS = (  # the help of `sweep.algorithm`
+    "grid and random train each trial to the end. asha pauses trials at rungs, and lets the best 1/factor of a rung go "
+    "on; halving first waits for all trials of a rung, so its result does not depend on the order of ends. pbt: after "
+    "each generation the lowest quarter continues from copies of the highest quarter, with changed values."
+)
 PAUSING = ("asha", "halving", "pbt")  # the algorithms whose trials pause at rungs; grid and random run each to its end
 COPYING = ("pbt",)  # the algorithms whose trials continue from copies of others
 FIXED = ("grid", "pbt")  # the algorithms whose number of trials cannot grow

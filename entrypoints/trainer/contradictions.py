@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .settings import BY_LAYER, OPTIMIZERS, LocalSettings, TrainingSettings, heeded_by
+from .optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
+from .settings import LocalSettings, TrainingSettings
 from .strategies.facts import FACTS
 from .strategies.schedules import SCHEDULES
 

@@ -26,7 +26,8 @@ from ..rank import exchange, savings
 from ..rank.agree import Agreed, Agreement
 from . import data
 from .job import RankContext, TrainingJob, TrainState, build
-from .settings import OPTIMIZERS, Spec, TrainingSettings
+from .optimizer_facts import OPTIMIZERS
+from .settings import Spec, TrainingSettings
 from .strategies.cut import now_s
 from .strategies.facts import facts_of, together
 from .task import Task

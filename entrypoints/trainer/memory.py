@@ -38,7 +38,8 @@ from ..errors import TaskError
 from . import data, optim
 from .contradictions import SPARSE
 from .ema import Ema
-from .settings import OPTIMIZERS, LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
+from .optimizer_facts import OPTIMIZERS
+from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks, saved_on_host
 from .strategies.cut import Output
 from .strategies.ddp import shard_optimizer

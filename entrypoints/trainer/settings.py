@@ -1,8 +1,7 @@
 """The user's settings in numbers and names: the spec's fields, by the sections of cloudtrain.yaml.
 
 Only the launcher writes a spec. The launcher has checked names, ranges and choices, for a sweep also the ends of each
-range (launcher/config/schema_training.py). contradictions.py has the rules across settings. Facts about the optimizers
-are here too, without torch; optim.py builds the optimizers.
+range (launcher/config/schema_training.py). contradictions.py has the rules across settings.
 """
 
 from __future__ import annotations
@@ -36,39 +35,6 @@ class OptimizerSettings(Record):
     lr_scaling: str = "none"
     """linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch."""
     base_batch_size: int = 256
-
-
-@dataclass(frozen=True)
-class OptimizerFacts:
-    """An optimizer as rules, estimates and methods of training see it."""
-
-    heeds: tuple[str, ...]
-    """The settings that the optimizer uses, beside `lr` and `weight_decay`."""
-    states: int = 2
-    """Tensors of state for each parameter."""
-    is_state_momentum: bool = False
-    """The state is the momentum, and without momentum there is no state."""
-    is_by_layer: bool = False
-    """A step needs the norms of whole layers."""
-    is_adaptive: bool = False
-    """A step does not grow with the gradient, so the rate follows the square root of the samples."""
-
-
-_ADAM = ("betas", "eps")
-OPTIMIZERS = {
-    "sgd": OptimizerFacts(("momentum",), states=1, is_state_momentum=True),
-    "adamw": OptimizerFacts(_ADAM, is_adaptive=True),
-    "radam": OptimizerFacts(_ADAM, is_adaptive=True),
-    "lars": OptimizerFacts(("momentum", "trust_coefficient"), states=1, is_by_layer=True),
-    "lamb": OptimizerFacts(_ADAM, is_by_layer=True, is_adaptive=True),
-}
-BY_LAYER = tuple(name for name, facts in OPTIMIZERS.items() if facts.is_by_layer)
-
-
-def heeded_by() -> dict[str, tuple[str, ...]]:
-    """Return the optimizers that use a setting, by the setting; the remaining optimizers would ignore the setting."""
-    settings = dict.fromkeys(setting for facts in OPTIMIZERS.values() for setting in facts.heeds)
-    return {key: tuple(name for name, facts in OPTIMIZERS.items() if key in facts.heeds) for key in settings}
 
 
 @dataclass(frozen=True)

@@ -4,32 +4,46 @@ On the nodes they are in entrypoints/trainer/settings.py and entrypoints/contrac
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from cloudtrain.entrypoints import stores
+from cloudtrain.entrypoints.sweep import search
+from cloudtrain.entrypoints.trainer.optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
+from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 
 from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
 
-Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # the names of the trainer's `FACTS`
+if TYPE_CHECKING:
+    Strategy = str
+    OptimizerName = str
+    Algorithm = str
+else:  # the names of the nodes' tables
+    Strategy = Literal[tuple(FACTS)]
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+    Algorithm = Literal[search.ALGORITHMS]
+*_FIRST, _LAST = (f"{facts.spread} ({name})" for name, facts in FACTS.items())
+_HEEDED_BY = {key: ", ".join(names) for key, names in heeded_by().items()}
 _MIRRORS = stores.forms("PREFIX")
 
 
 class Optimizer(Section):
     """The built-in optimizers; a task with its own `optimizer(model, params)` does without."""
 
-    name: Literal["sgd", "adamw", "radam", "lars", "lamb"] = key(
-        "adamw", "Which optimizer; lars and lamb are for very large batches.", "adamw"
+    name: OptimizerName = key(
+        "adamw", f"Which optimizer; {' and '.join(BY_LAYER)} are for very large batches.", "adamw"
     )
     lr: float = key(1e-3, "Highest learning rate.", 3e-4, gt=0)
     weight_decay: float = key(0.0, "Weight decay.", 0.01, ge=0)
-    momentum: float = key(0.0, "Momentum (sgd, lars).", 0.9, ge=0, lt=1)
+    momentum: float = key(0.0, f"Momentum ({_HEEDED_BY['momentum']}).", 0.9, ge=0, lt=1)
     betas: Many[Annotated[float, Field(ge=0, lt=1)]] = key(
-        (0.9, 0.999), "The two decay rates (adamw, radam, lamb).", [0.9, 0.95], min_length=2, max_length=2
+        (0.9, 0.999), f"The two decay rates ({_HEEDED_BY['betas']}).", [0.9, 0.95], min_length=2, max_length=2
     )
-    eps: float = key(1e-8, "Added to the denominator (adamw, radam, lamb).", 1e-8, gt=0)
-    trust_coefficient: float = key(1e-3, "How far a layer's weights may move for their norm (lars).", 1e-3, gt=0)
+    eps: float = key(1e-8, f"Added to the denominator ({_HEEDED_BY['eps']}).", 1e-8, gt=0)
+    trust_coefficient: float = key(
+        1e-3, f"How far a layer's weights may move for their norm ({_HEEDED_BY['trust_coefficient']}).", 1e-3, gt=0
+    )
     lr_scaling: Literal["none", "linear", "sqrt"] = key(
         "none",
         "`lr` is meant for `base_batch_size`: scale it to `global_batch_size` in proportion (linear, for "
@@ -151,9 +165,7 @@ class Training(Section):
 
     strategy: Strategy = key(
         "ddp",
-        "How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), sharded "
-        "within a group of ranks and replicated over the groups (hsdp), replicated and averaged from time to time, "
-        "for slow networks (local), or trained by workers that do not wait for each other (async).",
+        f"How model and gradients are spread over the ranks: {', '.join(_FIRST)}, or {_LAST}.",
         "fsdp",
     )
     local: LocalTraining | None = key(None, "When the ranks average (`strategy: local`).", {"period": 32})
@@ -321,20 +333,14 @@ class Checkpoint(Section):
 class Sweep(Section):
     """A search over values of other keys: many trials within one budget."""
 
-    space: dict[Text, Any] = Field(
-        min_length=1,
-        description="Keys of this file, each with its values: `{uniform: [0, 0.3]}`, `{log: [1e-5, 1e-1]}`, "
+    space: dict[Text, Any] = key(
+        ...,
+        "Keys of this file, each with its values: `{uniform: [0, 0.3]}`, `{log: [1e-5, 1e-1]}`, "
         "`{int: [16, 256], log: true}`, or a list of choices. A range of a grid needs `points`.",
-        examples=[{"training.optimizer.lr": {"log": [1e-5, 1e-1]}, "training.optimizer.name": ["adamw", "lamb"]}],
+        {"training.optimizer.lr": {"log": [1e-5, 1e-1]}, "training.optimizer.name": ["adamw", "lamb"]},
+        min_length=1,
     )
-    algorithm: Literal["grid", "random", "halving", "asha", "pbt"] = key(
-        "asha",
-        "grid and random train each trial to the end. asha pauses trials at rungs, and lets the best "
-        "1/factor of a rung go on; halving first waits for all trials of a rung, so its result does not depend on the "
-        "order of ends. pbt: after each generation the lowest quarter continues from copies of the highest quarter, "
-        "with changed values.",
-        "halving",
-    )
+    algorithm: Algorithm = key("asha", search.IN_WORDS, "halving")
     metric: Text | None = key(None, "Metric of the evaluation. Default: training.monitor's.", "accuracy")
     mode: Literal["min", "max"] | None = key(
         None, "Whether less of the metric is better, or more. Default: training.monitor's.", "max"

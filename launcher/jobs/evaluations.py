@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 
 from ..errors import UsageError
 from ..text.tables import table
@@ -36,8 +37,6 @@ def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequenc
 
     The time is limited, and a model that is not sharded gets a single machine. `settings` are the user's `a.b=value`.
     """
-    from cloudtrain.entrypoints.trainer.strategies.facts import FACTS  # slow to import; `status` needs no facts
-
     from .. import config as configs
 
     if not parent.asked.task:

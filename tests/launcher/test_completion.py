@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 
+from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.store.registry import Registry
@@ -77,7 +78,7 @@ def test_jobs_are_offered_by_their_state(ask: Ask, seed: Callable[..., Job], reg
         ("submit --set resources.sp", ["resources.spot="]),
         (
             "submit --set training.strategy=",
-            [f"training.strategy={name}" for name in ("ddp", "fsdp", "hsdp", "local", "async")],
+            [f"training.strategy={name}" for name in FACTS],
         ),
         ("resume last --set resources.spot=t", ["resources.spot=true"]),
         ("submit --set 'resources.sp", ["resources.spot="]),

@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 from cloudtrain.launcher.commands.explain import command
 from cloudtrain.launcher.errors import UsageError
 
@@ -32,7 +33,7 @@ def test_explain_a_key_a_section_and_the_top_level() -> None:
     ("path", "words"),
     [
         ("limits.max_duration", "duration, default 24h"),
-        ("training.strategy", "ddp | fsdp | hsdp | local | async, default ddp"),
+        ("training.strategy", f"{' | '.join(FACTS)}, default ddp"),
         ("budget.limit", "amount of money, required"),
         ("budget.alert_at", "list of percentage, default [50%, 80%, 100%]"),
         ("distributed.nproc_per_node", "whole number or auto, default auto"),

@@ -23,7 +23,7 @@ FROM_ENTRYPOINTS |= {"agent.node_folder", "agent.node_logs", "rank.rehearsal", "
 FROM_ENTRYPOINTS |= {
     *("checkpoints.folder", "models.folder", "models.order", "models.scratch", "models.tensors", "rank.tracebacks"),
     *("rank.variables", "serve.connections", "stores", "sweep.search", "sweep.space"),
-    *("trainer.contradictions", "trainer.strategies"),
+    *("trainer.contradictions", "trainer.optimizer_facts", "trainer.strategies"),
 }
 # The rooms of the launcher that a backend may use: neither the life of a job nor the shown lines.
 FROM_LAUNCHER = {"backend", "backend_table", "config", "errors", "job", "metering", "plan", "planning"}

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from .. import optim
-from ..settings import OPTIMIZERS, TrainingSettings
+from ..optimizer_facts import OPTIMIZERS
+from ..settings import TrainingSettings
 
 # In place of versions: a ticket without an update; an incomplete average is applied; the first ticket of the log.
 LEFT_OUT, FLUSHED, STARTED = -1, -2, -3
