@@ -2,30 +2,22 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from cloudtrain.launcher.config.kinds import Many, Money, RelativePath, Section, Shorthand, Text
+from cloudtrain.launcher.config.kinds import Many, Money, RelativePath, Section, Shorthand, Text, key
 
 
 class SshHost(Section):
     """One machine reached by the system's `ssh`; what is left out comes from ssh's own config."""
 
-    host: Text = Field(description="Host name, address or alias in ssh's config.", examples=["gpu1"])
-    user: Text | None = Field(None, description="Login name.", examples=["me"])
-    port: int | None = Field(None, ge=1, le=65535, description="Port of sshd.", examples=[2222])
-    python: Text | None = Field(
-        None, description="Interpreter on this host. Default: the block's `python`.", examples=["/opt/py/bin/python"]
+    host: Text = key(..., "Host name, address or alias in ssh's config.", "gpu1")
+    user: Text | None = key(None, "Login name.", "me")
+    port: int | None = key(None, "Port of sshd.", 2222, ge=1, le=65535)
+    python: Text | None = key(None, "Interpreter on this host. Default: the block's `python`.", "/opt/py/bin/python")
+    address: Text | None = key(
+        None, "Address for the other hosts while training. Default: found from the host.", "10.0.0.4"
     )
-    address: Text | None = Field(
-        None,
-        description="Address for the other hosts while training. Default: found from the host.",
-        examples=["10.0.0.4"],
-    )
-    interface: Text | None = Field(
-        None, description="Network interface for training on this host. Default: the block's.", examples=["eth0"]
-    )
-    workdir: Text | None = Field(
-        None, description="Folder for jobs on this host. Default: the block's `workdir`.", examples=["/data/cloudtrain"]
+    interface: Text | None = key(None, "Network interface for training on this host. Default: the block's.", "eth0")
+    workdir: Text | None = key(
+        None, "Folder for jobs on this host. Default: the block's `workdir`.", "/data/cloudtrain"
     )
 
 
@@ -46,53 +38,37 @@ def _host(value: Any) -> Any:
 class Ssh(Section):
     """Your own machines over ssh."""
 
-    hosts: Many[Annotated[SshHost, Shorthand("text", _host, {"type": "string"})]] = Field(
+    hosts: Many[Annotated[SshHost, Shorthand("text", _host, {"type": "string"})]] = key(
         (),
-        description="The machines, one an instance: `host`, `user@host:port`, or a mapping.",
-        examples=[["gpu1", {"host": "gpu2", "python": "/opt/py/bin/python"}]],
+        "The machines, one an instance: `host`, `user@host:port`, or a mapping.",
+        ["gpu1", {"host": "gpu2", "python": "/opt/py/bin/python"}],
     )
-    user: Text | None = Field(None, description="Login name on every host.", examples=["me"])
-    python: Text = Field("python3", description="Interpreter on every host.", examples=["/opt/py/bin/python"])
-    workdir: Text = Field("~/.cloudtrain", description="Folder for jobs on every host.", examples=["/data/cloudtrain"])
-    interface: Text | None = Field(
-        None,
-        description="Network interface for training. Default: the interface to the first host.",
-        examples=["eth0"],
+    user: Text | None = key(None, "Login name on every host.", "me")
+    python: Text = key("python3", "Interpreter on every host.", "/opt/py/bin/python")
+    workdir: Text = key("~/.cloudtrain", "Folder for jobs on every host.", "/data/cloudtrain")
+    interface: Text | None = key(
+        None, "Network interface for training. Default: the interface to the first host.", "eth0"
     )
-    ssh_config: Text | None = Field(
-        None, description="ssh's config file. Default: ssh's own choice.", examples=["~/.ssh/config"]
+    ssh_config: Text | None = key(None, "ssh's config file. Default: ssh's own choice.", "~/.ssh/config")
+    price_per_hour: Money | None = key(
+        None, "Price of a host for an hour, in US dollars; without a price no budget applies.", "2.50 USD"
     )
-    price_per_hour: Money | None = Field(
-        None,
-        description="Price of a host for an hour, in US dollars; without a price no budget applies.",
-        examples=["2.50 USD"],
-    )
-    environment: Literal["none", "venv", "conda", "docker", "podman"] = Field(
+    environment: Literal["none", "venv", "conda", "docker", "podman"] = key(
         "none",
-        description="What the job runs in: the `python` as it is; a venv of `requirements`, built once a host; "
+        "What the job runs in: the `python` as it is; a venv of `requirements`, built once a host; "
         "the `conda` environment; a container of the top-level `image`, named by its digest.",
-        examples=["venv"],
+        "venv",
     )
-    requirements: RelativePath | None = Field(
-        None, description="pip's requirements file for `venv`, in the code folder.", examples=["requirements.txt"]
+    requirements: RelativePath | None = key(
+        None, "pip's requirements file for `venv`, in the code folder.", "requirements.txt"
     )
-    system_site_packages: bool = Field(
-        False, description="Let the venv see the packages of `python`, such as its torch.", examples=[True]
+    system_site_packages: bool = key(False, "Let the venv see the packages of `python`, such as its torch.", True)
+    conda: Text | None = key(None, "Conda environment: name or folder.", "train")
+    ports: Text = key("20000-27999", "Ports for training between the hosts, for a firewall.", "29400-29499")
+    gpu_locks: Text | None = key(
+        None, "Folder of the GPU locks on every host. Default: a folder that all users share.", "/var/lock/cloudtrain"
     )
-    conda: Text | None = Field(None, description="Conda environment: name or folder.", examples=["train"])
-    ports: Text = Field(
-        "20000-27999", description="Ports for training between the hosts, for a firewall.", examples=["29400-29499"]
+    allow_busy: bool = key(
+        False, "Start although others' processes use the GPUs; jobs of cloudtrain never share.", True
     )
-    gpu_locks: Text | None = Field(
-        None,
-        description="Folder of the GPU locks on every host. Default: a folder that all users share.",
-        examples=["/var/lock/cloudtrain"],
-    )
-    allow_busy: bool = Field(
-        False,
-        description="Start although others' processes use the GPUs; jobs of cloudtrain never share.",
-        examples=[True],
-    )
-    accept_new_host_keys: bool = Field(
-        False, description="Trust the key of a host that is not known yet; a changed key never.", examples=[True]
-    )
+    accept_new_host_keys: bool = key(False, "Trust the key of a host that is not known yet; a changed key never.", True)

@@ -2,66 +2,40 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
-
-from cloudtrain.launcher.config.kinds import ENDPOINTS, PRICE, RAW, Price, Section, Text
+from cloudtrain.launcher.config.kinds import ENDPOINTS, PRICE, RAW, Price, Section, Text, key
 
 
 class Vertex(Section):
     """Google Vertex AI custom jobs."""
 
-    project: Text | None = Field(
-        None, description="Project id. Default: GOOGLE_CLOUD_PROJECT, then gcloud's own.", examples=["my-project"]
+    project: Text | None = key(None, "Project id. Default: GOOGLE_CLOUD_PROJECT, then gcloud's own.", "my-project")
+    location: Text | None = key(None, "Region of the job. Default: gcloud's own.", "europe-west4")
+    staging_bucket: Text | None = key(None, "Bucket for code, checkpoints and outputs.", "gs://my-bucket")
+    prefix: Text = key("cloudtrain", "Folder in the bucket.", "teams/vision")
+    machine_type: Text | None = key(
+        None, "Machine that carries the `resources.accelerators`. Default: the smallest that may.", "n1-standard-16"
     )
-    location: Text | None = Field(
-        None, description="Region of the job. Default: gcloud's own.", examples=["europe-west4"]
+    service_account: Text | None = key(None, "Account the job runs as.", "train@my-project.iam.gserviceaccount.com")
+    scheduling: Literal["standard", "flex_start"] = key(
+        "standard", "flex_start waits for all machines at a lower price; `resources.spot` asks for spot.", "flex_start"
     )
-    staging_bucket: Text | None = Field(
-        None, description="Bucket for code, checkpoints and outputs.", examples=["gs://my-bucket"]
+    boot_disk_type: Text | None = key(None, "Type of the boot disk.", "pd-ssd")
+    network: Text | None = key(None, "VPC network to peer with.", "projects/123/global/networks/default")
+    network_attachment: Text | None = key(
+        None, "Private Service Connect attachment, in place of `network`.", "projects/p/regions/r/networkAttachments/a"
     )
-    prefix: Text = Field("cloudtrain", description="Folder in the bucket.", examples=["teams/vision"])
-    machine_type: Text | None = Field(
-        None,
-        description="Machine that carries the `resources.accelerators`. Default: the smallest that may.",
-        examples=["n1-standard-16"],
+    reservation: Text | None = key(None, "Reservation to use.", "projects/p/zones/z/reservations/r")
+    kms_key: Text | None = key(None, "Key that encrypts the job.", "projects/p/locations/r/keyRings/k/cryptoKeys/c")
+    tensorboard: Text | None = key(
+        None, "TensorBoard to write to; needs `service_account`.", "projects/p/locations/r/tensorboards/1"
     )
-    service_account: Text | None = Field(
-        None, description="Account the job runs as.", examples=["train@my-project.iam.gserviceaccount.com"]
-    )
-    scheduling: Literal["standard", "flex_start"] = Field(
-        "standard",
-        description="flex_start waits for all machines at a lower price; `resources.spot` asks for spot.",
-        examples=["flex_start"],
-    )
-    boot_disk_type: Text | None = Field(None, description="Type of the boot disk.", examples=["pd-ssd"])
-    network: Text | None = Field(
-        None, description="VPC network to peer with.", examples=["projects/123/global/networks/default"]
-    )
-    network_attachment: Text | None = Field(
-        None,
-        description="Private Service Connect attachment, in place of `network`.",
-        examples=["projects/p/regions/r/networkAttachments/a"],
-    )
-    reservation: Text | None = Field(
-        None, description="Reservation to use.", examples=["projects/p/zones/z/reservations/r"]
-    )
-    kms_key: Text | None = Field(
-        None, description="Key that encrypts the job.", examples=["projects/p/locations/r/keyRings/k/cryptoKeys/c"]
-    )
-    tensorboard: Text | None = Field(
-        None,
-        description="TensorBoard to write to; needs `service_account`.",
-        examples=["projects/p/locations/r/tensorboards/1"],
-    )
-    persistent_resource: Text | None = Field(None, description="Persistent resource to run on.", examples=["pool-1"])
-    web_access: bool = Field(False, description="Allow a shell into the replicas.", examples=[True])
-    input_mode: Literal["mount", "download"] = Field(
+    persistent_resource: Text | None = key(None, "Persistent resource to run on.", "pool-1")
+    web_access: bool = key(False, "Allow a shell into the replicas.", True)
+    input_mode: Literal["mount", "download"] = key(
         "mount",
-        description="How inputs reach the job: below /gcs as files, where the machine has that, or copied first.",
-        examples=["download"],
+        "How inputs reach the job: below /gcs as files, where the machine has that, or copied first.",
+        "download",
     )
-    price_per_hour: Price | None = Field(None, description=PRICE, examples=["2.50 USD"])
-    endpoints: dict[str, Text] = Field(
-        {}, description=ENDPOINTS, examples=[{"aiplatform": "https://europe-west4-aiplatform.googleapis.com"}]
-    )
-    raw: dict[str, Any] = Field({}, description=RAW, examples=[{"jobSpec": {"scheduling": {"disableRetries": True}}}])
+    price_per_hour: Price | None = key(None, PRICE, "2.50 USD")
+    endpoints: dict[str, Text] = key({}, ENDPOINTS, {"aiplatform": "https://europe-west4-aiplatform.googleapis.com"})
+    raw: dict[str, Any] = key({}, RAW, {"jobSpec": {"scheduling": {"disableRetries": True}}})
