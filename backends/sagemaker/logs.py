@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.entrypoints.records import Record
 from cloudtrain.launcher.backend import Chosen, Cursor, LogLine, LogPage, container_output
 from cloudtrain.launcher.errors import UnreachableError
 
@@ -33,7 +34,7 @@ _STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
 
 
 @dataclass
-class _Stream:
+class _Stream(Record):
     """One stream's place in the cursor. `at_end`: the end was seen since the last line, or the last clean page."""
 
     node: int
@@ -52,25 +53,13 @@ class _Stream:
 
 
 @dataclass
-class _Tail:
+class _Tail(Record):
     """The cursor during a call. `held`: (time in ms, number, stream, text), sorted."""
 
-    streams: dict[str, _Stream]
-    held: list[tuple[int, int, str, str]]
+    streams: dict[str, _Stream] = field(default_factory=dict)
+    held: list[tuple[int, int, str, str]] = field(default_factory=list)
     number: int = 0
     listed_s: float = 0.0
-
-    @classmethod
-    def load(cls, cursor: Cursor | None) -> _Tail:
-        if cursor is None:
-            return cls({}, [])
-        streams = {name: _Stream(**state) for name, state in cursor["streams"].items()}
-        held = [(at_ms, number, name, text) for at_ms, number, name, text in cursor["held"]]
-        return cls(streams, held, cursor["number"], cursor["listed_s"])
-
-    def dump(self) -> dict[str, Any]:
-        streams = {name: dict(stream.__dict__) for name, stream in self.streams.items()}
-        return {"streams": streams, "held": self.held, "number": self.number, "listed_s": self.listed_s}
 
 
 def page(
@@ -86,7 +75,7 @@ def page(
     Credentials that have expired are read again. Raises
     UnreachableError if no stream could be read; if only some streams could not be read, the page is not clean.
     """
-    tail = _Tail.load(cursor)
+    tail = _Tail.load(cursor or {})
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
     for _ in range(EMPTY_PAGES):
         now_s = clock()

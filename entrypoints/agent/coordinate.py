@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..contract import ExitReport, ExitState
+from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
 SOON_S = 300.0  # after a start: a repeated peer failure within this time is final
@@ -20,7 +21,7 @@ FENCE_S = 5.0  # before a restart: a lost node that is alive fences itself only 
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Record):
     """A node's state. `phase`: preparing idle running exited; `stop`: the reason of a stop request to the node.
 
     `done`: the ranks have ended with success before a stop request reached them, and the agent is finishing the node.
@@ -48,18 +49,9 @@ class Report:
         """Whether the ranks have ended with success; boot's exit code is final."""
         return self.code == EXIT_DONE if self.phase == "exited" else self.done
 
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Report:
-        """Return the report from the JSON of `dataclasses.asdict`."""
-        line, copies = data.get("ports", (0, 0))
-        newest = data.get("newest") and (data["newest"][0], data["newest"][1])
-        fields = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
-        fields["gpus"] = tuple(tuple(each) for each in data.get("gpus", ()))
-        return cls(**{**data, **fields})
-
 
 @dataclass(frozen=True)
-class Desired:
+class Desired(Record):
     """The desired state of every node. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
 
     `nodes` run this generation; a node's position in `nodes` is its rank, and remaining nodes run no ranks. `note`
@@ -78,17 +70,6 @@ class Desired:
     places: tuple[tuple[int, str, int, int], ...] = ()
     resume: str | None = None
     queue: dict[str, Any] | None = None
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {**vars(self), "verdict": self.verdict and self.verdict.dump()}
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Desired:
-        """Return the desired state from the JSON of `dump`."""
-        places = tuple((node, address, line, copies) for node, address, line, copies in data.get("places", ()))
-        verdict = data.get("verdict") and ExitReport.load(data["verdict"])
-        return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places, "verdict": verdict})
 
 
 WAIT = Desired()

@@ -9,8 +9,9 @@ ticket's start, by the caps of both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from ..records import Record
 
 SPARED_S = 600.0  # a preempted job runs at least this time before the next preemption
 OVERDUE_S = 10.0  # the expected time to the end of a job beyond the job's cap, always from now
@@ -19,7 +20,7 @@ _Span = tuple[float, float, int]  # from, until (unix seconds), and the number o
 
 
 @dataclass(frozen=True)
-class QueueTicket:
+class QueueTicket(Record, checks=True):
     """A waiting job: the place in the order, the cap in seconds, and the number of locks needed on each host.
 
     `time_s` is the submit's time by the submitter's clock. `start_s` is the start by the computation of the job's node
@@ -46,24 +47,9 @@ class QueueTicket:
         """The ticket's name in a folder; names sort in the order of the keys."""
         return f"{100 - self.priority:03d}-{int(self.time_s * 1000):015d}-{self.job}"
 
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> QueueTicket:
-        """Return the ticket from the fields of a note. Raises KeyError, TypeError or ValueError if invalid."""
-        start_s, needs = data.get("start_s"), {str(host): int(count) for host, count in data["needs"].items()}
-        times = float(data["time_s"]), float(data["cap_s"])
-        return cls(
-            *(str(data["job"]), str(data["user"]), int(data["priority"]), *times, needs),
-            start_s=None if start_s is None else float(start_s),
-            held=tuple(map(str, data.get("held") or ())),
-        )
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Holding:
+class Holding(Record):
     """A lock of a running job. `until_s`: the latest end by the job's cap, in unix seconds; None if unknown.
 
     `root`: the agent's folder, None if the job cannot be preempted; `spared_until_s`: not to be preempted before.
@@ -79,7 +65,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class HostLine:
+class HostLine(Record):
     """A host as seen by an agent on the host: usable locks, held locks, and the waiting jobs' tickets.
 
     `tickets` may leave out the tickets after the own job's; `waiting` counts all tickets.
@@ -91,21 +77,10 @@ class HostLine:
     tickets: tuple[QueueTicket, ...]
     waiting: int = 1
 
-    @classmethod
-    def load(cls, data: Mapping[str, Any]) -> HostLine:
-        """Return the line from the JSON of `dump`."""
-        held = tuple(Holding(**each) for each in data["held"])
-        tickets = tuple(map(QueueTicket.load, data["tickets"]))
-        return cls(data["host"], tuple(data["units"]), held, tickets, data["waiting"])
-
     @property
     def holders(self) -> tuple[str, ...]:
         """The held locks with their jobs."""
         return tuple(sorted(f"{each.name} {each.job}" for each in self.held))
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ..contract import AgentSpec
@@ -243,7 +242,7 @@ class FollowerEnd:
         """Send the last report again; the beat's own thread calls this method."""
         wire, report = self._wire, self._sent[1]
         if wire is not None and report is not None:
-            wire.send(asdict(report))
+            wire.send(report.dump())
 
     def extend_silence(self) -> None:
         """Give the leader a moment to be heard: this agent did not read. The time to join node 0 continues."""

@@ -1,7 +1,7 @@
 """Node 0's decisions, from reports alone."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -410,4 +410,4 @@ def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
     again = job.decide()
     assert (again.want, again.generation, again.resume) == ("run", 2, "out/checkpoint-2")
     assert Desired.load(again.dump()) == again
-    assert Report.load(json.loads(json.dumps(asdict(job.reports[1])))) == job.reports[1]
+    assert Report.load(json.loads(json.dumps(job.reports[1].dump()))) == job.reports[1]
