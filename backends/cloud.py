@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .job_folder import JobFolder
 
 _T = TypeVar("_T")
+_Ref = TypeVar("_Ref", bound="CloudRef")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class CloudRef(StoredRecord):
     checkpoint_uri: str | None
     """None outside the platform's storage."""
     output_uri: str
+
+    @classmethod
+    def of(cls: type[_Ref], plan: StoredRecord, **own: Any) -> _Ref:
+        """Return the handle: the fields that the sending plan has by the same names, and `own`."""
+        return cls(**{each.name: getattr(plan, each.name) for each in fields(cls) if hasattr(plan, each.name)} | own)
 
 
 class CloudAdapter(Adapter):
@@ -169,6 +175,17 @@ def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") ->
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
         yield Fault(f"{outputs_of} has one place for outputs, not {names}", key="outputs", hint=hint)
+
+
+def tried(
+    answers: Callable[[str], AbstractContextManager[None]], name: str, ask: Callable[..., Check], *args: Any
+) -> Check:
+    """Return the check's result, or a failed check with the error's message and hint."""
+    try:
+        with answers(f"look at the {name}"):
+            return ask(*args)
+    except CloudtrainError as error:
+        return Check.failed(name, error)
 
 
 def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
@@ -12,11 +12,13 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
-from ..cloud import unasked
+from ..cloud import tried, unasked
 from . import api, files, jobs, machine_cluster, prices
 from .api import Azure, AzureAccess
 from .machine import block_of, choose, workspace_of
 from .records import plain_region
+
+_tried = partial(tried, api.answers)
 
 
 def checks(azure: Azure, config: JobConfig | None) -> list[Check]:
@@ -53,14 +55,6 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     if machine.instance_type and (region := block.region):
         at = -1 if config.resources.spot else 0
         yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,))[at], machine.rates)
-
-
-def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
-    try:
-        with api.answers(f"look at the {name}"):
-            return ask(*args)
-    except CloudtrainError as error:
-        return Check.failed(name, error)
 
 
 def _signed_in(azure: Azure, cloud: str) -> Check:

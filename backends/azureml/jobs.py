@@ -208,21 +208,14 @@ def _found(access: AzureAccess, request: Request, services: dict[str, Any]) -> A
 
 def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> AzureMLRef:
     plan = AzureMLSending.load(request.sending)
-    return AzureMLRef(
-        workspace=plan.workspace,
-        checkpoint_uri=plan.checkpoint_uri,
-        output_uri=plan.output_uri,
-        nodes=plan.nodes,
-        nproc_per_node=plan.nproc_per_node,
-        limit_s=plan.limit_s,
-        limit_reason=plan.limit_reason,
+    return AzureMLRef.of(
+        plan,
         name=request.name,
         history=status.root_of(plan.workspace, services),
         studio=(services.get("Studio") or {}).get("endpoint"),
         vault=vault_url,
         idle_s=idle_s,
         has_price=plan.has_price or bool(plan.instance_type),
-        region=plan.region,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,13 +14,14 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
 
-from ..cloud import unasked
+from ..cloud import tried, unasked
 from . import api, prices, request_images
 from .api import AwsAccess, AwsClients
 from .machine import block_of, choose, place_of, region_of
 
 SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists
+_tried = partial(tried, api.answers)
 
 
 def checks(clients: AwsClients, config: JobConfig | None) -> list[Check]:
@@ -47,20 +49,12 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
         yield Check.failed("config", error)
         return
     yield _tried("role", _role, access, place.role)
-    yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
+    yield _tried("bucket", partial(_bucket, is_default=block_of(config).bucket is None), access, place.bucket)
     what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
     yield _tried("quota", _quota, access, what, config.resources.instances)
     types = (machine.instance_type,)
     yield compared(lambda: prices.quotes(access.clients, config, access.region, types)[0], machine.rates)
     yield _image(config, access.region, machine)
-
-
-def _tried(name: str, ask: Callable[..., Check], access: AwsAccess, *args: Any, **more: Any) -> Check:
-    try:
-        with api.answers(f"look at the {name}"):
-            return ask(access, *args, **more)
-    except CloudtrainError as error:
-        return Check.failed(name, error)
 
 
 def _identity(access: AwsAccess) -> Check:

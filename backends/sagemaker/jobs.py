@@ -160,10 +160,8 @@ def _ref(request: Request, owner: str) -> SageMakerRef:
     body, plan = request.body, SageMakerSending.load(request.sending)
     order = plan.order
     source = order.secrets if isinstance(order.secrets, ParameterSecrets) else ParameterSecrets("", "")
-    return SageMakerRef(
-        region=plan.region,
-        profile=plan.profile,
-        endpoints=plan.endpoints,
+    return SageMakerRef.of(
+        plan,
         name=request.name,
         nodes=order.job.nodes,
         nproc_per_node=order.job.nproc_per_node,

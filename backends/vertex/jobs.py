@@ -191,20 +191,14 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> Verte
     plan, numeric = VertexSending.load(request.sending), name.rpartition("/")[2]
     order = plan.order
     place = f"locations/{plan.location}/training/{numeric}?project={plan.project}"
-    return VertexRef(
-        project=plan.project,
-        location=plan.location,
-        endpoints=plan.endpoints,
-        checkpoint_uri=plan.checkpoint_uri,
-        output_uri=plan.output_uri,
-        kind=plan.kind,
+    return VertexRef.of(
+        plan,
         name=name,
         label=request.name,
         owner=owner,
         job=numeric,
         nodes=order.job.nodes,
         nproc_per_node=order.job.nproc_per_node,
-        limit_s=plan.limit_s,
         limit_reason=order.limit_reason,
         ended_uri=order.ended_uri or "",
         secret=_secret(plan, owner),
