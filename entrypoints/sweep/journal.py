@@ -33,16 +33,20 @@ class SweepState:
         """Apply a line: the start of a segment, or its end with a result. Raises KeyError, TypeError, ValueError."""
         if line["e"] == "start":
             segment = Segment(**line["segment"])
+            _require_numbers(*segment.key, segment.from_step, segment.until_step)
             self.open[segment.key] = segment
             self.results.pop(segment.key, None)  # a failure before a resume
             self.places[segment.trial] = line["place"]
             self.sources |= set() if segment.source is None else {segment.source}
             return
         key = line["trial"], line["rung"]
-        self.results[key] = None if line["value"] is None else float(line["value"])
+        _require_numbers(*key)
+        fields = line["value"], line["start_s"], line["step_s"]
+        value, start_s, step_s = (each if each is None else float(each) for each in fields)
+        self.results[key] = value
         self.open.pop(key, None)
-        if line["start_s"] is not None and line["step_s"] is not None:
-            self.own[key[0]] = pace = float(line["start_s"]), float(line["step_s"])
+        if start_s is not None and step_s is not None:
+            self.own[key[0]] = pace = start_s, step_s
             self.paces[self.places.get(key[0], "")].append(pace)
 
     def forget_later(self) -> None:
@@ -101,6 +105,11 @@ class Journal:
             return False
         try:
             self.state.apply(json.loads(text))
-        except (KeyError, TypeError, ValueError, RecursionError):  # written by another version
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):  # written by another version
             return False
         return True
+
+
+def _require_numbers(*values: Any) -> None:
+    if any(type(value) is not int for value in values):
+        raise TypeError(f"not whole numbers: {values}")

@@ -146,7 +146,7 @@ def load(data: bytes, uri: str) -> Book:
             float(fields["before_s"]),
             [str(nonce) for nonce in fields["nonces"]],
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"the ledger is damaged, or the object is not a ledger ({type(error).__name__}: {error})"
         hint = "restore an earlier version of the object; nothing is sent until then"
         raise ConfigError(message, where=uri, hint=hint) from error

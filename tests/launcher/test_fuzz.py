@@ -1,6 +1,7 @@
 """Random changes of what each reader of foreign files reads: an answer or the reader's own error, in bounded time."""
 
 import json
+import math
 import random
 import resource
 import time
@@ -34,11 +35,11 @@ backend: ssh
 resources: {instances: 2, accelerators: A100:8}
 ssh: {hosts: [h0, {host: h1, user: bob}]}
 limits: {max_duration: 2h}
-budget: {limit: 20 USD, alerts: [50%, 80%]}
+budget: {limit: 20 USD, alert_at: [50%, 80%]}
 training: {global_batch_size: 64, max_steps: 100, optimizer: {name: adamw, lr: 1e-3}}
 env: {A: "1", B: $HOME}
-sweep: {algorithm: asha, metric: loss, space: {training.optimizer.lr: {log_uniform: [1e-5, 1e-2]}}, trials: 20}
-notifications: [{webhook: https://example.com/x}]
+sweep: {algorithm: asha, metric: loss, space: {training.optimizer.lr: {log: [1e-5, 1e-2]}}, trials: 20}
+notify: [{webhook: https://example.com/x}]
 """
 STATUS: dict[str, Any] = {
     "state": {"pid": 7, "state": "running", "generation": 2, "started_s": 1.5, "seen_s": 9.0},
@@ -53,10 +54,12 @@ LINES = [
     {"e": "trial", "trial": 1, "rung": 0, "state": "paused", "value": 0.5, "params": {"lr": 0.1}},
     {"e": "test", "metrics": {"accuracy": 0.5}, "confusion": [[1, 2], [3, 4]]},
 ]
+SEGMENT = {"trial": 0, "rung": 0, "from_step": 0, "until_step": 5, "values": {"lr": 0.1}, "source": 1}
 JOURNAL = [
-    {"e": "began", "trial": 0, "rung": 0, "place": "0/0", "new": True, "time_s": 1.0},
-    {"e": "ended", "trial": 0, "rung": 0, "value": 0.5, "start_s": 1.0, "step_s": 0.1},
-    {"e": "failed", "trial": 1, "rung": 0, "message": "no"},
+    {"e": "start", "segment": SEGMENT, "place": "0/0"},
+    {"e": "end", "trial": 0, "rung": 0, "value": 0.5, "start_s": 1.0, "step_s": 0.1},
+    {"e": "start", "segment": {**SEGMENT, "rung": 1}, "place": "0/0"},
+    {"e": "start", "segment": {**SEGMENT, "trial": 1}, "place": "0/1"},
 ]
 MANIFEST = {
     "format": checkpoints.FORMAT,
@@ -66,7 +69,14 @@ MANIFEST = {
     },
 }
 PRICE = f"{','.join(own.COLUMNS)}\nsagemaker,ml.g5.xlarge,us-east-1,on_demand,1.5,no,1,2026-11-01,user\n".encode()
-LEDGER = {"format": 1, "budgets": {"p": {"limit": 5, "months": {"2026-11": 3}}}, "held": {"k": {"micro": 1}}}
+LEDGER = shared_ledger._dump(
+    shared_ledger.Book(
+        {("p", "month"): shared_ledger.LedgerBudget("p", "month", 5, 100, 1.0, "me")},
+        {"k": shared_ledger.Held("j", 1, "p", 5, 1.0, "me")},
+        {"c": shared_ledger.End("p", 5, 1.0, {"2026-11": 3})},
+        {"p": {"2026-11": 3}},
+    )
+)
 PACKAGES = b"torch>=2\nnumpy==1.0 ; python_version > '3'\n-r more.txt\n# x\npkg @ https://e.org/p.whl\n"
 PROJECT = b'[project]\nname = "x"\ndependencies = ["numpy"]\n[project.optional-dependencies]\ntrain = ["torch"]\n'
 HEADER = b"# /// script\n# dependencies = ['numpy']\n# requires-python = '>=3.10'\n# ///\nprint(1)\n"
@@ -76,7 +86,8 @@ PIECES = [
     *(b"(" * 500, b"\xef\xbb\xbf", b"\r", b"'", b'"', b"\\", b"..", b"/", b"a" * 900, b"1e400", b"0x1f", b"2026-02-30"),
 ]
 VALUES: list[Any] = [
-    *(None, True, -1, 0, 10**30, 1e308, "", "x", "\0", "é" * 3000, [], {}, [[]], {"a": None}, [None], 1.5, "nan", -0.0),
+    *(None, True, -1, 0, 10**30, 10**400, 1e308, math.inf, "", "x", "\0", "é" * 3000, [], {}, [[]], {"a": None}),
+    *([None], 1.5, "nan", -0.0),
     json.loads("[" * 400 + "]" * 400),
 ]
 
@@ -116,6 +127,7 @@ def with_checksum(text: bytes) -> bytes:
 
 def read_config(folder: Path, rng: random.Random) -> None:
     """Read a changed config file."""
+    (folder / "task.py").write_text("model = dataset = loss = print\n")
     (folder / "cloudtrain.yaml").write_bytes(bytes_changed(rng, CONFIG))
     configs.load(folder / "cloudtrain.yaml")
 
@@ -137,8 +149,9 @@ def read_requirements(folder: Path, rng: random.Random) -> None:
 def read_spec(folder: Path, rng: random.Random) -> None:
     """Load a changed message to an agent."""
     job = {"job": "a", "attempt": 1, "run": {"kind": "task", "target": "t.py"}, "params": {}, "env": {"A": "1"}}
-    spec = {"job": job, "node": 0, "address": "a", "root": "/r", "bundle": "/b", "sha256": "0", "secrets": {}}
-    AgentSpec.load(value_changed(rng, spec))
+    spec = {"spec": job, "node": 0, **dict.fromkeys(("address", "root", "bundle", "sha256", "workdir", "python"), "/a")}
+    limits = {"limit_reason": "budget", **dict.fromkeys(("max_duration_s", "deadline_s", "grace_s"), 9.0)}
+    AgentSpec.load(value_changed(rng, {**spec, **limits, "secrets": {}}))
 
 
 def read_status(folder: Path, rng: random.Random) -> None:
@@ -181,7 +194,7 @@ def read_prices(folder: Path, rng: random.Random) -> None:
 
 def read_ledger(folder: Path, rng: random.Random) -> None:
     """Read a changed ledger of a bucket."""
-    shared_ledger.load(json_or_bytes(rng, LEDGER), "s3://b/ledger.json")
+    shared_ledger.load(json_or_bytes(rng, json.loads(LEDGER)), "s3://b/ledger.json")
 
 
 def read_model(folder: Path, rng: random.Random) -> None:
@@ -226,3 +239,16 @@ def test_random_content_is_read_or_refused(
             raise AssertionError(f"seed {seed}") from error
         assert time.process_time() - began_s < MOST_S, f"seed {seed}"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MOST_BYTES
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda each: each.__name__)
+def test_sound_content_is_read(
+    reader: Callable[[Path, random.Random], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """What the changes begin with is right: else most of them would end at the same first fault."""
+    for name in ("bytes_changed", "value_changed"):
+        monkeypatch.setattr(f"{__name__}.{name}", lambda rng, value: value)
+    monkeypatch.setattr(f"{__name__}.json_or_bytes", lambda rng, value: json.dumps(value).encode())
+    for seed in range(6):
+        reader(tmp_path, random.Random(seed))
+    assert "damaged" not in capsys.readouterr().out
