@@ -87,7 +87,8 @@ def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: P
     An unreadable folder or archive counts as unchanged: the send reports the fault.
     """
     folder, own, found = folder.resolve(), config_file.parent.resolve() / config_file.name, set[str]()
-    with contextlib.suppress(OSError, EOFError, zlib.error, tarfile.TarError), tarfile.open(bundle.path) as tar:
+    unreadable = (ConfigError, OSError, EOFError, zlib.error, tarfile.TarError)
+    with contextlib.suppress(*unreadable), tarfile.open(bundle.path) as tar:
         now = set(collect(folder, exclude))
         for member in tar:  # in the order of the archive, which gzip reads only forwards
             name = member.name.removeprefix("code/")

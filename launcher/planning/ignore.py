@@ -7,6 +7,7 @@ that git accepts and never matches, as `!` or `[z-a]`, never match here.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -27,15 +28,17 @@ _CLASSES = {
     b"xdigit": rb"A-Fa-f0-9",
 }
 _TOKEN = re.compile(rb"\*+|\\.?|.", re.DOTALL)
+_SPECIAL = re.compile(rb"[*?\\[]")
 _SLASH = re.compile(rb"\\?/|$")
 _NOTHING = rb"(?!)"
+_compiled = functools.cache(functools.partial(re.compile, flags=re.DOTALL))  # on first use: most lines match no name
 
 
 class _Rule(NamedTuple):
     is_ignored: bool
     is_of_folders: bool
     is_of_names: bool  # the last part of a path, in any folder
-    regex: re.Pattern[bytes]
+    regex: bytes
 
 
 class IgnoreFile:
@@ -52,7 +55,7 @@ class IgnoreFile:
         return bool(self._rules)
 
     def _any(self, is_of_names: bool) -> re.Pattern[bytes]:
-        patterns = [rule.regex.pattern for rule in self._rules if rule.is_of_names is is_of_names]
+        patterns = [rule.regex for rule in self._rules if rule.is_of_names is is_of_names]
         return re.compile(b"|".join(patterns) or _NOTHING, re.DOTALL)
 
     def verdict(self, path: bytes, *, is_dir: bool) -> bool | None:
@@ -61,7 +64,8 @@ class IgnoreFile:
         if not (self._of_names.fullmatch(name) or self._of_paths.fullmatch(path)):
             return None
         for rule in self._rules:
-            if (is_dir or not rule.is_of_folders) and rule.regex.fullmatch(name if rule.is_of_names else path):
+            part = name if rule.is_of_names else path
+            if (is_dir or not rule.is_of_folders) and _compiled(rule.regex).fullmatch(part):
                 return rule.is_ignored
         return None
 
@@ -79,12 +83,14 @@ def _rule(line: bytes, numbers: Iterator[int]) -> _Rule | None:
     pattern = pattern[:-1] if is_of_folders else pattern
     if not pattern:
         return None
-    regex = re.compile(_translated(_names(pattern.removeprefix(b"/")), numbers), re.DOTALL)
+    regex = _translated(_names(pattern.removeprefix(b"/")), numbers)
     return _Rule(not line.startswith(b"!"), is_of_folders, b"/" not in pattern, regex)
 
 
 def _names(pattern: bytes) -> list[list[bytes]]:
     """Return the pattern's names between slashes, each as the expressions of single bytes, and `*` or `**`."""
+    if not _SPECIAL.search(pattern):
+        return [[re.escape(name)] for name in pattern.split(b"/")]
     names: list[list[bytes]] = [[]]
     at, is_literal = 0, True  # literal so far: git compares such a beginning apart, and what follows begins a name
     while at < len(pattern):

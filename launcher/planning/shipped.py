@@ -46,12 +46,12 @@ class _Lines(NamedTuple):
 
 
 def collect(folder: Path, exclude: Iterable[str] = ()) -> list[str]:
-    """Return the files to ship, sorted, relative to `folder`. Raises OSError for a folder that cannot be read.
+    """Return the files to ship, sorted, relative to `folder`. Raises ConfigError for a folder that cannot be read.
 
     .gitignore and .cloudtrainignore count in the folder, below it, and above it up to the git root; a later, deeper
     line wins, and .cloudtrainignore wins over .gitignore (`!name` brings a file back).
     """
-    return sorted(_walk(folder, exclude))
+    return sorted(_found(folder, exclude))
 
 
 def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
@@ -68,11 +68,7 @@ def look(folder: Path, exclude: Iterable[str], max_bytes: int) -> tuple[dict[str
     Raises ConfigError with every fault found: if there is one already, the texts are searched too.
     """
     folder = folder.resolve()
-    try:
-        found = _walk(folder, exclude)
-    except OSError as error:
-        message = f"`{error.filename}` in the code folder cannot be read: {error.strerror}"
-        raise ConfigError([Fault(message, key="code.dir", hint="mend it, or exclude it")]) from error
+    found = _found(folder, exclude)
     if not found:
         message = f"there is nothing to ship: every file of {folder} is ignored"
         raise ConfigError([Fault(message, key="code.dir")])
@@ -109,6 +105,14 @@ def is_report(path: Path) -> bool:
     """Return whether the file is a report or comparison, which a newer report may replace. Raises OSError."""
     with path.open("rb") as file:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
+
+
+def _found(folder: Path, exclude: Iterable[str]) -> dict[str, _File]:
+    try:
+        return _walk(folder, exclude)
+    except OSError as error:
+        message = f"`{error.filename}` in the code folder cannot be read: {error.strerror}"
+        raise ConfigError([Fault(message, key="code.dir", hint="mend it, or exclude it")]) from error
 
 
 def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
