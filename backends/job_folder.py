@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints.contract import is_whole
+from cloudtrain.entrypoints.foreign import is_inside
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.store import ABSENT, Store
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -94,7 +95,7 @@ class JobFolder:
         left_out: list[str] = []
         with self.answers(f"download {uri}"):
             store = self.open_at(uri)
-            names = [name for name in store.names("") if _is_inside(name)]
+            names = [name for name in store.names("") if is_inside(name)]
             try:
                 if names:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -141,15 +142,10 @@ def _copy(store: Store, name: str, path: Path, left_out: list[str]) -> Path | No
     return None
 
 
-def _is_inside(name: str) -> bool:
-    """Return whether an object's name, which may hold any text, is a file below the target folder."""
-    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
-
-
 def _object_in(data: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object in the data, or None if the data holds no JSON object."""
     try:
         content = json.loads(data or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 TEXT_BYTES = 2_000_000  # of a file that people write
 JSON_BYTES = 64 << 20  # of a file that programs write
+_NO_NAME = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, and what stands for no byte
 
 
 class BundleError(Exception):
@@ -60,6 +62,11 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             found.update(block)
     return found.hexdigest()
+
+
+def is_inside(name: str) -> bool:
+    """Return whether the relative name, which may be any text, is the name of a file below its folder."""
+    return not _NO_NAME.search(name) and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def unpack(archive: Path, sha256: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..errors import TaskError
+from ..foreign import is_inside
 from ..rank import exchange
 from ..stores.store import Store, StoreError, open_store
 from . import folder as folders
@@ -46,7 +47,7 @@ def latest(source: Store) -> int | None:
         return None if data is None else int(json.loads(data)["step"])
     except FileNotFoundError:  # the folder is made by the first upload
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise OSError(f"the mirror's {LATEST} is damaged: {error!r}") from error
 
 
@@ -66,7 +67,7 @@ def fetch(source: Store, folder: Path, *, replace: bool = False) -> Path | None:
     items = source.names(f"{name}/")
     if f"{name}/{folders.MANIFEST}" not in items:
         raise FileNotFoundError(f"{LATEST} names {name}, which is not there")
-    for item in items:
+    for item in filter(is_inside, items):
         source.get(item, partial / item.partition("/")[2])
     if os.path.lexists(target):
         folders.set_aside(target, "damaged")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ..foreign import is_inside
 from ..stores.gcs import Changed, Item, open_at
 from ..stores.store import in_threads
 
@@ -212,7 +213,7 @@ class Carrier:
 
 def _is_file(name: str) -> bool:
     """Return whether to download the object: its name stays in the folder, and names no folder or partial file."""
-    return "\0" not in name and not any(part in ("", ".", "..") or part.endswith(".tmp") for part in name.split("/"))
+    return is_inside(name) and not any(part.endswith(".tmp") for part in name.split("/"))
 
 
 def _is_newer(item: Item, path: Path) -> bool:

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import atomic_json, processes
+from .. import atomic_json, foreign, processes
 from ..errors import Refused
 from ..models import folder as folders
 
 CURRENT, VERSIONS = "current", "versions.json"
 LOCK = ".lock"  # against other pushes
 MARGIN_BYTES = 256 << 20  # free after a model
+_VERSION = re.compile(r"[0-9a-f]{12}")
 _KEPT = 2  # versions that stay besides the current one
 _LEFT_S = 86_400.0  # the age of an interrupted push's files at their removal
 
@@ -56,7 +58,7 @@ def begin(*, place: str, version: str, name: str, files: Mapping[str, int], repl
 
 def put(*, place: str, version: str, name: str, offset: int, payload: bytes = b"") -> None:
     """Write bytes of the version's file from `offset` on. Raises Refused for a name outside the folder."""
-    if not folders.is_inside(name):
+    if not foreign.is_inside(name):
         raise Refused(f"{name!r} is no file of a model folder")
     path = part_of(Path(place), version) / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,10 +118,16 @@ def back(*, place: str) -> dict[str, Any]:
     return {"version": known["current"]}
 
 
-def known_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name, versions and current version from the content of versions.json, which is empty for a new place."""
-    versions = list(data.get("versions") or ())
-    return {"name": data.get("name"), "versions": versions, "current": data.get("current") or (versions or [None])[-1]}
+def known_of(data: Any) -> dict[str, Any]:
+    """Return name, versions and current version from the content of versions.json, which is empty for a new place.
+
+    Others may write to the place: only what can be a version is taken, as old versions are removed.
+    """
+    data = data if isinstance(data, dict) else {}
+    listed = data.get("versions")
+    versions = [each for each in listed if _VERSION.fullmatch(str(each))] if isinstance(listed, list) else []
+    current = data.get("current") if data.get("current") in versions else (versions or [None])[-1]
+    return {"name": data.get("name"), "versions": versions, "current": current}
 
 
 def used(known: Mapping[str, Any], version: str, name: str) -> tuple[dict[str, Any], list[str]]:
@@ -148,10 +156,10 @@ def _point(root: Path, version: str) -> None:
 
 def _versions(root: Path) -> dict[str, Any]:
     """Return the content of versions.json, with the versions that are present, and the version of the link."""
-    known = known_of(atomic_json.read_json(root / VERSIONS) or {})
+    known = known_of(atomic_json.read_json(root / VERSIONS))
     with contextlib.suppress(OSError):
         known["current"] = (root / CURRENT).readlink().name
-    versions = [each for each in known["versions"] if (root / each).is_dir()]
+    versions = [each for each in known["versions"] if (root / str(each)).is_dir()]
     if known["current"] not in versions and known["current"] and (root / known["current"]).is_dir():
         versions.append(known["current"])
     return {**known, "versions": versions}

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import processes
+from ..foreign import is_inside
 from ..models.folder import SUMS, ModelFolderError
 from ..stores.store import open_store
 from .engine import open_engine
@@ -75,6 +76,8 @@ def _folder(given: str | None, scratch: Path) -> Path:
         store = open_store(uri)
         scratch.mkdir(0o700)
         for name in store.names(""):
+            if not is_inside(name):  # before the copy: a bucket's names may be any text
+                raise ModelFolderError(f"{uri} names a file outside the folder: {name!r}")
             store.get(name, scratch / name)
         return scratch
     return _inner(Path(os.environ.get("AZUREML_MODEL_DIR", _SAGEMAKER_FOLDER)))

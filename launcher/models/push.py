@@ -121,7 +121,7 @@ def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> str:
 
 
 def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:
-    """Store the files, SHA256folders.SUMS last, and then change versions.json."""
+    """Store the files, SHA256SUMS last, and then change versions.json."""
 
     def put(name: str) -> None:
         store.put(model.files[name], f"{model.version}/{name}")
@@ -151,7 +151,10 @@ def _store_back(place: str) -> str:
 def _known(store: Store) -> tuple[dict[str, Any], str]:
     """Return the content of versions.json and its version in the store."""
     data, version = store.read(models.VERSIONS)
-    return models.known_of(json.loads(data) if data else {}), version
+    try:
+        return models.known_of(json.loads(data) if data else {}), version
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{models.VERSIONS} there is damaged", hint="restore it, or choose another place") from error
 
 
 def _change(store: Store, change: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]]]) -> list[str]:

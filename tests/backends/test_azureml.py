@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudtrain.backends import job_folder
 from cloudtrain.backends.azureml import api, backend, files, machine
 from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.backend import AzureMLBackend
 from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.entrypoints import foreign
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
@@ -236,7 +236,7 @@ def test_dry_run_is_input_for_az(cli: Any, project: Callable[..., Path]) -> None
 )
 def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
     """Blob names may be anything, but a download must not leave its target folder."""
-    assert job_folder._is_inside(name) is is_safe
+    assert foreign.is_inside(name) is is_safe
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,17 @@ def test_names_outside_the_folder_are_refused(cli: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "place").exists()
 
 
+@pytest.mark.parametrize("listed", [["../../kept", "..", "../../kept", "kept"], 5, [None, ["x"], 7], "kept"])
+def test_strangers_list_of_versions_removes_nothing(cli: Any, tmp_path: Path, listed: Any) -> None:
+    """Others may write to a shared place: no name but a version's is ever removed there, or anywhere else."""
+    place = tmp_path / "a" / "place"
+    for kept in (tmp_path / "kept", place / "kept"):
+        kept.mkdir(parents=True)
+    (place / "versions.json").write_text(json.dumps({"name": "digits", "versions": listed, "current": ["x"]}))
+    pushed(cli, str(model(tmp_path / "good", "good")), str(place))
+    assert [(tmp_path / "kept").is_dir(), (place / "kept").is_dir()] == [True, True]
+
+
 def test_pushes_at_once_lose_no_version(cli: Any, tmp_path: Path) -> None:
     """Several pushes at once: versions.json has all versions, and the link names one of them."""
     folders = [model(tmp_path / str(number), f"{number}-") for number in range(3)]

@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ import torch
 
 from cloudtrain.entrypoints.export import loading
 from cloudtrain.entrypoints.models import folder as folders
-from cloudtrain.entrypoints.serve.__main__ import main
+from cloudtrain.entrypoints.serve.__main__ import _folder, main
 from cloudtrain.entrypoints.serve.connections import ConnectionLimits
 from cloudtrain.entrypoints.serve.engine import Engine, open_engine
 from cloudtrain.entrypoints.serve.routes import Routes
@@ -689,6 +690,16 @@ def test_refused_model_of_a_store_leaves_no_copy(
     assert main(["--host", "127.0.0.1", "--port", "0"]) == 1
     assert "check.json is damaged" in capsys.readouterr().err
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_name_of_a_store_outside_the_folder_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket's names may be any text: the server writes no file outside of its copy, and refuses the model."""
+    store = SimpleNamespace(names=lambda prefix: ["../evil"], get=lambda name, path: path.write_text("x"))
+    monkeypatch.setattr("cloudtrain.entrypoints.serve.__main__.open_store", lambda uri: store)
+    monkeypatch.setenv("AIP_STORAGE_URI", "gs://bucket/model")
+    with pytest.raises(folders.ModelFolderError, match="outside the folder"):
+        _folder(None, tmp_path / "scratch")
+    assert not (tmp_path / "evil").exists()
 
 
 def spoiled(model: Path, place: Path, changes: dict[str, bytes]) -> Path:
