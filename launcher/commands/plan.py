@@ -9,6 +9,7 @@ import click
 
 from ..advice.preparing import prepare
 from ..errors import ConfigError, Fault
+from ..text import visible
 from ..text.tables import width, wrapped
 from ..text.terminal import print_json, print_lines, print_text, say
 from .options import Overrides, config_options, examples, json_option
@@ -68,7 +69,8 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
             {**shown, "budgets": books.dump(worst_micro), "parent": parent[0] if parent else None, "machine_loss": loss}
         )
         return 0
-    largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
+    listed = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
+    largest = visible.shown(listed, colour=False)
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
     lines += [*filter(None, [loss]), *parent, *([memory.line(needed)] if needed else [])]
     if config.sweep is not None:

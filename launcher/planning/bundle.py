@@ -68,8 +68,8 @@ def pack(
     Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (with the names of the largest
     files), for unreadable files, links that leave the folder, and a folder without files to ship.
     """
-    folder = folder.resolve()
     sizes, secrets = shipped.look(folder, exclude, max_bytes)
+    folder = folder.resolve()
     code = _Code(folder, list(sizes), None if config_file is None else _relative(config_file, folder), secrets)
     try:
         sha256, code_sha256, packed = _write(code, None) if scratch else _store(code, into)

@@ -51,7 +51,7 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[str]:
     .gitignore and .cloudtrainignore count in the folder, below it, and above it up to the git root; a later, deeper
     line wins, and .cloudtrainignore wins over .gitignore (`!name` brings a file back).
     """
-    return sorted(_found(folder, exclude))
+    return sorted(_found(folder, exclude)[1])
 
 
 def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
@@ -67,8 +67,7 @@ def look(folder: Path, exclude: Iterable[str], max_bytes: int) -> tuple[dict[str
 
     Raises ConfigError with every fault found: if there is one already, the texts are searched too.
     """
-    folder = folder.resolve()
-    found = _found(folder, exclude)
+    folder, found = _found(folder, exclude)
     if not found:
         message = f"there is nothing to ship: every file of {folder} is ignored"
         raise ConfigError([Fault(message, key="code.dir")])
@@ -107,11 +106,13 @@ def is_report(path: Path) -> bool:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
 
 
-def _found(folder: Path, exclude: Iterable[str]) -> dict[str, _File]:
+def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, _File]]:
     try:
-        return _walk(folder, exclude)
-    except OSError as error:
-        message = f"`{error.filename}` in the code folder cannot be read: {error.strerror}"
+        folder = folder.resolve(strict=True)
+        return folder, _walk(folder, exclude)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
+        where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        message = f"`{where}` in the code folder cannot be read: {why}"
         raise ConfigError([Fault(message, key="code.dir", hint="mend it, or exclude it")]) from error
 
 

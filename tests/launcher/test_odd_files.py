@@ -85,6 +85,24 @@ def test_header_of_a_script_is_found_in_one_pass(text: str, headers: list[str]) 
     assert requirements.headers(text) == headers
 
 
+@pytest.mark.parametrize("name", ["loop", "loop/loop"])
+def test_code_folder_that_leads_to_itself_is_a_fault(name: str, cli: Any, project: MakeProject) -> None:
+    """A link in the place of the code folder is said with its path."""
+    folder = project(f"{CONFIG}code: {{dir: {name}}}\n")
+    (folder / "loop").symlink_to("loop")
+    for command in ("validate", "plan"):
+        done = cli(command, cwd=folder)
+        assert (done.code, "loop" in done.stderr, "itself failed" in done.stderr) == (3, True, False)
+
+
+def test_colours_in_the_name_of_a_file_are_not_printed(cli: Any, project: MakeProject) -> None:
+    """A name in the code folder is other people's text."""
+    folder = project(CONFIG)
+    (folder / "\x1b[31mred.py").write_text("x" * 999)
+    printed = cli("plan", cwd=folder)
+    assert ("red.py" in printed.stderr + printed.stdout, "\x1b" in printed.stderr + printed.stdout) == (True, False)
+
+
 @pytest.mark.parametrize("pattern", ["(" * 1999, "((a)" * 400, "[" * 1999, "(a{99999999999})", "(" * 5000])
 def test_pattern_that_cannot_be_compiled_is_a_fault(pattern: str, cli: Any, project: MakeProject) -> None:
     """Deep brackets and huge counts are said with the key, like any other wrong pattern."""
