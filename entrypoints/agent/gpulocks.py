@@ -32,6 +32,7 @@ OPEN_TO_ALL = 0o1777
 # `holders` takes each lock for microseconds; a new folder or file gets its mode a moment after its name: so retry.
 TRIES, PAUSE_S = 10, 0.02
 MAX_NOTE = 1 << 16
+_ODD_NOTE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # notes of different users
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # follow no link, wait for no named pipe
@@ -257,7 +258,7 @@ def read_note(path: Path) -> dict[str, Any] | None:
         file = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
         return None
-    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, *_ODD_NOTE):
         found = os.fstat(file)
         if stat.S_ISREG(found.st_mode) and path.name.endswith(f".{found.st_uid}.json"):
             note = json.loads(stream.read(MAX_NOTE))

@@ -5,7 +5,6 @@ Nothing in this module is collective or needs torch: rank 0 calls most functions
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -252,9 +251,9 @@ def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
 
 def best_step(folder: Path) -> int | None:
     """Return the step that `mark_best` recorded last, or None."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((folder / BEST).read_text())["step"])
-    return None
+    best = atomic_json.read_json(folder / BEST)
+    step = best.get("step") if isinstance(best, dict) else None
+    return step if type(step) is int else None
 
 
 def choose(folder: Path, wanted: str | None) -> Path:

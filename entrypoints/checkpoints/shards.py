@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .. import foreign
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -174,7 +176,7 @@ def _fits(box: Box) -> bool:
 
 
 def _mapped(path: Path, whole: bool) -> torch.Tensor:
-    with path.open("rb") as file:
+    with foreign.opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < 9:
             raise ValueError(f"{path.name} has {size} bytes")

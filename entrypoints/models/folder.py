@@ -127,7 +127,7 @@ def read_sums(path: Path) -> tuple[dict[str, str], str]:
     files = {line[2]: line[1] for line in lines if line}
     if not text.endswith("\n") or len(files) != len(lines) or not {CONFIG, CHECK} <= set(files):
         raise ModelFolderError(f"{path / SUMS} is damaged: it is no list of all files of a model")
-    if wrong := [name for name in files if not foreign.is_inside(name)]:
+    if wrong := [name for name in files if not (foreign.is_inside(name) and name.isprintable())]:
         raise ModelFolderError(f"{path / SUMS} names a file outside the folder: {wrong[0]!r}")
     return files, hashlib.sha256(data).hexdigest()
 

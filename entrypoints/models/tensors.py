@@ -121,7 +121,7 @@ def shapes(store: Store, *, averaged: bool = True) -> dict[str, Shape]:
         found = _of_files(store, [above + name for name in files if name.startswith("shard-")])
         return {name: found[full] for name, full in matching.saved_names(found, averaged=averaged).items()}
     if (index := store.read(INDEX)[0]) is not None:
-        return _of_files(store, _listed(index))
+        return _of_files(store, listed(index))
     try:
         return _of_files(store, [WEIGHTS])
     except FileNotFoundError:
@@ -168,6 +168,19 @@ def load(tensor: StoredTensor) -> torch.Tensor:
     if not buffer:
         return torch.empty(tensor.shape, dtype=DTYPES[tensor.target])
     return torch.frombuffer(buffer, dtype=DTYPES[tensor.target]).view(tensor.shape)
+
+
+def listed(index: bytes) -> set[str]:
+    """Return the files that an index names. Raises ValueError."""
+    try:
+        files = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{INDEX} is damaged: it is no list of files by weights") from error
+    if wrong := [name for name in files if not isinstance(name, str) or "/" in name or "\0" in name]:
+        raise ValueError(f"{INDEX} names {wrong[0]!r:.80}, which is no file of this folder")
+    if not files:
+        raise ValueError(f"{INDEX} names no file")
+    return files
 
 
 def _joined(pairs: Iterable[tuple[str, StoredTensor]]) -> dict[str, StoredTensor]:
@@ -304,19 +317,6 @@ def _named_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
         yield from _pieces(tensor)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _listed(index: bytes) -> set[str]:
-    """Return the files that an index names. Raises ValueError."""
-    try:
-        files = set(json.loads(index)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{INDEX} is damaged: it is no list of files by weights") from error
-    if wrong := [name for name in files if not isinstance(name, str) or "/" in name or "\0" in name]:
-        raise ValueError(f"{INDEX} names {wrong[0]!r:.80}, which is no file of this folder")
-    if not files:
-        raise ValueError(f"{INDEX} names no file")
-    return files
 
 
 def _of_files(store: Store, files: Collection[str]) -> dict[str, Shape]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import foreign
 from ..atomic_json import sync
 from .store import ABSENT, StoreError, whole_file
 
@@ -41,12 +42,12 @@ class FolderStore:
     def get(self, name: str, path: Path) -> None:
         """Copy the file to the path."""
         with whole_file(path) as partial:
-            shutil.copyfile(self._root / name, partial)
+            shutil.copyfile(self._file(name), partial)
 
     def read(self, name: str) -> tuple[bytes | None, str]:
         """Return the content and its version. Raises FileNotFoundError if the folder itself is missing."""
         try:
-            data = (self._root / name).read_bytes()
+            data = foreign.read(self._root / name, foreign.JSON_BYTES)
         except FileNotFoundError:
             if not self._root.is_dir():  # a disk that is not mounted is not an empty store
                 raise
@@ -55,10 +56,13 @@ class FolderStore:
 
     def head(self, name: str, size: int) -> bytes:
         """Return the first bytes of the file."""
-        if not (path := self._root / name).is_file():  # the read of a pipe would wait
-            raise FileNotFoundError(f"{path} is no file")
-        with path.open("rb") as file:
+        with self._file(name).open("rb") as file:
             return file.read(size)
+
+    def _file(self, name: str) -> Path:
+        if not (path := self._root / name).is_file():  # the read of a pipe would wait, of a device never end
+            raise FileNotFoundError(f"{path} is no file")
+        return path
 
     def put_if(self, data: bytes, name: str, version: str) -> bool:
         """Replace `version` of the file, under a lock file in the same folder."""

@@ -6,7 +6,6 @@ the files.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ..checkpoints import loader, matching
 from ..contract import InitSettings
 from ..errors import TaskError
 from ..format import first_of
+from ..models import tensors
 from ..models.folder import SUMS, WEIGHT_FILES
 from ..rank import exchange
 from ..rank.exchange import local_part
@@ -154,10 +154,7 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
         raise TaskError(f"init_from: {place} has neither a checkpoint nor {', '.join(WEIGHT_FILES)}")
     files = [place / name]
     if name.endswith(".json"):
-        index = json.loads(foreign.read(place / name, foreign.JSON_BYTES))
-        files = [place / each for each in sorted(set(index["weight_map"].values()))]
-    if outside := [file for file in files if file.parent != place]:
-        raise TaskError(f"init_from: {name} names {outside[0]}, which is outside the folder")
+        files = [place / each for each in sorted(tensors.listed(foreign.read(place / name, foreign.JSON_BYTES)))]
     if not (place / SUMS).exists():
         return [None, [str(file) for file in files], foreign.sha256_of(place / name)]
     pairs = [

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.models import folder as models
 from cloudtrain.entrypoints.models import scratch
@@ -234,11 +234,8 @@ def _name_of(job: Job, choice: str | None) -> str | None:
 
 def _is_of(path: Path, job: Job) -> bool:
     """Return whether the reported path is a checkpoint of the job on this machine, too."""
-    try:
-        trainer = json.loads(foreign.read(path / folders.TRAINER, foreign.JSON_BYTES))
-        return bool(trainer["job"] == job.id)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    trainer = atomic_json.read_json(path / folders.TRAINER)
+    return isinstance(trainer, dict) and trainer.get("job") == job.id
 
 
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
