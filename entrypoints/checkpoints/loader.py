@@ -108,6 +108,9 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
         loaded = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
     except Exception as error:  # any kind: torch documents no type
         raise folders.CheckpointError(f"{folders.PLAIN} is not readable: {type(error).__name__}") from error
+    save = found.trainer.get("save")
+    if isinstance(loaded, dict) and loaded.pop("save", save) != save:
+        raise folders.CheckpointError(f"{folders.PLAIN} is of another save than {folders.TRAINER}")
     return CheckpointReader(
         path=found.path,
         shapes={name: tuple(entry[0]) for name, entry in table.items()},

@@ -118,10 +118,12 @@ class Saver:
             pieces += layout.foreign_pieces(snapshot.tensors, self._rank, self._writers)
         self._copy(pieces + (own if is_writer else []))
         plain = io.BytesIO()
+        # A file that is copied from elsewhere has another name of its save than trainer.json.
+        save = f"{snapshot.trainer.get('job')} {snapshot.step} {os.urandom(8).hex()}"
         if self._rank == 0:
-            torch.save(snapshot.plain, plain)
+            torch.save({**snapshot.plain, "save": save}, plain)
         blocked_s = time.perf_counter() - begin_s
-        small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers)})
+        small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers), "save": save})
         work = (snapshot.step, *small, snapshot.best, begin_s, blocked_s)
         self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
         self._thread.start()
@@ -192,8 +194,7 @@ class Saver:
         if self._rank == 0:
             try:
                 partial = folders.begin(self.folder, step, needed + len(plain))
-                # A file that is copied from elsewhere has another name of its save than trainer.json.
-                agreed = {"partial": str(partial), "save": f"{trainer.get('job')} {step} {os.urandom(8).hex()}"}
+                agreed = {"partial": str(partial), "save": trainer["save"]}
             except OSError as error:
                 agreed = {"error": folders.why_not(self.folder, step, error)}
         agreed = exchange.share(agreed, self._group)

@@ -108,6 +108,9 @@ FORMS: dict[str, Callable[[Path], object]] = {
     "shard with a broken side": _edit_header(lambda header: _first(header).update(shape=[10.0])),
     "shard off its place": _edit_header(lambda header: _first(header).update(data_offsets=[1, 41])),
     "shard of another shape": _edit_header(lambda header: _first(header).update(shape=[-1, 3])),
+    "plain of the older step": lambda path: rewrite(
+        path, {"plain.pt": (path.with_name(OLDER) / "plain.pt").read_bytes()}
+    ),
     "plain of words": lambda path: rewrite(path, {"plain.pt": b"words"}),
     "plain is empty": lambda path: rewrite(path, {"plain.pt": b""}),
     "trainer of words": lambda path: rewrite(path, {"trainer.json": b"words"}),

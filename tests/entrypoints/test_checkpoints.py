@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, verified, retained, written in the background, and loaded into any layout."""
 
 import json
+import os
 import random
 import re
 import resource
@@ -8,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +150,28 @@ def test_contradiction_is_damage(tmp_path: Path, form: str) -> None:
     assert re.search(r"(manifest|trainer)\.json|plain\.pt|shard|step-00000010", wrong), wrong
     assert "\n" not in wrong
     assert loader.check(older) is None
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_file_without_an_end_is_not_read(tmp_path: Path, kind: Callable[[Path], object]) -> None:
+    """The mark of the best step, a file of a store, and a file that an index of weights lists, in the place of which a
+    pipe or a device lies: no reader waits."""
+    kind(tmp_path / folders.BEST)
+    assert folders.best_step(tmp_path) is None
+    for read in (shards.open_shard, lambda path: FolderStore(path.parent).read(path.name)):
+        with pytest.raises(OSError, match="not a regular file"):
+            read(tmp_path / folders.BEST)
+
+
+def test_mirror_brings_no_file_outside(tmp_path: Path) -> None:
+    """A bucket's names may be any text: no name leads out of the checkpoint's folder."""
+    names = ["step-00000005/manifest.json", "step-00000005/../../evil", f"step-00000005/{tmp_path}/evil"]
+    store = SimpleNamespace(
+        read=lambda name: (b'{"step": 5}', ""), names=lambda prefix: names, get=lambda name, path: path.write_text("x")
+    )
+    (tmp_path / "job" / "step-00000005.tmp").mkdir(parents=True)
+    assert mirror.fetch(store, tmp_path / "job") == tmp_path / "job" / "step-00000005"
+    assert not (tmp_path / "evil").exists()
 
 
 ANY_JSON = st.recursive(
