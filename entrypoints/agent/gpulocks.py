@@ -32,7 +32,7 @@ OPEN_TO_ALL = 0o1777
 # `holders` takes each lock for microseconds; a new folder or file gets its mode a moment after its name: so retry.
 TRIES, PAUSE_S = 10, 0.02
 MAX_NOTE = 1 << 16
-_ODD_NOTE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)  # notes of different users
+_ODD_NOTE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)  # notes of different users
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # follow no link, wait for no named pipe
@@ -262,6 +262,8 @@ def read_note(path: Path) -> dict[str, Any] | None:
         found = os.fstat(file)
         if stat.S_ISREG(found.st_mode) and path.name.endswith(f".{found.st_uid}.json"):
             note = json.loads(stream.read(MAX_NOTE))
+            if any(not isinstance(note.get(name, ""), str) for name in ("job", "user")):
+                return None
             return {**note, "owner": login(found.st_uid), "pid": int(note["pid"]), "since_s": float(note["since_s"])}
     return None
 
