@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 _R = TypeVar("_R", bound="Record")
 _NONE = type(None)
+MOST = 1e15  # of a number in a checked record: as a time, the year 31 million
 
 
 class RecordError(ValueError):
@@ -92,10 +93,15 @@ def _loaded(record: type[Record], key: str, kind: Any, value: Any) -> Any:
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {name: _loaded(record, f"{key}.{name}", parts[1], each) for name, each in value.items()}
     if record._checks and kind is not Any:
-        fits = value in parts if origin is Literal else isinstance(value, (int, float) if kind is float else origin)
+        fits = value in parts if origin is Literal else is_number(value) if kind is float else isinstance(value, origin)
         if not fits:
             raise record.fault(f"has {value!r} as `{key}`"[:100])
     return value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether the value is a number that can be a time: a clock has no later date."""
+    return isinstance(value, int | float) and abs(value) < MOST
 
 
 def _option(options: tuple[Any, ...], value: Any) -> Any:

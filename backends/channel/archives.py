@@ -160,7 +160,7 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
     if changed and fleet.call(host, "files.keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
         return True
     with bundle.path.open("rb") as file:
-        file.seek(arrived)
+        file.seek(min(arrived, bundle.bytes))
         while block := file.read(BLOCK):
             where = {**asked, "offset": file.tell() - len(block)}
             if not fleet.call(host, "files.put", where, block, LIMIT_S)["taken"]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
-from cloudtrain.entrypoints.foreign import sha256_of
+from cloudtrain.entrypoints.foreign import is_inside, sha256_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 from .calls import Call, Fleet, HostAnswer
@@ -31,15 +31,16 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
         except UnreachableError:
             missing.append(host.name)
             continue
-        here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
-        like = [name for name, size in reply["files"] if here[name] == size]
+        there = reply["files"] or ()
+        here = {name: files.get(_inside(host, folder, name)) for name, _ in there}
+        like = [name for name, size in there if here[name] == size]
         sums = fleet.call(host, "files.tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
-        for name, size in reply["files"]:
-            path = _inside(folder, name)
-            if name in sums and sums[name] == sha256_of(path):
+        for name, size in there:
+            path = _inside(host, folder, name)
+            if name in (sums or ()) and sums[name] == sha256_of(path):
                 continue  # from a disk that the hosts share, or equal on each host
             if here[name] is not None:
-                path = _inside(folder / f"node-{number}", name)
+                path = _inside(host, folder / f"node-{number}", name)
             _download(fleet, host, f"{place}/{name}", size, path)
             files[path] = size
     if missing:
@@ -72,11 +73,10 @@ def nodes_of(ranks: frozenset[int] | None, count: int, nproc_per_node: int, *, c
     return sorted({rank // nproc_per_node for rank in ranks} & set(range(count)))
 
 
-def _inside(folder: Path, name: str) -> Path:
-    path = folder / name
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ConfigError(f"a host names a file outside the folder: {name!r}", where=str(folder))
-    return path
+def _inside(host: Host, folder: Path, name: str) -> Path:
+    if not is_inside(name):
+        raise ConfigError(f"{host.name} names a file outside the folder: {name!r:.300}", where=str(folder))
+    return folder / name
 
 
 def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> None:

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 from cloudtrain.entrypoints.contract import ContractError, NodeStatus
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
+from . import answers, mux
 from . import master as masters
-from . import mux
 from .hosts import Host
 from .master import BROKEN, Masters, fault_of, is_passing, last_words, no_ssh
 
@@ -33,6 +33,7 @@ MOST_AHEAD_S = 10 * 365 * 86_400.0  # of a host's clock
 MAX_NOISE = 1 << 20  # bytes that a login may print before our first program answers
 END_S = 5.0  # for ssh's exit code and standard error, after the end of the host's output
 PAUSES_S = (0.3, 0.6, 1.2)  # before each retry of a temporary failure
+_ODD, _ODD_HINT = "its answer is not as cloudtrain gives it", "is another program in the place of ours?"
 # The interpreter's path comes first, on a line of its own. The command has no quote, `$` or `!` that fish or csh read.
 MARK = b"::cloudtrain::\n"  # as in entrypoints/host/bootstrap.py
 SHELL_HINT = "`{} echo hello` must print hello: see the login's shell and start-up files there, and sshd's ForceCommand"
@@ -92,7 +93,12 @@ class HostChannel:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
             raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
-        return Told(self.host.name, reply["told"]), data
+        form, told = answers.form_of(verb), reply["told"]
+        if not answers.fits(told, form):
+            raise ConfigError(f"{self.host.name}: {_ODD}", hint=_ODD_HINT)
+        # Some answers go on to other hosts: no field that we do not know.
+        known = {name: told[name] for name in told if not {"*", name, f"{name}?"}.isdisjoint(form)}
+        return Told(self.host.name, known), data
 
     async def close(self) -> None:
         """End the channel; the master stays."""
@@ -210,6 +216,8 @@ class HostChannel:
         if type(now_s) is not float or not abs(now_s - begin_s) < MOST_AHEAD_S:
             raise ConfigError(f"{self.host.name}: its clock is wrong by years", hint="set the clock of the host")
         self.ahead_s = now_s - (begin_s + time.time()) / 2
+        if not answers.fits(reply, "greeting"):
+            raise ConfigError(f"{self.host.name}: {_ODD}", hint=_ODD_HINT)
         return Told(self.host.name, reply)
 
     async def _exchange(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -269,7 +277,7 @@ class Told(dict[str, Any]):
         self.host = host
 
     def __missing__(self, field: str) -> Any:
-        raise ConfigError(f"{self.host}: its answer lacks `{field}`: is another program in the place of ours?")
+        raise ConfigError(f"{self.host}: {_ODD}: it lacks `{field}`", hint=_ODD_HINT)
 
 
 def status_of(host: Host, found: Any) -> NodeStatus:
@@ -277,7 +285,7 @@ def status_of(host: Host, found: Any) -> NodeStatus:
     try:
         return NodeStatus.load(found)
     except ContractError as error:
-        raise ConfigError(f"{host.name}: its answer is not as cloudtrain gives it: {error}") from error
+        raise ConfigError(f"{host.name}: {_ODD}: {error}", hint=_ODD_HINT) from error
 
 
 def _object(line: bytes) -> dict[str, Any]:

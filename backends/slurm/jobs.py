@@ -90,9 +90,9 @@ def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None,
     }
     answer = login.poll("slurm.read", asked)
     found, begin = {}, 0
-    for node, reply in answer.reply["nodes"].items():
+    for node, reply in zip(wanted, answer.reply["nodes"].values(), strict=False):
         size = sum(chunk["size"] for chunk in reply["chunks"])
-        found[int(node)] = copies.chunks(HostAnswer(reply, answer.data[begin : begin + size]))
+        found[node] = copies.chunks(HostAnswer(reply, answer.data[begin : begin + size]))
         begin += size
     page = agent_pages.page(cursor, found, dict.fromkeys(found, copies.ahead_s(fleet, login.host)))
     have_ended = all(reply["ended"] for reply in answer.reply["nodes"].values())

@@ -61,9 +61,9 @@ def _uses(host: str, reply: dict[str, Any]) -> Iterator[HostUse]:
         else:
             yield HostUse(host, label, model, "free")
     for place, ticket in enumerate(reply.get("waiting") or (), 1):
-        who, times = (ticket["user"], ticket["job"], ticket["time_s"]), ticket["start_s"]
+        who, times = (ticket["user"], ticket["job"], ticket["time_s"]), ticket.get("start_s")
         yield HostUse(host, f"line {place}", f"{ticket['locks']} wanted", "waits", *who, start_s=times)
-    if gpus["fault"]:
+    if gpus.get("fault"):
         yield HostUse(host, "-", "", "broken", detail=gpus["fault"]["text"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -174,7 +173,7 @@ def address_of(fleet: Fleet, host: Host) -> str:
         return host.address
     came_in = str(fleet.channel(host).about["address"])
     # The agents and the rendezvous use IPv4.
-    if host.interface or not came_in or ":" in came_in or ipaddress.ip_address(came_in).is_loopback:
+    if host.interface or not came_in or ":" in came_in or came_in.startswith("127."):
         return str(fleet.call(host, "survey.address", {"interface": host.interface})["address"])
     return came_in
 
@@ -197,4 +196,6 @@ def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *,
         calls[seat.host] = Call("reachability.dial", {"token": token, "peers": peers})
     answers = fleet.ask(calls, is_urgent=True)
     fleet.ask({seat.host: Call("reachability.close_listener", {}) for seat in nodes})
-    return dialled(unheard, {h.name: a.reply.get("failed", []) for h, a in answers.items()}, body["ports"])
+    names = {listener["name"] for listener in listeners}
+    failed = {h.name: [call for call in a.reply.get("failed", ()) if call["name"] in names] for h, a in answers.items()}
+    return dialled(unheard, failed, body["ports"])

@@ -127,7 +127,7 @@ def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttemp
             continue
         for entry in answer.reply["jobs"]:
             is_own = entry["owner"] == known_identity(home)
-            each = FoundAttempt(entry["job"], entry["attempt"], *_kept(entry["kept"], asked), is_own)
+            each = FoundAttempt(entry["job"], entry["attempt"], *_kept(entry.get("kept"), asked), is_own)
             found.setdefault((each.job_id, each.number), each)
     return list(found.values())
 

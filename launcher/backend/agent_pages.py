@@ -77,4 +77,4 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:
         times.append(last_s)
     else:
         texts.pop()
-    return _Chunk(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
+    return _Chunk(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted and times else None)

@@ -7,15 +7,23 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain.backends.channel import copies
+from cloudtrain.backends.channel.calls import Fleet, open_fleet
 from cloudtrain.backends.channel.host_channel import HostChannel
 from cloudtrain.backends.channel.hosts import HERE, Host
 from cloudtrain.backends.channel.master import Masters
+from cloudtrain.backends.slurm import jobs as slurm_jobs
+from cloudtrain.backends.slurm.channel import Login
+from cloudtrain.backends.slurm.records import SlurmRef
+from cloudtrain.backends.ssh import hosts_placement, jobs, models, preflight
+from cloudtrain.backends.ssh.preflight.hostcheck import HostRequirements
+from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.launcher.errors import CloudtrainError
 
 ABOUT = {"workdir": "/w", "home": "/h", "name": "h", "address": "127.0.0.1"}
@@ -122,3 +130,95 @@ def test_random_answers_are_the_hosts_fault(count: int, told: Callable[..., list
     for _ in range(count // 20):
         found = told(*(_mutated(rng) for _ in range(20)))
         assert [each for each in found if isinstance(each, CloudtrainError) and HERE not in each.message] == []
+
+
+NOW_S = time.time()
+STATUS = {"state": {"pid": 7, "phase": "running", "started_s": NOW_S, "gone_s": {"1": 2.0}}, "alive": True}
+ENDED = {"exit": {"state": "failed", "reason": "error", "ended_s": NOW_S}, "saved": True, "last_s": NOW_S}
+CHUNK = {"name": "rank-0.log", "offset": 0, "size": 6, "times": [[0, NOW_S]], "has_more": True}
+READ = {"chunks": [CHUNK, {**CHUNK, "times": []}], "ended": True}
+DISK = {"path": "/w", "free_mb": 5, "size_mb": 9, "inodes": 5}
+GPU = {"index": 0, "uuid": "g", "name": "A100", "driver": "550.1", "mig": True, "slices": ["m"], "fault": None}
+FACTS = {
+    **dict.fromkeys(("name", "kernel", "machine", "boot_id", "user", "workdir"), "h"),
+    "cores": 4,
+    "errors": {"shm": "slow"},
+    "own_name": {"name": "h", "addresses": ["10.0.0.1"]},
+    "interfaces": [{"name": "eth0", "address": "10.0.0.1", "mtu": 9}],
+    "disk": DISK,
+    "shm": DISK,
+    "write": {"error": None},
+    "logind": {"kills": False},
+    "python": {"version": "3.11", "executable": "/p", "torch": "2.1", "cuda": "12.1"},
+    "limits": {"nofile": [9, 9], "memlock": [-1, -1]},
+    "leftovers": [{"pid": 1, "job": "j"}],
+    "infiniband": ["m"],
+    "holders": [{"name": "m", "job": "x", "since_s": NOW_S}],
+    "gpus": {"gpus": [GPU, GPU], "fault": {"kind": "lost", "text": "t"}},
+    "gpu_processes": [{"gpu": "g", "name": "p", "pid": 1, "owner": None}],
+}
+SLURM = {"program": "scontrol", "text": "JobId=5 JobState=RUNNING StartTime=5"}
+HOSTS = [Host("h0"), Host("h1")]
+REF = SshRef([SshNode(host, "/r", "/c", "/o") for host in HOSTS], 1, False).dump()
+CLUSTER = SlurmRef(HOSTS[0], "/f", "/c", "/o", 2, 1, number=5, sent_s=1.0).dump()
+BODY = {"checkpoint_dir": None, "gpu_locks": None, "runs_in": {"kind": "none"}}
+VALUES = (None, True, -1, 10**18, 10**400, 1e300, "", "\ud800", "9" * 5000, [], {}, [[]], {"a": None}, [None], 1.5)
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield the JSON value with an odd value in each place in turn, and without each field."""
+    yield from VALUES
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        places = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+        for odd in changed(places[key]):
+            made = {**places, key: odd}
+            yield made if isinstance(value, dict) else list(made.values())
+        if isinstance(value, dict):
+            yield {name: each for name, each in value.items() if name != key}
+
+
+def look_at_facts(fleet: Fleet) -> None:
+    """Use all facts as a submit does."""
+    for host, answer in hosts_placement._facts(fleet, HOSTS[:1], BODY).items():
+        preflight.checks({host.name: answer.required().reply}, HostRequirements(ranks=2, gpus=2))
+        hosts_placement._free(answer.reply, 2, is_queued=True)
+
+
+ASKED: dict[str, tuple[Callable[[Fleet, Path], object], Any]] = {
+    "verbs.look": (lambda fleet, _: jobs.state(fleet, REF), STATUS),
+    "verbs.read": (lambda fleet, _: jobs.logs(fleet, REF, None, now=True), READ),
+    "verbs.near_end": (lambda fleet, _: jobs.logs_from(fleet, REF, None, lines=5, since_s=None), {"offsets": {"a": 5}}),
+    "files.tree": (lambda fleet, path: copies.brought(fleet, [(HOSTS[0], "/o")], path), {"files": [["a/b", 6]]}),
+    "models.back": (lambda fleet, _: models.restore(fleet, None, ["h0"], "/p"), {"version": "v"}),
+    "survey.facts": (lambda fleet, _: look_at_facts(fleet), FACTS),
+    "slurm.look": (lambda fleet, _: slurm_jobs.state(fleet, CLUSTER), {"nodes": [STATUS, ENDED]}),
+    "slurm.read": (lambda fleet, _: slurm_jobs.logs(fleet, CLUSTER, None), {"nodes": {"0": READ, "1": READ}}),
+    "slurm.run": (lambda fleet, _: Login(fleet, HOSTS[0]).run(["x"]), {"code": 0, "stdout": "", "stderr": ""}),
+}
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_lie_of_a_host_is_told_with_its_name(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed value at any place of an answer is taken, or an error names the host; never an internal error."""
+    ask, sound = ASKED[verb]
+    answers, left = {verb: sound, "slurm.ask": SLURM}, [0]
+
+    async def exchange(channel: HostChannel, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        left[0] -= 1
+        return {"told": answers.get(message["verb"], {})}, b"line\n\n" * 2 if left[0] > 0 else b""
+
+    async def opened(channel: HostChannel) -> None:
+        channel.about = ABOUT
+
+    monkeypatch.setattr(HostChannel, "_open", opened)
+    monkeypatch.setattr(HostChannel, "_exchange", exchange)
+    fleet, nameless = open_fleet(), list[str]()
+    ask(fleet, tmp_path)
+    for answers[verb] in changed(sound):
+        left[0] = 9
+        try:
+            ask(fleet, tmp_path)
+        except CloudtrainError as error:
+            nameless += [] if "h0" in str(error) or "too long" in str(error) else [str(error)]
+    fleet.close()
+    assert nameless == []

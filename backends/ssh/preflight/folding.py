@@ -55,7 +55,7 @@ def graded(
 
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers in the text, for example of a version."""
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", text))
 
 
 def remote(hosts: Iterable[str], command: str) -> str:

@@ -210,7 +210,7 @@ def clock(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
 def mtu(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether all hosts have the same MTU: with different MTUs, large packets may be lost without an error."""
     used = {host: interface for host, fact in facts.items() if (interface := _interface(fact)) is not None}
-    values = {host: str(interface["mtu"]) for host, interface in used.items()}
+    values = {host: str(interface.get("mtu")) for host, interface in used.items()}
     if not values or of < 2:
         return
     usual = most(values)

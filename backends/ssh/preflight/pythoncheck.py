@@ -24,7 +24,7 @@ def interpreter(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Chec
     for why, hosts in groups(missing).items():
         cure = f"name one that is there, --set ssh.python=/path/to/python: {remote(hosts, 'command -v python3')}"
         yield Check("python", "fail", f"{why}: {ranges(hosts)}", cure)
-    versions = {host: str(report["version"]) for host, report in asked.items() if "error" not in report}
+    versions = {host: str(report.get("version")) for host, report in asked.items() if "error" not in report}
     old = {host: version for host, version in versions.items() if numbers(version)[:2] < MIN_PYTHON}
     if old:
         least = ".".join(map(str, MIN_PYTHON))
@@ -46,14 +46,14 @@ def torch(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     versions = {host: str(report["torch"]) for host, report in asked.items() if report.get("torch")}
     usual = most(versions) if versions else ""
     wanted = _requirement(usual)
-    lacking = {host: str(report["executable"]) for host, report in asked.items() if host not in versions}
+    lacking = {host: str(report.get("executable")) for host, report in asked.items() if host not in versions}
     for python, hosts in groups(lacking).items():
         why = f" ({asked[hosts[0]]['fault']})" if asked[hosts[0]].get("fault") else ""
         cure = remote(hosts, f"{shlex.quote(python)} -m pip install {wanted}")
         yield Check("torch", "fail", f"none in {python}{why}: {ranges(hosts)}", cure)
     if len(set(versions.values())) > 1:
         commands = [
-            remote([host], f"{shlex.quote(str(asked[host]['executable']))} -m pip install {wanted}")
+            remote([host], f"{shlex.quote(str(asked[host].get('executable')))} -m pip install {wanted}")
             for host, version in versions.items()
             if version != usual
         ]
