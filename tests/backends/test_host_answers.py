@@ -80,7 +80,7 @@ ODD: tuple[Any, ...] = (
         *(b"\xff\xfe\n", b"no\n"),
     ),
 )
-CLOCKS = (
+CLOCKS: tuple[Any, ...] = (
     *({"told": {"now_s": "noon"}}, {"told": {"now_s": 1e300}}, {"told": {"now_s": None}}),
     *({"told": {}}, {"told": {"now_s": 10**400}}),
 )
@@ -162,7 +162,23 @@ HOSTS = [Host("h0"), Host("h1")]
 REF = SshRef([SshNode(host, "/r", "/c", "/o") for host in HOSTS], 1, False).dump()
 CLUSTER = SlurmRef(HOSTS[0], "/f", "/c", "/o", 2, 1, number=5, sent_s=1.0).dump()
 BODY = {"checkpoint_dir": None, "gpu_locks": None, "runs_in": {"kind": "none"}}
-VALUES = (None, True, -1, 10**18, 10**400, 1e300, "", "\ud800", "9" * 5000, [], {}, [[]], {"a": None}, [None], 1.5)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**18,
+    10**400,
+    1e300,
+    "",
+    "\ud800",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    {"a": None},
+    [None],
+    1.5,
+)
 
 
 def changed(value: Any) -> Iterator[Any]:
