@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +24,11 @@ from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, read_view, view_of
 
 FORM = 13  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+BATCH = 500  # jobs whose lines are made in a transaction: other writers wait for some 0.1 s
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
+
+Row = tuple[Any, ...]  # of the table `listed`
+_KEEP = f"INSERT OR REPLACE INTO listed VALUES ({', '.join('?' * 13)})"
 
 
 @dataclass(frozen=True)
@@ -92,29 +97,45 @@ def chosen(
 
     `ask` updates jobs that may be running (poller.ask); without `ask` the list shows their last known state.
     """
+    with suppress(ConfigError), registry.database.at_once():  # skipped during another write, and on a full disk
+        deque(_missing(registry, described, keeps=True), maxlen=0)
     with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
-        unlisted = registry.unlisted(FORM)
+        made = [row for job, row in _missing(registry, described) if _is_wanted(registry, job, choice)]
         stored = _stored(registry, choice, described)
-        jobs = [job for job in unlisted if _is_wanted(registry, job, choice)]
-    if ended := [job.id for job in unlisted if not job.active]:
-        # Skipped instead of waiting for a concurrent writer, and on a full disk: the next list makes the lines again.
-        with suppress(ConfigError), registry.database.at_once(), registry.database.transaction():
-            for job_id in ended:
-                keep(registry, job_id)
+        running = registry.unlisted(FORM, active=True, described=described)
+        jobs = [job for job in running if _is_wanted(registry, job, choice)]
     if choice.limit is not None and not choice.states:  # ask only about listed jobs
-        newest = sorted([*(job.seq for job in jobs), *(line.seq for line in stored)], reverse=True)[: choice.limit]
+        known = [*(job.seq for job in jobs), *(row[0] for row in made), *(line.seq for line in stored)]
+        newest = sorted(known, reverse=True)[: choice.limit]
         jobs = [job for job in jobs if job.seq >= newest[-1]]
     if ask is not None and (active := [job for job in jobs if job.active]):
         answers = {job.id: job for job in ask(active)}
         jobs = [answers.get(job.id, job) for job in jobs]
-    now_s = time.time()
-    rows = (row_of(job, registry.attempts(job), now_s) for job in jobs)
-    made = [ListRow._make(row[: len(ListRow._fields)]) for row in rows]
-    made = [line for line in made if not choice.states or line.state in choice.states]
-    lines = sorted([*made, *stored], key=lambda line: -line.seq)[: choice.limit] if made else stored
-    listed = {line.seq for line in lines} if made else set()
+    made += [_row_of(registry, job, described) for job in jobs]
+    fresh = [ListRow._make(row[: len(ListRow._fields)]) for row in made]
+    fresh = [line for line in fresh if not choice.states or line.state in choice.states]
+    lines = sorted([*fresh, *stored], key=lambda line: -line.seq)[: choice.limit] if fresh else stored
+    listed = {line.seq for line in lines} if fresh else set()
     may_run = [job for job in jobs if job.active and job.seq in listed]
     return Listing(lines, [read_view(registry, job) for job in may_run])
+
+
+def _missing(registry: Registry, described: bool, *, keeps: bool = False) -> Iterator[tuple[Job, Row]]:
+    """Yield the ended jobs without a stored line, with their rows; a batch at a time is in memory.
+
+    `keeps`: store the rows, each batch in a short transaction.
+    """
+    database, before = registry.database, None
+    while True:
+        with database.transaction() if keeps else database.snapshot():
+            jobs = registry.unlisted(FORM, active=False, described=described, before=before, limit=BATCH)
+            rows = [_row_of(registry, job, described) for job in jobs]
+            for row in rows if keeps else ():
+                database.execute(_KEEP, row)
+        if not jobs:
+            return
+        yield from zip(jobs, rows, strict=True)
+        before = jobs[-1].seq
 
 
 def end_unsent(registry: Registry, attempt: Attempt, state: State) -> None:
@@ -126,11 +147,13 @@ def end_unsent(registry: Registry, attempt: Attempt, state: State) -> None:
 
 def keep(registry: Registry, job_id: str) -> None:
     """Store the job's line if the job has ended: to be called in the transaction that stores the end."""
-    job = registry.find(job_id)
-    if not job.active:
-        row = row_of(job, registry.attempts(job), time.time())
-        places = ", ".join("?" * len(row))
-        registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", row)
+    if not (job := registry.find(job_id)).active:
+        registry.database.execute(_KEEP, _row_of(registry, job))
+
+
+def _row_of(registry: Registry, job: Job, described: bool = True) -> Row:
+    attempts = [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
+    return row_of(job, attempts, time.time(), described)
 
 
 def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[ListRow]:
@@ -138,6 +161,7 @@ def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[List
     if choice.states and choice.states <= set(ACTIVE):
         return []
     where, values = _conditions(choice)
+    where += " AND described != ''" * described
     names = [*ListRow._fields[:-1], "described" if described else "''"]
     rows = registry.database.execute(
         f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?",
@@ -176,9 +200,10 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
+def row_of(job: Job, attempts: Sequence[Attempt], now_s: float, described: bool = True) -> Row:
     """Return the job's row in the table `listed`, in the order of the columns: the line, then the search columns.
 
+    Without `described`, the row has no JSON.
     If cloudtrain fails to describe a job, the row has the state and `?`: the remaining jobs must still be listed.
     """
     plan = job.attempt.plan
@@ -187,11 +212,11 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         how, far = outcome(job), shown(view.progress) or in_line(job) or "-"
         share = "" if view.money.percent is None else f" {view.money.percent}%"
         money = "?" if view.money.spent_micro is None else f"{cell(view.money.spent_micro)}{share}"
-        described = json_line(view.as_json())
+        told = json_line(view.as_json()) if described else ""
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"
         known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}
-        described = json.dumps({**known, "fault": f"it cannot be described: {type(error).__name__}: {error}"})
+        told = json.dumps({**known, "fault": f"it cannot be described: {type(error).__name__}: {error}"})
     line = ListRow(
         seq=job.seq,
         job_id=job.id,
@@ -202,6 +227,6 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         progress=far,
         money=money,
         created_s=job.created_s,
-        described=described,
+        described=told,
     )
     return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))

@@ -98,10 +98,7 @@ def sum_micro(costs: Iterable[int | None]) -> int | None:
 
 def cost_micro(leg: Leg, now_s: float) -> int | None:
     """Return the leg's cost until `now_s`, rounded up; None if the price is unknown and time was billed."""
-    used_us = round(leg.seconds(now_s) * _MICRO)
-    if leg.price_micro is None:
-        return None if used_us or leg.runs or not leg.instances else 0  # a damaged row has no instances
-    return -(-leg.instances * leg.price_micro * used_us // _HOUR_US)
+    return _cost_micro(leg, leg.price_micro, leg.seconds(now_s))
 
 
 def burn_micro_h(legs: Sequence[Leg]) -> int | None:
@@ -200,13 +197,19 @@ def _price_micro(attempt: Attempt) -> int | None:
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
     """Return the cost by the price and the billed seconds of each leg, rounded up once, as the worst case is."""
-    terms, scale, whole = attempt.plan.terms, parts(attempt.plan.uncertainty), []
+    terms, scale, costs = attempt.plan.terms, parts(attempt.plan.uncertainty), []
     for leg in legs_of([attempt]):
         if (seconds := leg.seconds(now_s)) > 0:
             units = -(-ceil(seconds + (attempt.state.idle_s or 0.0)) // terms.unit_s)
             billed_s = float(max(terms.minimum_bill_s, units * terms.unit_s))
             price = price_micro if leg.price_micro is None else leg.price_micro
-            scaled = None if price is None else price * scale
-            whole.append(replace(leg, price_micro=scaled, billed_s=billed_s, ended_s=leg.ended_s or now_s, most_s=None))
-    cost = spent_micro(whole, now_s)
+            costs.append(_cost_micro(leg, None if price is None else price * scale, billed_s))
+    cost = sum_micro(costs)
     return None if cost is None else -(-cost // PARTS)
+
+
+def _cost_micro(leg: Leg, price_micro: int | None, seconds: float) -> int | None:
+    used_us = round(seconds * _MICRO)
+    if price_micro is None:
+        return None if used_us or leg.runs or not leg.instances else 0  # a damaged row has no instances
+    return -(-leg.instances * price_micro * used_us // _HOUR_US)

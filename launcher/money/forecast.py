@@ -40,7 +40,7 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     legs = meter.legs_of(known)
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
     worst = meter.spent_at_worst_micro(known, now_s)
-    amount, own = last.plan.worst_case_micro, meter.spent_at_worst_micro([last], now_s)
+    amount = last.plan.worst_case_micro
     held_s = meter.held_s(last, now_s) if job.active and not last.state.waits_again else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if held_s is not None:
@@ -56,6 +56,7 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     hits_limit = is_limit_first(finish_at_s, cap_at_s if deadline_at_s is None else deadline_at_s, total, limit)
     held = None
     if spent is not None and worst is not None and (amount is not None or not job.active):
+        own = meter.spent_at_worst_micro([last], now_s) if job.active else None
         held = worst - spent + (max(0, (amount or 0) - (own or 0)) if job.active else 0)
     ends = (worst, burn, cap_at_s, deadline_at_s, finish_at_s, hits_limit, stalled_s)
     return Forecast(spent, held, limit, total, *ends, *newest_save([last, *attempts]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from functools import lru_cache
 from typing import Any, get_args
 
 from ..job import Attempt, JobState, State
@@ -11,11 +12,15 @@ from ..plan import Plan
 from ..text import sanitize
 from . import progress
 
+# The outcome without the error, whose traceback may be long.
+NO_ERROR = "CASE WHEN json_valid(outcome) THEN json_remove(outcome, '$.error') ELSE outcome END AS outcome"
 # The columns of an attempt `a` that its cost needs, under the names that `attempt_of` reads.
 COST_COLUMNS = (
-    "a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, a.unreachable_since_s, '{}' AS request,"
+    f"a.number, a.phase, a.plan, a.created_s AS sent_s, {NO_ERROR}, a.unreachable_since_s, '{{}}' AS request,"
     " '{}' AS submitter, '{}' AS progress, NULL AS ref"
 )
+
+_STATES = get_args(JobState)
 
 
 def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
@@ -28,7 +33,7 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
             job_id=job_id,
             number=row["number"],
             phase=row["phase"],
-            plan=Plan.load(object_of(row["plan"])),
+            plan=_plan_of(row["plan"]),
             request=object_of(row["request"]),
             created_s=float(row["sent_s"]),
             submitter=object_of(row["submitter"]),
@@ -42,7 +47,7 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
         times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError("its progress is not whole")
-        if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
+        if state.state not in _STATES or not all(isinstance(each, float | int | None) for each in times):
             raise ValueError(f"its state is {state.state!r}")
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         return damaged(row, job_id, error)
@@ -57,9 +62,15 @@ def damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
     return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
 
 
+@lru_cache(maxsize=256)
+def _plan_of(text: str) -> Plan:
+    """Return the stored plan; many jobs have the same plan."""
+    return Plan.load(object_of(text))
+
+
 def object_of(text: str) -> dict[str, Any]:
     """Return a stored JSON object. Raises ValueError."""
-    found = json.loads(text)
+    found: Any = {} if text == "{}" else json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object")
     return found

@@ -24,7 +24,7 @@ from ..job import ACTIVE, Attempt, Job, State, new_id
 from ..metering.meter import spent_at_worst_micro
 from ..text.units import parse_money
 from . import ledger
-from .attempts import attempt_of, damaged, object_of
+from .attempts import NO_ERROR, attempt_of, damaged, object_of
 from .database import Database
 
 _JOB_WITH_LAST_ATTEMPT = """
@@ -33,6 +33,18 @@ SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.su
 FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
+_NO_JSON = "CASE WHEN json_valid({0}) AND json_type({0}) = 'object' THEN '{{}}' ELSE {0} END AS {0}"
+# The same for a line in a list, without the valid JSON that no line shows.
+_LINE_OF_JOB = _JOB_WITH_LAST_ATTEMPT.replace(
+    "jobs.*",
+    "id, name, backend, jobs.created_s, config_file, bundle, idempotency_key, seq,"
+    " CASE WHEN json_valid(config) AND json_extract(config, '$.sweep') IS NULL THEN json_object('budget',"
+    " json_extract(config, '$.budget'), 'project', json_extract(config, '$.project'), 'tags',"
+    " json_extract(config, '$.tags')) ELSE config END AS config",
+)
+_LINE_OF_JOB = _LINE_OF_JOB.replace("a.outcome", NO_ERROR)
+for _name in ("bundle", "request", "submitter", "ref"):
+    _LINE_OF_JOB = re.sub(rf"(a\.)?\b{_name}\b", _NO_JSON.format(_name), _LINE_OF_JOB)
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
 _TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
 _UNSENT = "AND phase IN ('intent', 'queued')"
@@ -241,9 +253,22 @@ class Registry:
         found = self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
         return [job for job in found if job.active or not active]  # a damaged row has no reliable state
 
-    def unlisted(self, form: int) -> list[Job]:
-        """Return the jobs without a stored line of this form (jobs/listing.py), the newest first."""
-        return self._select("AND jobs.seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY jobs.seq DESC", form)
+    def unlisted(
+        self, form: int, *, active: bool, described: bool, before: int | None = None, limit: int = -1
+    ) -> list[Job]:
+        """Return jobs without a stored line of this form, with JSON if `described` (jobs/listing.py), newest first.
+
+        Either the jobs that may be running or the ended jobs; only jobs with a smaller submit number than `before`.
+        """
+        rows = self.database.execute(
+            f"{_JOB_WITH_LAST_ATTEMPT if active or described else _LINE_OF_JOB}"
+            f"AND a.state {'' if active else 'NOT '}IN ('pending', 'running', 'stopping')"
+            " AND jobs.seq < COALESCE(?, 1e18)"
+            " AND jobs.seq NOT IN (SELECT seq FROM listed WHERE form = ? AND (described != '' OR NOT ?))"
+            " ORDER BY jobs.seq DESC LIMIT ?",
+            (before, form, described, limit),
+        )
+        return [_job(row) for row in rows]
 
     def numbered(self, seqs: Sequence[int]) -> list[Job]:
         """Return the jobs with the submit numbers, the newest first."""

@@ -7,7 +7,6 @@ text with terminal control codes. The functions return values on which the rest 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, get_args
 
 from ..job import JobState, State
@@ -85,8 +84,8 @@ def state_of(state: State) -> State:
     clean: dict[str, Any] = {name: within(getattr(state, name), LATEST_S) for name in _TIMES}
     clean |= {name: within(getattr(state, name), LONGEST_S) for name in _AMOUNTS}
     gone_s = state.gone_s if isinstance(state.gone_s, dict) else {}
-    return replace(
-        state,
+    return State(
+        queue=state.queue,
         state=state.state if state.state in _STATES else "failed",
         reason=text(state.reason, _MOST_NAME) or None,
         resumable=bool(state.resumable),

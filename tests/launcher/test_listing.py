@@ -79,6 +79,38 @@ def test_listing_drops_a_line_when_the_job_or_the_form_changes(
     assert chosen(registry, JobFilter()).lines[0].outcome == "succeeded"
 
 
+def test_each_line_is_made_once_without_the_json_of_scripts(
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of text describes each ended job once, a batch at a time; the JSON is made for the first list of JSON."""
+    monkeypatch.setattr(listing, "BATCH", 2)
+    for number in range(5):
+        add(f"job-{number}")
+    made: list[bool] = []
+    row_of = listing.row_of
+    monkeypatch.setattr(
+        listing, "row_of", lambda *told: made.append(told[3] if len(told) > 3 else True) or row_of(*told)
+    )
+    texts = chosen(registry, JobFilter()).lines
+    assert made == [False] * 5
+    assert chosen(registry, JobFilter()).lines == texts
+    assert made == [False] * 5
+    lines = chosen(registry, JobFilter(), described=True).lines
+    assert made == [False] * 5 + [True] * 5
+    assert [line._replace(described="") for line in lines] == texts
+    assert [json.loads(line.described)["job"] for line in lines] == [f"job-{number}" for number in reversed(range(5))]
+
+
+@pytest.mark.parametrize("column", ["request", "submitter", "ref", "plan", "outcome", "progress"])
+def test_line_of_a_damaged_row_is_the_same_with_and_without_json(registry: Registry, add: MakeJob, column: str) -> None:
+    """A list of text reads fewer columns, and still shows a damaged row as damaged."""
+    add("done")
+    registry.database.execute(f"UPDATE attempts SET {column} = '{{broken'")
+    (line,) = chosen(registry, JobFilter()).lines
+    assert line.outcome == "damaged"
+    assert chosen(registry, JobFilter(), described=True).lines[0]._replace(described="") == line
+
+
 ERRORS = [
     {"rank": 1, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory\nmore", "lines": ["a"]},
     {"rank": None, "kind": "lost", "message": "all agents are gone"},
@@ -178,11 +210,12 @@ def test_list_shows_a_job_that_ends_meanwhile_once(
     add("done")
     job, unlisted = add("runs", State("running", started_s=1000.0)), registry.unlisted
 
-    def then_it_ends(form: int) -> list[Job]:
-        found = unlisted(form)
-        other = Registry(registry.folder)
-        other.set_state(job.attempt, DONE, {})
-        other.close()
+    def then_it_ends(form: int, **choice: Any) -> list[Job]:
+        found = unlisted(form, **choice)
+        if choice["active"]:
+            other = Registry(registry.folder)
+            other.set_state(job.attempt, DONE, {})
+            other.close()
         return found
 
     monkeypatch.setattr(registry, "unlisted", then_it_ends)
@@ -200,7 +233,7 @@ def test_line_is_stored_with_the_end(
     if is_sent:
         registry.mark_sent(job.attempt, {"folder": "/x"})
     monkeypatch.setattr(backends.load("local"), "state", lambda ref: DONE)
-    monkeypatch.setattr(backends.load("local"), "logs", lambda *args, **kwargs: backends.LogPage([], {}))
+    monkeypatch.setattr(backends.load("local"), "logs_with", lambda *args: backends.LogPage([], {}))
 
     def end() -> None:
         if is_sent:
