@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ..job import Attempt
 from ..metering import meter
 from ..store.attempts import COST_COLUMNS, attempt_of
 from ..store.database import Database
@@ -73,20 +72,39 @@ class Group:
 
 def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
     """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
+    return spent_in(database, {"": (from_s, to_s)}, now_s, labels=labels)[""]
+
+
+def spent_in(
+    database: Database, spans: Mapping[str, tuple[float, float]], now_s: float, *, labels: bool = False
+) -> dict[str, list[Spent]]:
+    """Return by the span's name what `spent_between` returns, with a single read of the attempts."""
     database.require_sound("jobs", "attempts", "reservations", "spends")
-    found: dict[str, Spent] = {}
+    found: dict[str, dict[str, Spent]] = {name: {} for name in spans}
     sql = _ATTEMPTS.format(COST_COLUMNS, _LABELS if labels else "")
-    for row in database.execute(sql, (from_s,)):
+    for row in database.execute(sql, (min(from_s for from_s, _ in spans.values()),)):
         attempt = attempt_of(row, row["job_id"])
-        job = found.get(attempt.job_id) or _of(row, labels=labels)
-        job.state = attempt.state.state
-        if _add(job, attempt, from_s, to_s, now_s):
-            found[attempt.job_id] = job
-    for row in database.execute(_REMOVED, (from_s, to_s)):
-        title = f"(removed jobs{' of ' * bool(row['project'])}{row['project']})"
-        found[title] = removed = Spent(title, title, "-", 0.0, "removed", row["project"], jobs=row["jobs"])
-        removed.spent_micro, removed.unknown = row["spent"], bool(row["unknown"])
-    return sorted(found.values(), key=lambda each: (-each.spent_micro, not each.unknown, each.created_s))
+        legs = meter.legs_of([attempt])
+        begin_s = min((each.end_s(now_s) if each.started_s is None else each.started_s for each in legs), default=0.0)
+        end_s = max((each.end_s(now_s) for each in legs), default=0.0)
+        for name, (from_s, to_s) in spans.items():
+            is_lost = attempt.phase == "damaged" and attempt.created_s < to_s  # its times are not known
+            if is_lost or (begin_s < to_s and end_s >= from_s):
+                job = found[name].get(attempt.job_id) or _of(row, labels=labels)
+                job.state = attempt.state.state
+                job.unknown |= is_lost
+                if _add(job, legs, from_s, to_s, now_s) or is_lost:
+                    found[name][attempt.job_id] = job
+    for name, span in spans.items():
+        for row in database.execute(_REMOVED, span):
+            title = f"(removed jobs{' of ' * bool(row['project'])}{row['project']})"
+            found[name][title] = removed = Spent(title, title, "-", 0.0, "removed", row["project"], jobs=row["jobs"])
+            removed.spent_micro, removed.unknown = row["spent"], bool(row["unknown"])
+
+    def order(job: Spent) -> tuple[Any, ...]:
+        return -job.spent_micro, not job.unknown, job.created_s
+
+    return {name: sorted(jobs.values(), key=order) for name, jobs in found.items()}
 
 
 def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
@@ -156,11 +174,10 @@ def _of(row: Any, *, labels: bool) -> Spent:
     return Spent(row["job_id"], row["name"], row["backend"], row["created_s"], "", project or "", tags)
 
 
-def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float) -> bool:
-    """Add the attempt's cost in the span; return whether the attempt ran in the span."""
-    was_there = attempt.phase == "damaged" and attempt.created_s < to_s  # its times are not known
-    job.unknown |= was_there
-    for leg in meter.legs_of([attempt]):
+def _add(job: Spent, legs: Iterable[meter.Leg], from_s: float, to_s: float, now_s: float) -> bool:
+    """Add the cost of an attempt's legs in the span; return whether the attempt ran in the span."""
+    was_there = False
+    for leg in legs:
         begin_s, end_s = leg.started_s, leg.end_s(now_s)
         if begin_s is None and not leg.billed_s:
             continue

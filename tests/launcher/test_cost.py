@@ -15,7 +15,7 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import remove, reserve
-from cloudtrain.launcher.money.period import month_span
+from cloudtrain.launcher.money.period import month_span, spent_between, spent_in
 from cloudtrain.launcher.store import ledger, loss_bins
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
@@ -136,6 +136,22 @@ def test_month_counts_its_part_of_a_leg_across_the_border(
     assert [(job["job"], job["spend_usd"]) for job in january["jobs"]] == [("later", 2.0), ("party", 1.2)]
     assert (december["to_s"], december["spend_usd"], january["spend_usd"]) == (NEW_YEAR_S, 0.6, 3.2)
     assert json.loads(cost("--month", "2026-02", "--json"))["jobs"] == []
+
+
+def test_months_are_summed_by_one_read_of_the_attempts(
+    registry: Registry, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each month of several has what the month alone has."""
+    put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
+    put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    put("point", ran(NEW_YEAR_S, NEW_YEAR_S))
+    spans = {month: month_span(month) for month in ("2025-11", "2025-12", "2026-01", "2026-02")}
+    alone = {month: spent_between(registry.database, *span, time.time()) for month, span in spans.items()}
+    asked: list[str] = []
+    execute = registry.database.execute
+    monkeypatch.setattr(registry.database, "execute", lambda sql, *rest: asked.append(sql) or execute(sql, *rest))
+    assert spent_in(registry.database, spans, time.time()) == alone
+    assert sum("FROM attempts" in sql for sql in asked) == 1
 
 
 def test_removed_jobs_are_in_the_sum(registry: Registry, put: Put, cost: Callable[..., str]) -> None:
