@@ -121,6 +121,12 @@ class HostsAdapter(Adapter):
         """Return the lines after the cursor."""
         return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now)
 
+    def logs_with(
+        self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor that may match the pattern."""
+        return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now, pattern=pattern)
+
     def logs_from(self, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
         return self.duty("jobs", "logs_from")(self.connections, ref, ranks, lines=lines, since_s=since_s)

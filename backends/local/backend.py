@@ -140,13 +140,19 @@ class LocalBackend(Adapter):
 
     def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
+        return self.logs_with("", ref, cursor, ranks)
+
+    def logs_with(
+        self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor that may match the pattern; all lines if it is empty."""
         from cloudtrain.entrypoints.agent import node_logs
         from cloudtrain.launcher.backend import agent_pages
 
         handle = LocalRef.load(ref)
-        roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes
+        roots, page_bytes = handle.roots, (node_logs.PAGE_BYTES if pattern else PAGE_BYTES) // handle.nodes
         found = {
-            node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes)
+            node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes, pattern=pattern)
             for node, root in enumerate(roots)
         }
         return agent_pages.page(cursor, found)

@@ -75,7 +75,9 @@ def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> 
     return replace(told, **times, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
 
 
-def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
+def logs(
+    fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False, pattern: str = ""
+) -> LogPage:
     """Return the lines after the cursor from all nodes, in one call; `now` makes no difference.
 
     Raises UnreachableError.
@@ -87,6 +89,7 @@ def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None,
         "offsets": {str(node): agent_pages.offsets(cursor, node) for node in wanted},
         "ranks": None if ranks is None else sorted(ranks),
         "page_bytes": node_logs.PAGE_BYTES // max(1, len(wanted)),
+        "pattern": pattern,
     }
     answer = login.poll("slurm.read", asked)
     found, begin = {}, 0
@@ -96,7 +99,7 @@ def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None,
         begin += size
     page = agent_pages.page(cursor, found, dict.fromkeys(found, copies.ahead_s(fleet, login.host)))
     have_ended = all(reply["ended"] for reply in answer.reply["nodes"].values())
-    return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
+    return replace(page, is_complete=have_ended)
 
 
 def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor:

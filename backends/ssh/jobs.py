@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.agent import node_logs
@@ -39,7 +40,9 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     return found
 
 
-def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
+def logs(
+    fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False, pattern: str = ""
+) -> LogPage:
     """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
     handle = SshRef.load(ref)
     count, size = len(handle.nodes), handle.nproc_per_node
@@ -50,6 +53,7 @@ def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None,
             "offsets": agent_pages.offsets(cursor, node),
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
             "ranks": None if ranks is None else sorted(ranks),
+            "pattern": pattern,
         }
         calls[handle.nodes[node].host] = Call("verbs.read", asked)
     answers = fleet.ask(calls) if now else fleet.hedged(calls, lambda each: any(a.error is None for a in each.values()))
@@ -66,7 +70,7 @@ def logs(fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None,
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
     have_ended = not missing and all(answer.reply["ended"] for answer in answers.values())
     # All lines of the reached hosts were read; a follower waits for the remaining hosts for `late_s`.
-    return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
+    return replace(page, is_complete=have_ended)
 
 
 def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:

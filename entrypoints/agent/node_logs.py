@@ -15,7 +15,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from operator import itemgetter
 from pathlib import Path
@@ -30,6 +30,7 @@ BOOT = "boot.log"
 BLOCK, INDEX_BLOCK = 1 << 16, 1 << 12
 MOST_LAST, LINE_CHARACTERS = 10, 200  # of the lines before a rank's end, which often name the cause
 _END_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
+_PLAIN = bytes([*b"\t\r\n", *range(0x20, 0x7F)])
 SUFFIX = ".times"  # of the file with the times of a log's lines
 
 
@@ -47,11 +48,16 @@ class Chunk:
     data: bytes
     times: tuple[tuple[int, float], ...] = ()
     has_more: bool = False
+    ends: tuple[int, ...] = ()
+    """Of a searched piece: the offset in the file behind each line, and behind the whole piece."""
+    left_out: int = 0
+    """The lines of a searched piece that do not match."""
 
     def dump(self) -> dict[str, Any]:
         """Return the chunk's description for a channel, which carries the bytes apart."""
         told = {"name": self.name, "offset": self.offset, "size": len(self.data)}
-        return {**told, "times": self.times, "has_more": self.has_more}
+        more = {"ends": self.ends, "left_out": self.left_out} if self.ends else {}
+        return {**told, "times": self.times, "has_more": self.has_more, **more}
 
     @property
     def rank(self) -> int | None:
@@ -72,11 +78,13 @@ def read(
     page_bytes: int = PAGE_BYTES,
     *,
     has_ended: bool | None = None,
+    pattern: str = "",
 ) -> list[Chunk]:
     """Return the bytes after the offsets in the node's log files, at most a page in total; empty without new lines.
 
     With `ranks`, only the ranks' files. A last line without newline waits for the end of the node or of its agent.
-    `has_ended`: whether the node has ended, if the agent's process cannot be seen from this machine.
+    `has_ended`: whether the node has ended, if the agent's process cannot be seen from this machine. `pattern`: lines
+    without a match of this regular expression, in ASCII, may be left out; a line with other characters stays.
     """
     if has_ended is None:
         found = atomic_json.read_json(root / STATE)
@@ -88,9 +96,9 @@ def read(
     pieces = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
     chunks = [chunk for chunk in pieces if chunk.data]
     until_s = min((chunk.until_s for chunk in chunks if chunk.has_more and chunk.until_s is not None), default=None)
-    if until_s is None:
-        return chunks
-    return [piece for chunk in chunks if (piece := _cut(chunk, until_s)).data]
+    if until_s is not None:
+        chunks = [piece for chunk in chunks if (piece := _cut(chunk, until_s)).data]
+    return [_matching(chunk, pattern) for chunk in chunks] if pattern else chunks
 
 
 def near_end(
@@ -226,6 +234,28 @@ def _cut(chunk: Chunk, until_s: float) -> Chunk:
     end = chunk.times[count - 1][0] if count else chunk.offset
     end = chunk.data.rfind(b"\n", 0, max(0, end - chunk.offset)) + 1
     return Chunk(chunk.name, chunk.offset, chunk.data[:end], chunk.times[:count], has_more=True)
+
+
+def _matching(chunk: Chunk, pattern: str) -> Chunk:
+    """Return the lines of the chunk that may match, with a note of each line's time, and a note of the chunk's end."""
+    data, begin, lines, ends = chunk.data, 0, list[bytes](), list[int]()
+    is_plain = not data.translate(None, _PLAIN)  # colours could split a word
+    find = re.compile((pattern if is_plain else f"{pattern}|[^\\t\\r\\n -~]").encode())
+    while begin < len(data) and (found := find.search(data, begin)) is not None:
+        start = max(begin, data.rfind(b"\n", begin, found.start()) + 1)
+        begin = data.find(b"\n", found.start()) + 1 or len(data)
+        lines.append(data[start:begin])
+        ends.append(chunk.offset + begin)
+    sizes, latest = [size for size, _ in chunk.times], list(accumulate(map(itemgetter(1), chunk.times), max))
+    places = accumulate(map(len, lines), initial=chunk.offset)
+    next(places)
+    noted = [(place, bisect_left(sizes, end)) for place, end in zip(places, ends, strict=True)]
+    times = [(place, latest[note]) for place, note in noted if note < len(latest)]
+    if _is_noted(chunk.times, chunk.offset + len(data) - 1):
+        times.append((chunk.offset + sum(map(len, lines)) + 1, latest[-1]))
+    left_out = max(not lines, data.count(b"\n") - len(lines))
+    ends.append(chunk.offset + len(data))
+    return replace(chunk, data=b"".join(lines), times=tuple(times), ends=tuple(ends), left_out=left_out)
 
 
 def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:

@@ -164,7 +164,7 @@ def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
 
 
 def read(
-    *, folder: str, offsets: dict[str, dict[str, int]], ranks: list[int] | None, page_bytes: int
+    *, folder: str, offsets: dict[str, dict[str, int]], ranks: list[int] | None, page_bytes: int, pattern: str
 ) -> dict[str, Any]:
     """Return the bytes after the offsets in the log files of several nodes: `nodes`, each as of `verbs.read`.
 
@@ -179,7 +179,7 @@ def read(
             continue
         root = Path(folder, f"node-{node}")
         has_ended = (root / EXIT).exists()
-        chunks = node_logs.read(root, each, ranks, page_bytes, has_ended=has_ended)
+        chunks = node_logs.read(root, each, ranks, page_bytes, has_ended=has_ended, pattern=pattern)
         found[node] = {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended}
         data += [chunk.data for chunk in chunks]
     return {"nodes": found, "payload": b"".join(data)}

@@ -175,13 +175,15 @@ def look(*, root: str, checkpoints: str) -> dict[str, Any]:
     return replace(node_folder.look(Path(root), Path(checkpoints)), now_s=time.time()).dump()
 
 
-def read(*, root: str, offsets: dict[str, int], ranks: list[int] | None, page_bytes: int) -> dict[str, Any]:
+def read(
+    *, root: str, offsets: dict[str, int], ranks: list[int] | None, page_bytes: int, pattern: str
+) -> dict[str, Any]:
     """Return the bytes after `offsets` in the node's log files: `chunks`, whose bytes follow one another.
 
     `ended`: the agent was gone before the read, so no more bytes will come.
     """
     has_ended = node_folder.agent_pid(Path(root)) is None
-    chunks = node_logs.read(Path(root), offsets, ranks, page_bytes)
+    chunks = node_logs.read(Path(root), offsets, ranks, page_bytes, pattern=pattern)
     data = b"".join(chunk.data for chunk in chunks)
     return {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended, "payload": data}
 

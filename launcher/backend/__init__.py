@@ -242,8 +242,7 @@ class LogPage:
     """Lines, and the start of the next page."""
 
     lines: list[LogLine]
-    cursor: Cursor
-    """JSON, so that a reader can continue later."""
+    cursor: Cursor  # JSON, so that a reader can continue later
     is_clean: bool = True
     """The page has no lines, and every stream was read to its end since the last clean page."""
     is_complete: bool = True
@@ -283,18 +282,14 @@ class HostUse:
     """The GPU; of a job in line for the machine, the job's place."""
     model: str
     use: str
-    """`free`, `held` by a job, `busy` with foreign processes; `waits`: a job in line for the machine.
-
-    `unreachable`, `unknown` (by name) or `broken` machines are reported too.
-    """
+    """`free`, `held` by a job, `busy` with foreign processes, `unreachable`, `unknown` (by name) or `broken`;
+    `waits`: a job in line for the machine."""
     user: str | None = None
     job: str | None = None
-    since_s: float | None = None
-    """In unix seconds."""
+    since_s: float | None = None  # unix time
     detail: str = ""
     """The reason, for a machine that is unreachable, unknown or broken."""
-    start_s: float | None = None
-    """The expected start of a job in line."""
+    start_s: float | None = None  # expected, of a job in line
 
 
 @dataclass(frozen=True)
@@ -469,6 +464,16 @@ class Seekable(Protocol):
 
         The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
         """
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """A backend that searches a job's log where the log is."""
+
+    def logs_with(
+        self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
+    ) -> LogPage:
+        """Return a page as `logs`, perhaps without lines that do not match the regular expression, which is ASCII."""
 
 
 @runtime_checkable

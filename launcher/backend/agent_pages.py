@@ -50,14 +50,15 @@ def page(
     rows = []
     for piece in pieces:
         count = len(piece.times) if until_s is None else bisect_right(piece.times, until_s)
-        texts, size = piece.texts, len(piece.chunk.data)
+        texts, size, ends = piece.texts, len(piece.chunk.data), [piece.chunk.offset, *piece.chunk.ends]
         if count < len(texts):
             texts, size = texts[:count], sum(map(len, piece.chunk.data.split(b"\n", count)[:count])) + count
-        read_to[f"{piece.node}/{piece.chunk.name}"] = piece.chunk.offset + size
+            ends = ends[: count + 1]
+        read_to[f"{piece.node}/{piece.chunk.name}"] = ends[-1] if piece.chunk.ends else ends[0] + size
         rows.append(zip(texts, repeat(piece.node), repeat(piece.chunk.rank), piece.times))
     # Sorting merges runs that are already in order, at less cost than a heap.
     lines = sorted(map(_make, chain.from_iterable(rows)), key=itemgetter(3))
-    return LogPage(lines, read_to)
+    return LogPage(lines, read_to, left_out=sum(piece.chunk.left_out for piece in pieces))
 
 
 def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:
@@ -77,4 +78,4 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:
         times.append(last_s)
     else:
         texts.pop()
-    return _Chunk(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted and times else None)
+    return _Chunk(node, chunk, texts, times, last_s if chunk.has_more and is_noted else None)

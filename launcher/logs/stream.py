@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from .. import backend as backends
 from ..backend import Cursor, LogLine, LogPage, Pace
@@ -173,8 +174,8 @@ class LogStream:
             is_fresh = found is not None and time.time() - found.used_s < FRESH_S
             if not is_fresh and self._skip_ahead(tail):
                 return
-        if found is not None and found.is_complete:
-            self._place = found
+        if self._search() or (found is not None and found.is_complete):
+            self._place = found or cache.CachePosition()
         else:
             self._begin_keeping(found)
             self._place = self._keeper.place if self._keeper is not None else found or cache.CachePosition()
@@ -185,6 +186,13 @@ class LogStream:
                 self._replay = cache.Replay(cache.folder_of(database, *key), self._place, self._view)
             except DamagedError:
                 self._mend(None)
+
+    def _search(self) -> Callable[..., LogPage] | None:
+        """Return the backend's search for the view's lines; they are no whole log, and are not stored."""
+        grep, backend = self._view.grep, backends.load(self._job.backend)
+        if not self._now or grep is None or not (cache.is_of_blocks(grep) and grep.pattern.isascii()):
+            return None
+        return partial(backend.logs_with, grep.pattern) if isinstance(backend, backends.Searchable) else None
 
     def _begin_keeping(self, found: cache.CachePosition | None) -> None:
         """Start caching, unless this reader is filtered or another process already caches this attempt."""
@@ -232,7 +240,8 @@ class LogStream:
         if self._end_detector is None and self._attempt.state.state not in ACTIVE:
             self._end_detector = EndDetector(self.pace, self._attempt.state)
         try:
-            page = backends.load(self._job.backend).logs(self._attempt.ref, self._cursor, narrow, now=self._now)
+            read = self._search() or backends.load(self._job.backend).logs
+            page = read(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:
             self.is_clean = False
             if self._end_detector is None or not self._end_detector.is_out_of_patience():

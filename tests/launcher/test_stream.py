@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -346,3 +347,34 @@ def test_stream_shows_cached_lines_of_an_unreachable_backend(
         with pytest.raises(UnreachableError):
             again.read()
     assert texts(again.read()) == ["two"]
+
+
+@pytest.mark.parametrize("state", [RUNNING, DONE], ids=lambda state: state.state)
+def test_search_makes_only_the_lines_that_may_match(
+    home: Path, seed: MakeJob, registry: Registry, monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    """The backend searches: all matching lines come in order with their times, and nothing is stored as the log."""
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 1000)
+    monkeypatch.setattr(node_logs, "PAGE_BYTES", 4000)
+    chance, job = random.Random(1), seed("searched", state, {"0": "", "1": ""})
+    for rank in (0, 1):
+        notes = [(f"{rank} line {n}{chance.choice([' rare', '', ''])}\n", n / 9) for n in range(900)]
+        written(
+            home, job, rank, *notes, (f"{rank} r\x1b[31mare\n{rank} é\n", 101.0), (f"{rank} rare, the last\n", 102.0)
+        )
+    with_all = LogStream(registry, job, job.attempt, now=True)
+    view = View(grep=re.compile("rare|the last"))
+    wanted = view.chosen([line for lines in with_all.backlog() for line in lines])
+    registry.database.execute("DELETE FROM kept_logs")
+    pages: list[LogPage] = []
+    real = load("local").logs_with  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        load("local"), "logs_with", lambda *asked, **more: pages.append(real(*asked, **more)) or pages[-1]
+    )
+    stream = LogStream(registry, job, job.attempt, view, now=True)
+    found = [line for lines in stream.backlog() for line in lines]
+    assert view.chosen(found) == wanted
+    assert len(wanted) <= sum(len(page.lines) for page in pages) <= len(wanted) + 2 * 20
+    assert len(pages) > 5
+    stream.close()
+    assert not registry.database.execute("SELECT 1 FROM kept_logs")
