@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from cloudtrain.entrypoints import events
@@ -142,13 +144,18 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
     end_detector = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
+    read: Callable[..., backends.LogPage] = backend.logs
+    if isinstance(backend, backends.Searchable):
+        read = partial(backend.logs_with, events.MARK)
     progress, points, reports = dict(attempt.progress), list[series.Point](), list[sweeps.SegmentRecord]()
     while True:
-        page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
+        page = read(attempt.ref, progress.get("cursor"), frozenset({0}))
         lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
-        progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
-        points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
+        counts = series.weights(lines)
+        points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0, counts)
         points = series.thinned(points)
+        lines = [line for line, count in zip(lines, counts, strict=True) if count]
+        progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
         reports += sweeps.reports_in(lines)
         if end_detector.is_last(page) if end_detector else not (page.lines or page.left_out):
             return _LogFacts(progress, points, reports)

@@ -71,7 +71,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(answer: Callable[[Any], State], backend: str = "local") -> None:
         monkeypatch.setattr(backends.load(backend), "state", answer)
-        monkeypatch.setattr(backends.load(backend), "logs", lambda *args, **kwargs: backends.LogPage([], {}))
+        for name in ("logs", "logs_with"):
+            empty = lambda *args, **kwargs: backends.LogPage([], {})  # noqa: E731
+            monkeypatch.setattr(backends.load(backend), name, empty, raising=False)
         monkeypatch.setattr(backends.load(backend), "pace", lambda ref: backends.Pace())
 
     return install

@@ -233,7 +233,7 @@ def test_line_is_stored_with_the_end(
     if is_sent:
         registry.mark_sent(job.attempt, {"folder": "/x"})
     monkeypatch.setattr(backends.load("local"), "state", lambda ref: DONE)
-    monkeypatch.setattr(backends.load("local"), "logs_with", lambda *args: backends.LogPage([], {}))
+    monkeypatch.setattr(backends.load("local"), "logs_with", lambda *args, **kwargs: backends.LogPage([], {}))
 
     def end() -> None:
         if is_sent:

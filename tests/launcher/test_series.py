@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.job import Job, State
@@ -235,3 +236,35 @@ def test_ten_megabytes_of_events_are_read_in_bounded_memory(running: Callable[[s
     look()
     assert len(stored("one").points) <= series.MOST
     assert (home / "registry.sqlite").stat().st_size < 2_000_000
+
+
+def test_poll_makes_only_the_lines_of_events(running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's state needs the events of its log, not the other lines, however many."""
+    running("".join(f"{step(n, loss=0.5)}\n" + "a line of the script\n" * 500 for n in range(3)))
+    made: list[int] = []
+    local, real = backends.load("local"), backends.load("local").logs_with  # type: ignore[attr-defined]
+
+    def counted(*asked: Any) -> Any:
+        page = real(*asked)
+        made.append(len(page.lines))
+        return page
+
+    monkeypatch.setattr(local, "logs_with", counted)
+    look()
+    assert sum(made) == 3
+    assert [point.step for point in stored("one").steps] == [0, 1, 2]
+
+
+def test_backlog_of_steps_is_read_in_part(running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of steps at once a few hundred are read: each counts for its stretch, and extreme losses stay."""
+    losses = {n: {3333: "NaN", 4444: "99.5", 5555: "-7.25"}.get(n, "1.0") for n in range(9000)}
+    running("".join(f'x  ::ct {{"e":"step","step":{n},"loss":{loss}}}\n' for n, loss in losses.items()))
+    read: list[str] = []
+    parse = events.parse
+    monkeypatch.setattr(events, "parse", lambda line: read.append(line) or parse(line))
+    look()
+    steps = stored("one").steps
+    assert len(set(read)) < 600
+    assert sum(point.weight for point in steps) == 9000
+    assert {3333, 4444, 5555, 0, 8999} <= {point.step for point in steps}
+    assert {"nan", 99.5, -7.25} <= {point.fields["loss"] for point in steps}
