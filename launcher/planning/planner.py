@@ -103,8 +103,9 @@ def value_faults(config: JobConfig, plan: Plan) -> list[Fault]:
     stored, found = config.model_dump(mode="json"), []
     stored |= {"sweep": None, "budget": None}  # a copy of the list of choices for each choice would be quadratic
     for each in dimensions(config.sweep.space):
-        for value in each.choices or (each.at(0.0), each.at(LAST)):
-            setting = "args=[]" if each.key.startswith("args.") else f"{each.key}={json.dumps(value)}"
+        values, is_argument = each.choices or (each.at(0.0), each.at(LAST)), each.key.startswith("args.")
+        for value in values[:1] if is_argument else values:  # a script's own arguments have no rules
+            setting = "args=[]" if is_argument else f"{each.key}={json.dumps(value)}"
             try:
                 trial = configs.stored(stored, overrides=[setting])
                 if trial.task:

@@ -183,6 +183,15 @@ def test_values_of_a_large_grid_are_checked_in_linear_time(tmp_path: Path) -> No
     assert times[1] < 20 * times[0]
 
 
+def test_arguments_of_a_script_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's own arguments have no rules, so a grid over them makes a single config."""
+    found = script(tmp_path, {"space": {"args.lr": [each / 1000 for each in range(1, 400)]}, "algorithm": "grid"})
+    plan, made, stored = planner.make(found, CPU), list[object](), config.stored
+    monkeypatch.setattr(config, "stored", lambda *told, **more: made.append(told) or stored(*told, **more))
+    assert planner.value_faults(found, plan) == []
+    assert len(made) == 1
+
+
 def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
     """Return the config of a script with the section."""
     (tmp_path / "fit.py").write_text("print('step 1')\n")
