@@ -13,6 +13,7 @@ import azure_jobs
 import environments
 import faults
 import first_step
+import growth
 import restart
 import ssh_fleet
 import startup
@@ -24,7 +25,7 @@ import vertex_submits
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    local = (startup, first_step, environments, restart, faults, ssh_fleet, sweep_decisions)
+    local = (startup, first_step, environments, restart, faults, ssh_fleet, sweep_decisions, growth)
     aws = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines)
     azure = (azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
     vertex = (vertex_jobs.cost, vertex_submits.ambiguous, lambda: vertex_submits.submits(20), vertex_jobs.lines)
