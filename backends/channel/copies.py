@@ -56,8 +56,8 @@ def chunks(answer: HostAnswer) -> list[Chunk]:
         data = answer.data[begin : begin + reply["size"]]
         begin += reply["size"]
         times = tuple((size, time_s) for size, time_s in reply["times"])
-        more = tuple(reply.get("ends", ())), reply.get("left_out", 0)
-        found.append(Chunk(reply["name"], reply["offset"], data, times, reply["has_more"], *more))
+        more = reply["has_more"], tuple(reply.get("ends") or ()), reply.get("left_out") or 0
+        found.append(Chunk(reply["name"], reply["offset"], data, times, *more))
     return found
 
 
