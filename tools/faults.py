@@ -139,8 +139,8 @@ FAULTS = [
     Fault(
         "a sweep's money",
         "entrypoints/sweep/search.py",
-        "return cost + kept <= left and cost",
-        "return cost <= left and cost",
+        "+ max(waits, default=0.0) <= allowance.left else furthest",
+        "<= allowance.left else furthest",
         "entrypoints/test_search.py::test_small_budget_still_finishes_a_trial",
     ),
     Fault(
@@ -209,8 +209,8 @@ FAULTS = [
     Fault(
         "token in the code",
         "launcher/planning/secret_files.py",
-        "data = file.read(FILE_BYTES)",
-        "data = file.read(0)",
+        "data[:FILE_BYTES]",
+        "data[:0]",
         "launcher/test_secret_files.py::test_token_in_a_file_is_found_with_its_line_and_never_printed",
     ),
     Fault(

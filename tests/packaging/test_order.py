@@ -37,3 +37,12 @@ def test_every_recorded_test_exists() -> None:
     names = [line.split()[1].split("::") for line in order.SLOWEST.read_text().splitlines()]
     root = order.SLOWEST.parents[1]
     assert [name for path, name in names if f"\ndef {name}(" not in (root / path).read_text()] == []
+
+
+def test_faults_of_the_list_fit_the_code() -> None:
+    """The text of each fault occurs once in its file, and its tests exist: else `tools/faults.py` finds fewer."""
+    root = order.SLOWEST.parents[1]
+    faults = runpy.run_path(str(root / "tools" / "faults.py"))["FAULTS"]
+    assert [fault.capability for fault in faults if (root / fault.file).read_text().count(fault.old) != 1] == []
+    named = [test.split("[")[0].split("::") for fault in faults for test in fault.tests.split()]
+    assert [name for path, name in named if f"def {name}(" not in (root / "tests" / path).read_text()] == []
