@@ -141,7 +141,7 @@ FAULTS = [
         "entrypoints/sweep/search.py",
         "+ max(waits, default=0.0) <= allowance.left else furthest",
         "<= allowance.left else furthest",
-        "entrypoints/test_search.py::test_small_budget_still_finishes_a_trial",
+        "entrypoints/test_search.py::test_deadline_leaves_a_slot_for_the_furthest_trial",
     ),
     Fault(
         "restart of a killed rank",

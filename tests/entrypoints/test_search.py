@@ -152,6 +152,9 @@ def test_deadline_leaves_a_slot_for_the_furthest_trial() -> None:
     assert decide(what, results, (), Allowance(81.0, step=1.0))[0].key == (2, 0)
     assert decide(what, results, (), Allowance(80.5, step=1.0))[0].key == (0, 1)
     assert decide(what, results, (), Allowance(0.5, step=1.0)) == []
+    what = search("asha", trials=2, parallel=2)  # nothing is due: a wait for the running segment costs its seconds
+    assert decide(what, {(0, 0): 0.1}, [(1, 0)], Allowance(81.0, step=1.0)) == []
+    assert decide(what, {(0, 0): 0.1}, [(1, 0)], Allowance(80.5, step=1.0))[0].key == (0, 1)
 
 
 def test_cheaper_segments_are_tried_before_the_search_ends() -> None:
