@@ -253,7 +253,7 @@ def _matching(chunk: Chunk, pattern: str) -> Chunk:
     times = [(place, latest[note]) for place, note in noted if note < len(latest)]
     if _is_noted(chunk.times, chunk.offset + len(data) - 1):
         times.append((chunk.offset + sum(map(len, lines)) + 1, latest[-1]))
-    left_out = max(not lines, data.count(b"\n") - len(lines))
+    left_out = max(int(not lines), data.count(b"\n") - len(lines))
     ends.append(chunk.offset + len(data))
     return replace(chunk, data=b"".join(lines), times=tuple(times), ends=tuple(ends), left_out=left_out)
 
