@@ -50,7 +50,7 @@ def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: MakeJ
     config = {"retry": {**ASKED, "on": ["error"]}}
     assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))
     place = {"region": "eu-west-1", "profile": None, "endpoints": {}}
-    place |= {"checkpoint_uri": "s3://b/c", "output_uri": "s3://b/o"}
+    place |= {"checkpoint_uri": "s3://bucket/c", "output_uri": "s3://b/o"}
     ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
     ref |= {"secrets_prefix": "", "secrets": []}
     sent = {"state": PREEMPTED, "phase": "sent", "ref": ref}
@@ -96,12 +96,12 @@ def test_loss_that_a_user_may_prevent_needs_consent() -> None:
 def test_bucket_that_cannot_be_read_is_no_empty_bucket() -> None:
     """The address without a listener is named; an empty answer would mean a start from step 0."""
     place = {"region": "eu-west-1", "profile": None, "endpoints": {"s3": "http://127.0.0.1:9"}}
-    ref = {**place, "checkpoint_uri": "s3://b/c", "output_uri": "s3://b/o", "name": "j-1-1", "nodes": 2}
+    ref = {**place, "checkpoint_uri": "s3://bucket/c", "output_uri": "s3://b/o", "name": "j-1-1", "nodes": 2}
     ref |= {"nproc_per_node": 1, "limit_reason": "time_limit", "secrets_prefix": "", "secrets": []}
     backend = backends.load("sagemaker")
     assert isinstance(backend, backends.HasCheckpoints)
     files = backend.saved([ref], JobConfig(name="j"))
-    assert (files.is_any, files.away.startswith("in s3://b/c (")) == (False, True)
+    assert (files.is_any, files.away.startswith("in s3://bucket/c (")) == (False, True)
 
 
 def test_obstacle_to_a_retry_is_reported(
