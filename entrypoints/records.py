@@ -1,7 +1,7 @@
 """The JSON form of frozen dataclasses: of the messages between launcher and nodes, and of stored records.
 
-`load` reads by the fields' types: a list becomes a tuple, and an object becomes the record that the type names. Unknown
-keys are ignored. A missing key stands for the default, and so does null if the type lacks None.
+`load` reads by the fields' types: a list becomes a tuple, text a path, and an object the record that the type names.
+Unknown keys are ignored. A missing key stands for the default, and so does null if the type lacks None.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _R = TypeVar("_R", bound="Record")
@@ -92,6 +93,8 @@ def _loaded(record: type[Record], key: str, kind: Any, value: Any) -> Any:
         return origin(_loaded(record, key, part, each) for part, each in pairs)
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {name: _loaded(record, f"{key}.{name}", parts[1], each) for name, each in value.items()}
+    if kind is Path and isinstance(value, str):
+        return Path(value)
     if record._checks and kind is not Any:
         fits = value in parts if origin is Literal else is_number(value) if kind is float else isinstance(value, origin)
         if not fits:
@@ -124,4 +127,6 @@ def _plain(value: Any) -> Any:
         return value.dump()
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return str(value) if isinstance(value, Path) else value

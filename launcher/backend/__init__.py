@@ -11,7 +11,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -129,7 +129,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Record, checks=True):
     """An archive on disk."""
 
     sha256: str
@@ -143,17 +143,6 @@ class Bundle:
     git: dict[str, Any] = field(default_factory=dict)
     code_sha256: str = ""
     """The hash of all files but the config file, which has more settings than the code that runs."""
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Bundle:
-        """Return the bundle from the output of `dump`; unknown fields are of a newer version."""
-        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
-        largest = tuple((name, size) for name, size in data.get("largest", ()))
-        return cls(**{**known, "path": Path(data["path"]), "largest": largest})
 
 
 @dataclass(frozen=True)
@@ -242,7 +231,8 @@ class LogPage:
     """Lines, and the start of the next page."""
 
     lines: list[LogLine]
-    cursor: Cursor  # JSON, so that a reader can continue later
+    cursor: Cursor
+    """JSON, so that a reader can continue later."""
     is_clean: bool = True
     """The page has no lines, and every stream was read to its end since the last clean page."""
     is_complete: bool = True
@@ -282,14 +272,18 @@ class HostUse:
     """The GPU; of a job in line for the machine, the job's place."""
     model: str
     use: str
-    """`free`, `held` by a job, `busy` with foreign processes, `unreachable`, `unknown` (by name) or `broken`;
-    `waits`: a job in line for the machine."""
+    """`free`, `held` by a job, `busy` with foreign processes; `waits`: a job in line for the machine.
+
+    `unreachable`, `unknown` (by name) or `broken` machines are reported too.
+    """
     user: str | None = None
     job: str | None = None
-    since_s: float | None = None  # unix time
+    since_s: float | None = None
+    """In unix seconds."""
     detail: str = ""
     """The reason, for a machine that is unreachable, unknown or broken."""
-    start_s: float | None = None  # expected, of a job in line
+    start_s: float | None = None
+    """The expected start of a job in line."""
 
 
 @dataclass(frozen=True)

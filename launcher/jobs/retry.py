@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.records import RecordError
 from cloudtrain.entrypoints.sweep.search import FIXED
 
 from .. import backend as backends
@@ -126,7 +127,7 @@ def _shipped(job: Job) -> Bundle:
     hint = "cloudtrain resume --update-code takes the code folder as it is now"
     try:
         shipped = Bundle.load(job.bundle)
-    except (KeyError, TypeError, ValueError) as error:
+    except RecordError as error:
         raise ConfigError(f"the registry's row about the code of {job.id} is damaged: {error}", hint=hint) from error
     if not shipped.path.exists():
         raise ConfigError("the code as it was submitted is no longer here", where=shipped.path, hint=hint)
