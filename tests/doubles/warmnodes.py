@@ -14,7 +14,6 @@ import _imp
 import contextlib
 import ctypes
 import fcntl
-import gc
 import importlib.machinery
 import inspect
 import json
@@ -253,8 +252,7 @@ def _main() -> None:
     sources = [(path.read_bytes(), path) for path in ENTRYPOINTS.rglob("*.py")]
     compiled = {source: compile(source, path, "exec", dont_inherit=True) for source, path in sources}
     inspect.stack = warmpython.quick_stack
-    gc.collect()
-    gc.freeze()  # objects that are never collected are never copied
+    warmpython.freeze()
     SOCKET.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(SOCKET))
