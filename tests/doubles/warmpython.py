@@ -415,11 +415,13 @@ def quick_stack(context: int = 1) -> list[inspect.FrameInfo]:
 
 
 def freeze() -> None:
-    """Leave the objects made so far out of each search for garbage, and move their memory to large pages.
+    """Leave the objects made so far out of each search for garbage and out of the end, in large pages.
 
     A fork copies the table of pages, and its end frees the table: with torch 36 ms of processor time, with large pages
     8 ms.
     """
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # else each process first copies what torch frees at its end, in 60 ms
     gc.collect()
     gc.freeze()  # objects that are never collected are never copied
     libc = ctypes.CDLL(None)
@@ -458,8 +460,6 @@ def _main() -> None:
     for name in preloaded:
         _import(name)
     inspect.stack = quick_stack
-    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = False  # else each process first copies what torch frees at its end, in 60 ms
     freeze()
     asked = _template(listener)
     if asked is None:
