@@ -96,7 +96,8 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         yield _fault(root, key, f"{_PAUSE} need {steps}, which rungs divide", hint)
         return
     if not is_task and written.get("algorithm") in COPYING:
-        yield _fault(root, key, "pbt copies checkpoints of a `task`, and a script's are unknown", "`algorithm: asha`")
+        message = f"{written['algorithm']} copies checkpoints of a `task`, and a script's are unknown"
+        yield _fault(root, key, message, "`algorithm: asha`")
     if not is_task and written.get("instances") not in (None, 1):
         yield _fault(root, key, f"{_PAUSE} cannot pause a script on several machines at once", hint)
     first = written.get("first_rung")
@@ -119,17 +120,18 @@ def _pauses(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _copies(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
-    """Yield the faults of pbt, whose trials continue from copies of other trials."""
+    """Yield the faults of a search whose trials continue from copies of other trials."""
+    name = written["algorithm"]
     if isinstance(count := written.get("trials"), int) and count < _FEWEST:
-        message = f"pbt replaces a quarter of the trials, and {count} have no quarter"
+        message = f"{name} replaces a quarter of the trials, and {count} have no quarter"
         yield _fault(root, "sweep.trials", message, f"at least {_FEWEST} trials")
     for key in written["space"]:
         if str(key).startswith(_FIXED):
-            message = f"`{key}` cannot vary with pbt: a trial continues from another trial's weights and optimizer"
+            message = f"`{key}` cannot vary with {name}: a trial continues from another trial's weights and optimizer"
             yield _fault(root, "sweep.space", message, "leave the key out, or use `algorithm: asha`")
     chosen = find(root, ("training", "schedule", "name")) or find(root, ("training", "schedule"))
     if chosen is not None and chosen.data() != "constant":
-        message = "pbt needs a constant schedule: a trial changes its learning rate by itself"
+        message = f"{name} needs a constant schedule: a trial changes its learning rate by itself"
         yield Fault(message, "training.schedule", chosen.place, "`schedule: {name: constant}`")
 
 

@@ -192,7 +192,7 @@ _POSTED: dict[str, Any] = {name: (Channel | None, key(None, of.help, of.example)
 
 
 class Notify(create_model("Posted", __base__=Section, **_POSTED)):  # type: ignore[misc]
-    """A receiver of alerts, with exactly one of webhook, slack, email and apprise."""
+    """A receiver of alerts, with exactly one kind of address."""
 
     email: MailAddress | None = key(None, "Mail address.", "team@example.org")
     apprise: AppriseUrl | None = key(

@@ -47,7 +47,8 @@ def write(
     """
     backend = backends.load(vendor) if vendor in backends.names() else None
     if not isinstance(backend, backends.Serves):
-        raise UsageError(f"`{vendor}` has no endpoints", hint="--for sagemaker, azureml or vertex")
+        serving = [name for name in backends.names() if isinstance(backends.load(name), backends.Serves)]
+        raise UsageError(f"`{vendor}` has no endpoints", hint=f"--for {', '.join(serving)}")
     require_model_name(name)
     backend.serving(ServedModel(name, _VERSION, machine), config)
     with hidden_beside(place) as hidden:

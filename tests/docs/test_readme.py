@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from docs.console import Session, Step, missing, steps
 
+from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands.submit import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,6 @@ SECTIONS = ["A first run", "Your own script", "Backends", "Compared with other l
 MAX_LINES, FIRST_RUN_LINES, SCRIPT_LINES, BLOCK_LINES = 200, 5, 10, 3
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BACKENDS = ["local", "ssh", "slurm", "sagemaker", "azureml", "vertex"]
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_front_page_is_short_and_in_order() -> None:
     assert len(text.splitlines()) <= MAX_LINES
     assert [len(block.splitlines()) for block in BASH.findall(text)] == [FIRST_RUN_LINES]
     assert len(script) <= SCRIPT_LINES
-    assert [block[0].split(":")[0] for block in blocks] == BACKENDS[1:]
+    assert [block[0].split(":")[0] for block in blocks] == list(BUILT_IN)[1:]
     assert all(len(block) <= BLOCK_LINES for block in blocks)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BUILT_IN)
 @pytest.mark.usefixtures("home")
 def test_readme_config_has_a_dry_run_on(backend: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block of each backend is complete: request and price need no other key."""

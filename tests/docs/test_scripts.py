@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands.submit import command
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
 NAMES = sorted(path.parent.name for path in SCRIPTS.glob("*/cloudtrain.yaml"))
 ON_THE_PAGE = ["nanogpt", "trainer", "sft", "accelerate", "lightning", "fsdp2"]
-BACKENDS = ["local", "ssh", "slurm", "sagemaker", "azureml", "vertex"]
 BLOCK = re.compile(r"^```yaml\n(name: .*?)^```$", re.MULTILINE | re.DOTALL)
 
 # Arguments for a run that lasts until a test ends the job, and the script's words when it continues from a checkpoint.
@@ -41,7 +41,7 @@ def test_page_shows_the_files() -> None:
     assert blocks == [(SCRIPTS / name / "cloudtrain.yaml").read_text(encoding="utf-8") for name in ON_THE_PAGE]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BUILT_IN)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("home")
 def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

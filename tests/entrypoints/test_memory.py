@@ -14,6 +14,7 @@ from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.memory import StorageCounter
+from cloudtrain.entrypoints.trainer.optimizer_facts import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Links
@@ -162,15 +163,15 @@ def _of_two(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "global_batch_size": MICRO * (COUNT if "pipeline" in parallel else 1 if parallel else 2)}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "radam", "lars", "lamb"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_estimate_holds_the_state_of_each_optimizer(name: str, tmp_path: Path) -> None:
-    """Weights and gradients are 8 bytes a parameter; the state has 4 with momentum, 8 of the Adam kind."""
-    has_momentum = name in ("sgd", "lars")
-    optimizer = {"name": name, **({"momentum": 0.9} if has_momentum else {})}
+    """Weights and gradients are 8 bytes a parameter, and each state 4: with momentum one, of the Adam kind two."""
+    momentum = {"momentum": 0.9} if "momentum" in OPTIMIZERS[name].heeds else {}
+    optimizer = {"name": name, **momentum}
     found = estimates(tmp_path, TASK, {}, optimizer=optimizer)[0]
     assert not found["is_assumed"]
-    state = 4 if has_momentum else 8
-    assert found["static_bytes"] / found["parameters"] == pytest.approx(8 + state, rel=0.05)
+    held = 8 + 4 * OPTIMIZERS[name].states
+    assert found["static_bytes"] / found["parameters"] == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from trainerruns import counted, digest, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim
+from cloudtrain.entrypoints.trainer import data, optim, optimizer_facts
 from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
@@ -392,13 +392,12 @@ def test_sharded_optimizer_of_each_kind(results: Any, name: str, kind: str) -> N
     Layer-wise optimizers over shards add one all-reduce a step, for all layers.
     """
     everywhere = [rank[f"{name} {kind}"] for rank in results(2)]
-    is_layerwise = name in ("lars", "lamb")
     assert len({one["hash"] for one in everywhere}) == 1
     assert everywhere[0]["last"] == pytest.approx(results(2)[0][f"{name} ddp"]["last"], rel=1e-5)
-    if kind == "zero 1" and not is_layerwise:
+    if kind == "zero 1" and not optimizer_facts.OPTIMIZERS[name].is_by_layer:
         assert everywhere[0]["hash"] == results(2)[0][f"{name} ddp"]["hash"]
     if kind != "zero 1":
-        assert everywhere[0]["calls"] == STEPS * is_layerwise
+        assert everywhere[0]["calls"] == STEPS * optimizer_facts.OPTIMIZERS[name].is_by_layer
 
 
 @pytest.mark.slow

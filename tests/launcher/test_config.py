@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.stores import store
+from cloudtrain.entrypoints.trainer.optimizer_facts import OPTIMIZERS
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.validate import command
 from cloudtrain.launcher.config import JobConfig
@@ -717,7 +718,7 @@ def test_stored_config_is_read_back_equal(tmp_path: Path) -> None:
     assert config.stored(data, overrides=["resources.instances=3"]).resources.instances == 3
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "examples").glob("*/cloudtrain.yaml")), ids=lambda file: file.parent.name
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands import doctor as checks
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
@@ -58,7 +59,7 @@ def test_all_asks_every_backend(cli: Any, folder: Path, given: list[str], tmp_pa
     """`all` works as an argument and as an option."""
     environ = GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
     done = cli("doctor", *given, "--json", cwd=folder, env=environ)
-    assert list(done.json) == ["cloudtrain", "local", "ssh", "slurm", "sagemaker", "azureml", "vertex"]
+    assert list(done.json) == ["cloudtrain", *BUILT_IN]
 
 
 def test_option_names_the_backend(cli: Any, folder: Path) -> None:
