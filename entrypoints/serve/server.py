@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ _BACKLOG = 128
 _GRACE_S = 0.2  # of a drain: clients that ask again at once learn by the answer that their connection ends
 _DISCARD_S = 2.0  # for the rest of a refused request, so that its client reads the answer
 _MOST_DISCARDED_BYTES = 1 << 26
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 
 _Packed = tuple[int, bytes, dict[str, str]]  # status, body, headers
 
@@ -81,6 +84,7 @@ class ModelServer(uvicorn.Server):
         self._routes.is_draining = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
+        _end_handshakes(self._listener)
         await asyncio.sleep(0)  # connections that the loop has just taken
         waiting: list[socket.socket] = []
         with contextlib.suppress(OSError):
@@ -98,6 +102,16 @@ class ModelServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)
+
+
+def _end_handshakes(listener: socket.socket) -> None:
+    """Drop each packet to the listener from now on, so that no client connects between the last `accept` and the close.
+
+    Such a client would be reset. Now its kernel tries again, and finds the port closed.
+    """
+    if sys.platform == "linux":
+        drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of the packet
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop_all)))
 
 
 class _Application:

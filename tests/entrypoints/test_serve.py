@@ -1,6 +1,7 @@
 """The server of a model folder: contracts, hostile requests, limits, batches, the drain."""
 
 import contextlib
+import errno
 import http.client
 import io
 import json
@@ -593,6 +594,25 @@ def test_drain_under_load_resets_no_request(serve: Serve, engine: Engine) -> Non
         client()
     assert len(answered) > 20
     assert faults == []
+
+
+def test_client_is_not_connected_after_the_last_accept(
+    serve: Serve, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that comes before the close is not connected, since the close would reset its request."""
+    server, came = serve(engine), list[int]()
+    until(lambda: server.started)
+    close = server.servers[0].close
+
+    def late() -> None:
+        with socket.socket() as client:
+            client.settimeout(0.2)
+            came.append(client.connect_ex(("127.0.0.1", server.port)))
+        close()
+
+    monkeypatch.setattr(server.servers[0], "close", late)
+    assert server.drain() == 0
+    assert came[0] == errno.EAGAIN  # it still tries
 
 
 def test_server_is_not_ready_before_its_model(serve: Serve) -> None:
