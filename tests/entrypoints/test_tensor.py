@@ -21,7 +21,7 @@ from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 CPU = torch.device("cpu")
-MICRO, STEPS, TIME, WORDS = 2, 4, 8, 32
+MICRO, STEPS, TIME, WORDS = 2, 2, 8, 32
 
 
 class Layer(nn.Module):
