@@ -201,7 +201,7 @@ def test_job_is_followed_stopped_resumed_and_fails(
     assert [each.name for each in home.iterdir() if each.lstat().st_mode & 0o077] == []
 
 
-@cases("local", "vertex", soaked=("processes", "ssh", "slurm", "azureml", "sagemaker"))
+@cases("local", soaked=("processes", "ssh", "slurm", "azureml", "sagemaker", "vertex"))
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
     """`--now` kills if the platform can; the job is stopped by its user, without a save to resume from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
@@ -237,6 +237,7 @@ def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, b
     cli("stop", "last", "--now", "-y")
 
 
+@cases("local", soaked=("processes", "ssh", "slurm", "azureml", "sagemaker", "vertex"))
 def test_missing_secret_is_reported_before_the_submit(cli: Any, job: Any) -> None:
     """A name without a value in the environment is a config error, and no job exists."""
     done = cli("submit", "-y", cwd=job("secrets: [API_TOKEN]\n"))

@@ -149,6 +149,7 @@ def test_commands_show_the_line(pair: Cluster, send: Any, until: Any, in_line: A
     assert "2 of 2 in line" in cli("list").stdout
 
 
+@pytest.mark.soak  # test_commands_show_the_line lists the jobs of a host, too
 def test_list_tells_all_jobs_of_the_same_hosts(pair: Cluster, send: Any, until: Any, cli: Any) -> None:
     """Jobs that share hosts, asked at once by several commands: no job gets the answer or the silence of another."""
     until(send("first", config()), "running")
@@ -239,7 +240,8 @@ def test_stop_leaves_the_line(pair: Cluster, send: Any, until: Any, cli: Any, pr
     assert [each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]] == ["held", "held"]
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("node", [0, 1])
 def test_killed_waiting_agent_ends_its_gang_alone(pair: Cluster, send: Any, until: Any, cli: Any, node: int) -> None:
     """A gang that loses a waiting agent fails with the reason, and the next job in line starts."""
     first = send("first", config())
