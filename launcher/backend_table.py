@@ -25,6 +25,7 @@ BUILT_IN = {
     "vertex": "cloudtrain.backends.vertex.backend:VertexBackend",
 }
 DEFAULT = next(iter(BUILT_IN))
+SERVING = "sagemaker, azureml or vertex"  # backends that are `Serves`, for texts
 ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ..backend_table import SERVING
 from ..errors import UsageError
 from ..job import Job
 from ..text.terminal import print_json, print_lines, say, say_each
@@ -36,7 +37,7 @@ _EPILOG = examples(
 @click.option("--name", metavar="NAME", help="The model's name.  [default: the job's name, or the folder's]")
 @click.option("--form", "forms", help="Forms: safetensors, pt2, onnx, huggingface.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
-@click.option("--for", "vendor", metavar="VENDOR", help="Add what this cloud's tools take.")
+@click.option("--for", "vendor", metavar="VENDOR", help=f"Add what its tools take: {SERVING}.")
 @click.option("--machine", metavar="TYPE", help="With --for: the endpoint's machine.  [default: 4 cores, no GPU]")
 @click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
 @click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
@@ -71,7 +72,7 @@ def command(
     if name is not None:
         exporting.require_model_name(name)
     if machine is not None and vendor is None:
-        raise UsageError("--machine is of an endpoint", hint="add --for and a cloud's name")
+        raise UsageError("--machine is of an endpoint", hint=f"add --for {SERVING}")
     wanted, given = exporting.parse_forms(forms or _FORMS), _inputs(inputs)
     if key is not None:
         key = key.expanduser()

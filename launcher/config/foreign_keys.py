@@ -96,7 +96,7 @@ timeout deadline:
         write `limits.max_duration` (the job), `limits.max_wait` (machines) or `distributed.timeout_s` (a hung call)
 max_price max_hourly_cost price_cap: the whole job is capped, not the hour: `budget.limit: 150 USD`
 autostop idle_minutes idle_timeout: nothing idles: machines live as long as the job. `limits.max_duration` caps it
-cloud provider platform target scheduler_name infra: write `backend: NAME`; `cloudtrain backends` lists the names
+cloud provider platform target scheduler_name infra: write `backend: sagemaker` (or local, ssh, slurm, azureml, vertex)
 region zone location: it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`
 cpus memory mem vcpus cpu: they come with the machine: name a `resources.instance_type`
 fsdp ddp deepspeed fsdp_config distributed_type: write `training.strategy: fsdp` (or ddp)

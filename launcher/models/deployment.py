@@ -24,6 +24,7 @@ from cloudtrain.entrypoints.models import folder as folders
 
 from .. import backend as backends
 from ..backend import ServedModel
+from ..backend_table import SERVING
 from ..config.schema import JobConfig
 from ..errors import UsageError
 from .exporting import hidden_beside, require_model_name
@@ -47,8 +48,7 @@ def write(
     """
     backend = backends.load(vendor) if vendor in backends.names() else None
     if not isinstance(backend, backends.Serves):
-        serving = [name for name in backends.names() if isinstance(backends.load(name), backends.Serves)]
-        raise UsageError(f"`{vendor}` has no endpoints", hint=f"--for {', '.join(serving)}")
+        raise UsageError(f"`{vendor}` has no endpoints", hint=f"--for {SERVING}")
     require_model_name(name)
     backend.serving(ServedModel(name, _VERSION, machine), config)
     with hidden_beside(place) as hidden:

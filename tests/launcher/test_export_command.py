@@ -85,7 +85,7 @@ def test_trained_job_is_exported_and_served(cli: Any, tmp_path: Path) -> None:
         (["export", "nothing", "--sign", "missing"], 2, "there is no key missing"),
         (["export", "./missing"], 1, "there is no checkpoint"),
         (["serve", "missing"], 2, "is no model folder"),
-        (["export", "nothing", "--machine", "ml.m5.xlarge"], 2, "add --for and a cloud's name"),
+        (["export", "nothing", "--machine", "ml.m5.xlarge"], 2, "add --for sagemaker"),
         (["export", "./step-1", "--for", "vertex"], 2, "--for needs a job"),
     ],
 )
