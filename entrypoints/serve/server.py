@@ -107,9 +107,11 @@ class ModelServer(uvicorn.Server):
 def _end_handshakes(listener: socket.socket) -> None:
     """Drop each packet to the listener from now on, so that no client connects between the last `accept` and the close.
 
-    Such a client would be reset. Now its kernel tries again, and finds the port closed.
+    Such a client would be reset. Now its kernel tries again, and finds the port closed. A sandbox may have no filters.
     """
-    if sys.platform == "linux":
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):
         drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes of the packet
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(drop_all)))
 

@@ -615,6 +615,12 @@ def test_client_is_not_connected_after_the_last_accept(
     assert came[0] == errno.EAGAIN  # it still tries
 
 
+def test_drain_needs_no_filter(serve: Serve, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without packet filters, as some sandboxes have, ends the server in order."""
+    monkeypatch.setattr("cloudtrain.entrypoints.serve.server._SO_ATTACH_FILTER", 9999)
+    assert serve(engine).drain() == 0
+
+
 def test_server_is_not_ready_before_its_model(serve: Serve) -> None:
     """While files are verified, the server lives, and refuses predictions with 503."""
     port = serve(None).port
