@@ -32,6 +32,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/launcher/pipeline.py tests/launcher/typed_calls.py
 
 changed: $(READY)  ## The soak tests of the files that changed; CI runs them after `make test`.
 	$(BIN)/python tools/soak_of_changes.py
