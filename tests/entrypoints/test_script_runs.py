@@ -21,7 +21,7 @@ from doubles.waiting import until
 pytestmark = pytest.mark.slow
 
 PLAIN = "print('step 1 loss 0.5')\n"
-MEET = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+MEET = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
 PART = """
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
