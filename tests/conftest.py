@@ -148,6 +148,12 @@ def _keep_folders_in_memory() -> None:
         namespaces.mount("tmpfs", str(folder), "tmpfs", 0, "mode=700")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave further cases to the soak."""
+    if order.is_further(item.nodeid):
+        item.add_marker(pytest.mark.soak)
+
+
 @pytest.hookimpl(trylast=True)  # after the choice by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests for several workers, and give tests of many repeats their time."""

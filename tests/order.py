@@ -1,13 +1,32 @@
-"""The order of the tests for several workers: long tests first, so that no worker is left alone with one at the end."""
+"""The order of the tests for several workers, and which cases are left to the soak.
 
+Long tests come first, so that no worker is left alone with one at the end.
+"""
+
+import functools
 import itertools
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 SLOWEST = Path(__file__).with_name("slowest.txt")  # lines `SECONDS PATH::TEST` of the longest case, as measured
+SAMPLES = Path(__file__).with_name("samples.txt")
 SLOW_S = 2.0  # for a slow test without a line
 TOGETHER = {"entrypoints", "test_azureml_check.py"}  # folders and files whose slow tests share runs: a single worker
+
+
+@functools.cache
+def samples() -> dict[str, list[str]]:
+    """Return the lines of samples.txt: tests below tests/, and patterns of the cases that `make test` runs."""
+    return {test: cases for test, *cases in map(str.split, SAMPLES.read_text().splitlines())}
+
+
+def is_further(nodeid: str) -> bool:
+    """Return whether the test is a case of samples.txt that is left to the soak."""
+    test, _, case = nodeid.removeprefix("tests/").partition("[")
+    cases = samples().get(test)
+    return cases is not None and not any(fnmatchcase(case.removesuffix("]"), pattern) for pattern in cases)
 
 
 def in_shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

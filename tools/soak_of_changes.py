@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DAY_S = 86_400
-SECONDS = 400  # some minutes on two cores: a change of the whole tree would choose all soak tests, half an hour
+SECONDS = 800  # some minutes on two cores: a change of the whole tree would choose all soak tests, half an hour
 USUAL_S, STAND_IN_S = 8, 1  # for a soak test without a recorded time: of a whole job, of a stand-in
 
 # A changed path -> the soak tests of the same subject, by their node ids; `{0}` is the first group of the path's match.
@@ -34,6 +34,8 @@ SUBJECTS = (
     (r"(?:launcher/rehearsal/|launcher/models/|entrypoints/(?:export|serve|models)/)", r"rehears|export|serv"),
     (r"entrypoints/(?:trainer|rank|checkpoints)/", r"entrypoints/test_(strategies|tensor|train|optim|checkpoints|ema)"),
     (r"entrypoints/(?:trainer|checkpoints)/", r"test_parallel_jobs"),
+    (r"entrypoints/(?:stores|checkpoints)/", r"test_stores_contract"),
+    (r"launcher/(?:commands|store|cli)\b", r"launcher/test_(imports|extras|submit_crash|unsent|money)"),
     (r"entrypoints/scripts/|tests/scripts/", r"test_(script_runs|scripts)\.py"),
     (r"entrypoints/(?:agent|container|host)/", r"backends/test_(contract|local|ssh|slurm)|entrypoints/test_queue"),
     (r"entrypoints/environments/", r"test_dependencies|test_environments|test_containers"),

@@ -33,10 +33,12 @@ def test_changed_files_choose_their_soak_tests() -> None:
 
 
 def test_every_recorded_test_exists() -> None:
-    """A test that is gone or has another name leaves its line in slowest.txt behind."""
-    names = [line.split()[1].split("::") for line in order.SLOWEST.read_text().splitlines()]
+    """A test that is gone or has another name leaves its line in slowest.txt or samples.txt behind."""
     root = order.SLOWEST.parents[1]
-    assert [name for path, name in names if f"\ndef {name}(" not in (root / path).read_text()] == []
+    names = [line.split()[1] for line in order.SLOWEST.read_text().splitlines()]
+    names += [f"tests/{test}" for test in order.samples()]
+    defined = [(name, f"\ndef {name.partition('::')[2]}(") for name in names]
+    assert [name for name, text in defined if text not in (root / name.partition("::")[0]).read_text()] == []
 
 
 def test_faults_of_the_list_fit_the_code() -> None:
