@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 MARK = "  ::ct "
 MAX_BYTES = 4096
+MOST_STRETCHES, _LEAST_STRETCH = 125, 16  # of the steps of a page; shorter stretches are read in full
+_STEP = re.compile(r'::ct \{"e": ?"step",')
+_ADDED = re.compile('"(?:trial|staleness)"')
+_LOSS = re.compile(r'"loss": ?(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|NaN|-?Infinity)')
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would build an encoder per line
 
 
@@ -64,3 +70,24 @@ def parse(line: str) -> tuple[str, dict[str, Any] | None]:
     if not isinstance(fields, dict) or "e" not in fields:
         return line, None
     return text, fields
+
+
+def weights(lines: Sequence[str], most: int = MOST_STRETCHES) -> list[int | None]:
+    """Return how many events each line of a page stands for; None for a step that need not be read.
+
+    Of many steps at once, as in a backlog, each of `most` stretches leaves its last step with the stretch's count, and
+    with the weight 0 the extremes of its loss. The steps of trials, and steps with counts to be added up, all stay.
+    """
+    found: list[int | None] = [1] * len(lines)
+    steps = [n for n, line in enumerate(lines) if _STEP.search(line) and not _ADDED.search(line)]
+    size = -(-len(steps) // most)
+    for begin in range(1, len(steps), size) if size > _LEAST_STRETCH else ():
+        stretch = steps[begin : begin + size]
+        losses = [(float(match[1]), n) for n in stretch if (match := _LOSS.search(lines[n]))]
+        finite = [each for each in losses if math.isfinite(each[0])]
+        standing = {min(finite)[1], max(finite)[1]} if finite else set()
+        standing |= set([n for loss, n in losses if not math.isfinite(loss)][:1])
+        for n in stretch:
+            found[n] = 0 if n in standing else None
+        found[stretch[-1]] = len(stretch)
+    return found

@@ -53,11 +53,8 @@ def chunks(answer: HostAnswer) -> list[Chunk]:
     """Return the pieces of a node's log files from the answer to the verb `read`."""
     found, begin = [], 0
     for reply in answer.reply["chunks"]:
-        data = answer.data[begin : begin + reply["size"]]
+        found.append(Chunk.load(reply, answer.data[begin : begin + reply["size"]]))
         begin += reply["size"]
-        times = tuple((size, time_s) for size, time_s in reply["times"])
-        more = reply["has_more"], tuple(reply.get("ends") or ()), reply.get("left_out") or 0
-        found.append(Chunk(reply["name"], reply["offset"], data, times, *more))
     return found
 
 

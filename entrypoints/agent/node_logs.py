@@ -6,11 +6,15 @@ not fall behind the remaining ranks, and the sequence of pages is in order.
 When each line was written is noted in a second file instead of in the log itself. Ranks write their logs directly into
 files: no relay can stall or lose lines. The agent polls the sizes ten times a second and notes `size time` for a file
 that has grown: the bytes before `size` existed at `time` (unix seconds).
+
+A third file has the events of rank 0's log, block by block: a job's state then needs no search of a long log. The log
+decides: a reader searches the log itself behind the last block, and wherever a block is missing or damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from bisect import bisect_left, bisect_right
@@ -31,7 +35,9 @@ BLOCK, INDEX_BLOCK = 1 << 16, 1 << 12
 MOST_LAST, LINE_CHARACTERS = 10, 200  # of the lines before a rank's end, which often name the cause
 _END_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
 _PLAIN = bytes([*b"\t\r\n", *range(0x20, 0x7F)])
-SUFFIX = ".times"  # of the file with the times of a log's lines
+SUFFIX, EVENTS = ".times", ".events"  # of the files with the times of a log's lines, and with the events
+RANK_0 = "rank-0.log"  # has all events that the launcher reads
+_MOST_STRETCHES = 2000  # shared by a log's pages: the later pages of a long log leave fewer steps, as curves need
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,20 @@ class Chunk:
     """Of a searched piece: the offset in the file behind each line, and behind the whole piece."""
     left_out: int = 0
     """The lines of a searched piece that do not match."""
+    counts: tuple[int, ...] = ()
+    """Of a piece searched for events.MARK: how many events each line stands for (events.weights)."""
+
+    @classmethod
+    def load(cls, told: Mapping[str, Any], data: bytes) -> Chunk:
+        """Return the chunk from its description (`dump`) and its bytes."""
+        times = tuple((size, time_s) for size, time_s in told["times"])
+        ends, counts = (tuple(told.get(name) or ()) for name in ("ends", "counts"))
+        return cls(told["name"], told["offset"], data, times, told["has_more"], ends, told.get("left_out") or 0, counts)
 
     def dump(self) -> dict[str, Any]:
         """Return the chunk's description for a channel, which carries the bytes apart."""
         told = {"name": self.name, "offset": self.offset, "size": len(self.data)}
-        more = {"ends": self.ends, "left_out": self.left_out} if self.ends else {}
+        more = {"ends": self.ends, "left_out": self.left_out, "counts": self.counts} if self.ends else {}
         return {**told, "times": self.times, "has_more": self.has_more, **more}
 
     @property
@@ -84,7 +99,8 @@ def read(
 
     With `ranks`, only the ranks' files. A last line without newline waits for the end of the node or of its agent.
     `has_ended`: whether the node has ended, if the agent's process cannot be seen from this machine. `pattern`: lines
-    without a match of this regular expression, in ASCII, may be left out; a line with other characters stays.
+    without a match of this regular expression, in ASCII, may be left out; a line with other characters stays. For
+    events.MARK only events stay, and steps may be left out (`Chunk.counts`).
     """
     if has_ended is None:
         found = atomic_json.read_json(root / STATE)
@@ -93,6 +109,11 @@ def read(
     sizes = {path: _size(path) for path in _files(root / "log", ranks)}
     news = {path: size for path, size in sizes.items() if size > offsets.get(path.name, 0)}
     limit = max(FILE_BYTES, page_bytes // max(1, len(news)))
+    if pattern == events.MARK and len(news) == 1:
+        [(path, size)] = news.items()
+        piece, limit = _in_blocks(path, offsets.get(path.name, 0), size, limit)
+        if piece is not None:
+            return [piece]
     pieces = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
     chunks = [chunk for chunk in pieces if chunk.data]
     until_s = min((chunk.until_s for chunk in chunks if chunk.has_more and chunk.until_s is not None), default=None)
@@ -137,11 +158,12 @@ def last_lines_of(text: str) -> list[str]:
 
 
 class TimeIndex:
-    """The writer: one file `NAME.times` beside each `NAME.log` of a folder."""
+    """The writer: one file `NAME.times` beside each `NAME.log` of a folder, and the file with the events of rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._sizes: dict[Path, int] = {}
+        self._events = _EventsFile(folder / RANK_0)
 
     def note(self, now_s: float) -> None:
         """Note the growth of every log in the folder."""
@@ -153,6 +175,41 @@ class TimeIndex:
                     self._sizes[log] = size
                     with log.with_suffix(SUFFIX).open("a") as index:
                         index.write(f"{size} {now_s:.3f}\n")
+                if log.name == RANK_0:
+                    self._events.grow(size)
+
+
+class _EventsFile:
+    """The writer of a log's blocks: a line for each, `BEGIN END JSON`, with the block's offsets in the log.
+
+    A killed writer leaves at most a part of the last line, which the next writer cuts off.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._path = log, log.with_suffix(EVENTS)
+        self._size = -1  # of the whole lines in the file; -1 before the first look at the file
+        self._end = 0  # of the last block, in the log
+
+    def grow(self, size: int) -> None:
+        """Write the next block of the log of `size` bytes, if it is complete. Raises OSError."""
+        if self._size < 0 and size >= PAGE_BYTES:  # of a node's earlier agent
+            blocks = list(_blocks(self._log, 0, size))
+            self._size, self._end = sum(len(line) for *_, line in blocks), blocks[-1][1] if blocks else 0
+        if size < self._end:  # another log of this name
+            self._path.unlink(missing_ok=True)
+            self._size = self._end = 0
+        if size - self._end <= PAGE_BYTES:
+            return
+        chunk = _matching(_chunk(self._log, self._end, size, PAGE_BYTES, has_ended=False), events.MARK)
+        if chunk.ends[-1] == self._end:  # no whole line
+            return
+        told = {**chunk.dump(), "data": chunk.data.decode(errors="surrogateescape")}
+        line = f"{chunk.offset} {chunk.ends[-1]} {json.dumps(told)}\n".encode()
+        with os.fdopen(os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.truncate(self._size)
+            file.seek(self._size)
+            file.write(line)
+        self._size, self._end = self._size + len(line), chunk.ends[-1]
 
 
 def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
@@ -220,6 +277,53 @@ def _chunk(path: Path, offset: int, size: int, limit: int, *, has_ended: bool) -
     return Chunk(path.name, offset, data[:end], tuple(times), has_more)
 
 
+def _blocks(log: Path, offset: int, size: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the begin, the end and the line of the blocks of events behind `offset`, in a log of `size` bytes."""
+    with contextlib.suppress(OSError, ValueError), log.with_suffix(EVENTS).open("rb") as file:
+        last = 0
+        for line in file:
+            begin, end = map(int, line.split(b" ", 2)[:2])
+            if not last == begin < end <= size or not line.endswith(b"\n"):
+                return
+            last = end
+            if end > offset:
+                yield begin, end, line
+
+
+def _in_blocks(log: Path, offset: int, size: int, limit: int) -> tuple[Chunk | None, int]:
+    """Return the blocks of events behind `offset` as a searched piece, or None and the bytes to search in the log."""
+    data, times, ends, counts, left_out, end = b"", list[tuple[int, float]](), list[int](), list[int](), 0, offset
+    for begin, behind, line in _blocks(log, offset, size) if size - offset > limit else ():
+        if begin != end:  # search the log until the next block begins
+            return None, min(limit, behind - offset)
+        block = _block(line)
+        if block is None or len(data) > limit:
+            break
+        base = offset + len(data) - block.offset
+        times += [(base + place, time_s) for place, time_s in block.times]
+        data, end, left_out = data + block.data, behind, left_out + block.left_out
+        ends += block.ends[:-1]
+        counts += block.counts
+    if end == offset:
+        return None, limit
+    return Chunk(log.name, offset, data, tuple(times), size > end, (*ends, end), left_out, tuple(counts)), limit
+
+
+def _block(line: bytes) -> Chunk | None:
+    """Return the searched piece in a line of the file of events, None for an unsound line."""
+    begin, end, told = line.split(b" ", 2)
+    with contextlib.suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        fields = json.loads(told)
+        block = Chunk.load(fields, fields["data"].encode(errors="surrogateescape"))
+        places = [place for place, _ in block.times]
+        numbers = {type(each) for each in (block.left_out, *block.ends, *block.counts, *places)}
+        is_whole = len(block.ends) - 1 == len(block.counts) == block.data.count(b"\n")
+        is_timed = all(isinstance(time_s, float | int) for _, time_s in block.times)
+        if is_whole and is_timed and numbers == {int} and (block.offset, block.ends[-1]) == (int(begin), int(end)):
+            return block
+    return None
+
+
 def _piece(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
@@ -238,14 +342,19 @@ def _cut(chunk: Chunk, until_s: float) -> Chunk:
 
 def _matching(chunk: Chunk, pattern: str) -> Chunk:
     """Return the lines of the chunk that may match, with a note of each line's time, and a note of the chunk's end."""
-    data, begin, lines, ends = chunk.data, 0, list[bytes](), list[int]()
-    is_plain = not data.translate(None, _PLAIN)  # colours could split a word
+    data, begin, lines, ends, counts = chunk.data, 0, list[bytes](), list[int](), tuple[int, ...]()
+    is_plain = pattern == events.MARK or not data.translate(None, _PLAIN)  # colours could split a word
     find = re.compile((pattern if is_plain else f"{pattern}|[^\\t\\r\\n -~]").encode())
     while begin < len(data) and (found := find.search(data, begin)) is not None:
         start = max(begin, data.rfind(b"\n", begin, found.start()) + 1)
         begin = data.find(b"\n", found.start()) + 1 or len(data)
         lines.append(data[start:begin])
         ends.append(chunk.offset + begin)
+    if pattern == events.MARK:
+        most = min(events.MOST_STRETCHES, max(1, _MOST_STRETCHES * PAGE_BYTES // (chunk.offset + len(data) or 1)))
+        weights = events.weights([line.decode(errors="replace") for line in lines], most)
+        kept = [n for n, weight in enumerate(weights) if weight is not None]
+        lines, ends, counts = [lines[n] for n in kept], [ends[n] for n in kept], tuple(weights[n] or 0 for n in kept)
     sizes, latest = [size for size, _ in chunk.times], list(accumulate(map(itemgetter(1), chunk.times), max))
     places = accumulate(map(len, lines), initial=chunk.offset)
     next(places)
@@ -255,7 +364,7 @@ def _matching(chunk: Chunk, pattern: str) -> Chunk:
         times.append((chunk.offset + sum(map(len, lines)) + 1, latest[-1]))
     left_out = max(int(not lines), data.count(b"\n") - len(lines))
     ends.append(chunk.offset + len(data))
-    return replace(chunk, data=b"".join(lines), times=tuple(times), ends=tuple(ends), left_out=left_out)
+    return replace(chunk, data=b"".join(lines), times=tuple(times), ends=tuple(ends), left_out=left_out, counts=counts)
 
 
 def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:

@@ -47,18 +47,21 @@ def page(
         _piece(chunk, node, (ahead_s or {}).get(node, 0.0), now_s) for node, chunks in found.items() for chunk in chunks
     ]
     until_s = min((piece.until_s for piece in pieces if piece.until_s is not None), default=None)
-    rows = []
+    rows, counts = [], list[int]()
     for piece in pieces:
         count = len(piece.times) if until_s is None else bisect_right(piece.times, until_s)
         texts, size, ends = piece.texts, len(piece.chunk.data), [piece.chunk.offset, *piece.chunk.ends]
         if count < len(texts):
             texts, size = texts[:count], sum(map(len, piece.chunk.data.split(b"\n", count)[:count])) + count
             ends = ends[: count + 1]
+        counts += piece.chunk.counts[: len(texts)]
         read_to[f"{piece.node}/{piece.chunk.name}"] = ends[-1] if piece.chunk.ends else ends[0] + size
         rows.append(zip(texts, repeat(piece.node), repeat(piece.chunk.rank), piece.times))
     # Sorting merges runs that are already in order, at less cost than a heap.
-    lines = sorted(map(_make, chain.from_iterable(rows)), key=itemgetter(3))
-    return LogPage(lines, read_to, left_out=sum(piece.chunk.left_out for piece in pieces))
+    lines = list(map(_make, chain.from_iterable(rows)))
+    places = sorted(range(len(lines)), key=lambda n: lines[n][3]) if len(counts) == len(lines) else ()
+    left_out, counted = sum(piece.chunk.left_out for piece in pieces), tuple(counts[n] for n in places)
+    return LogPage(sorted(lines, key=itemgetter(3)), read_to, left_out=left_out, counts=counted)
 
 
 def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:

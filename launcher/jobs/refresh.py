@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -150,8 +150,8 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     progress, points, reports = dict(attempt.progress), list[series.Point](), list[sweeps.SegmentRecord]()
     while True:
         page = read(attempt.ref, progress.get("cursor"), frozenset({0}))
-        lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
-        counts = series.weights(lines)
+        lines = [(line.text, line.time_s) for line in page.lines if page.counts or events.MARK in line.text]
+        counts: Sequence[int | None] = page.counts or events.weights([text for text, _ in lines])
         points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0, counts)
         points = series.thinned(points)
         lines = [line for line, count in zip(lines, counts, strict=True) if count]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from cloudtrain.entrypoints import events
+
 from .. import backend as backends
 from ..backend import Cursor, LogLine, LogPage, Pace
 from ..errors import ConfigError, UnreachableError
@@ -191,6 +193,8 @@ class LogStream:
         """Return the backend's search for the view's lines; they are no whole log, and are not stored."""
         grep, backend = self._view.grep, backends.load(self._job.backend)
         if not self._now or grep is None or not (cache.is_of_blocks(grep) and grep.pattern.isascii()):
+            return None
+        if grep.pattern == events.MARK:  # this search may leave out steps
             return None
         return partial(backend.logs_with, grep.pattern) if isinstance(backend, backends.Searchable) else None
 

@@ -28,10 +28,6 @@ _AFTER = 1500  # rows after thinning, so that a job with many events is not thin
 _MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # most points on a page, and least points of an attempt
 _BINS = {"step": 250, "eval": 60, "checkpoint": 150}  # stretches of events in which extremes are searched, by kind
 _MARK_BINS = 40
-_MOST_STRETCHES, _LEAST_STRETCH = 125, 16  # of the steps of a page; shorter stretches are read in full
-_STEP = re.compile(r'::ct \{"e": ?"step",')
-_ADDED = re.compile('"(?:trial|staleness)"')
-_LOSS = re.compile(r'"loss": ?(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|NaN|-?Infinity)')
 _STANDING_OUT = ("loss", "samples_per_s", "grad_norm")  # figures of a step whose extremes are kept
 _PARTS = ("data_s", "compute_s", "communication_s", "checkpoint_s")  # of a step's time; a missing part counts as 0
 _MEANT = ("loss", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", *_PARTS)  # the rest is from the middle
@@ -70,27 +66,6 @@ class Series:
     def marks(self) -> tuple[Point, ...]:
         """All points except the steps."""
         return tuple(point for point in self.points if point.kind != "step")
-
-
-def weights(lines: Sequence[tuple[str, float]]) -> list[int | None]:
-    """Return how many events each line of a page stands for; None for a step that need not be read.
-
-    Of many steps at once, as in a backlog, each stretch leaves its last step with the stretch's count, and with the
-    weight 0 the extremes of its loss. The steps of trials, and steps with counts to be added up, all stay.
-    """
-    found: list[int | None] = [1] * len(lines)
-    steps = [n for n, (line, _) in enumerate(lines) if _STEP.search(line) and not _ADDED.search(line)]
-    size = -(-len(steps) // _MOST_STRETCHES)
-    for begin in range(1, len(steps), size) if size > _LEAST_STRETCH else ():
-        stretch = steps[begin : begin + size]
-        losses = [(float(match[1]), n) for n in stretch if (match := _LOSS.search(lines[n][0]))]
-        finite = [each for each in losses if math.isfinite(each[0])]
-        standing = {min(finite)[1], max(finite)[1]} if finite else set()
-        standing |= set([n for loss, n in losses if not math.isfinite(loss)][:1])
-        for n in stretch:
-            found[n] = 0 if n in standing else None
-        found[stretch[-1]] = len(stretch)
-    return found
 
 
 def gather(

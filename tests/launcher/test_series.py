@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import follow
 from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 
@@ -119,7 +122,9 @@ def test_many_processes_store_each_event_once(running: Callable[[str], Path], ho
 import sys, time
 from cloudtrain.launcher import backend
 from cloudtrain.launcher.job import State
+from cloudtrain.launcher.jobs import follow
 from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 backend.load("local").state = lambda ref: State("running", started_s=1000.0)
 registry = Registry()
@@ -268,3 +273,32 @@ def test_backlog_of_steps_is_read_in_part(running: Callable[[str], Path], monkey
     assert sum(point.weight for point in steps) == 9000
     assert {3333, 4444, 5555, 0, 8999} <= {point.step for point in steps}
     assert {"nan", 99.5, -7.25} <= {point.fields["loss"] for point in steps}
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "follow"])
+def test_command_reads_the_end_of_a_long_log(
+    running: Callable[[str], Path], registry: Registry, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """With the file of events that the agent has left, the log's size does not count; each event is stored."""
+    monkeypatch.setattr(node_logs, "PAGE_BYTES", 1 << 16)
+    log = running("".join(f"{step(n, loss=0.5)}\n" + "a line of the script\n" * 300 for n in range(400)))
+    agent, read = node_logs.TimeIndex(log.parent), list[int]()
+    for _ in range(1 + log.stat().st_size // node_logs.PAGE_BYTES):
+        agent.note(1000.0)
+    monkeypatch.setattr(backends.load("local"), "state", lambda ref: State("succeeded", started_s=1.0, ended_s=1000.0))
+    real = node_logs._piece
+
+    def counted(path: Path, offset: int, length: int) -> bytes:
+        read.append(len(data := real(path, offset, length)))
+        return data
+
+    monkeypatch.setattr(node_logs, "_piece", counted)
+    job = registry.find("one")
+    if command == "status":
+        refresh(registry, job)
+    elif command == "wait":
+        assert follow.wait(registry, [job], None, lambda job: None) == 0
+    else:
+        assert follow.follow(registry, job, View(), tail=10) == 0
+    assert sum(read) < 3 * node_logs.PAGE_BYTES < log.stat().st_size / 10
+    assert [point.step for point in stored("one").steps] == list(range(400))

@@ -378,3 +378,12 @@ def test_search_makes_only_the_lines_that_may_match(
     assert len(pages) > 5
     stream.close()
     assert not registry.database.execute("SELECT 1 FROM kept_logs")
+
+
+def test_search_for_the_mark_of_events_leaves_out_none(home: Path, seed: MakeJob, registry: Registry) -> None:
+    """The search by which a job's state is read leaves out steps: the user's search for the same text does not."""
+    steps = [f'x  ::ct {{"e":"step","step":{n},"loss":1.0}}' for n in range(5000)]
+    job = seed("marked", DONE, {"0": "\n".join(steps), "1": ""})
+    view = View(grep=re.compile("  ::ct "), ranks=frozenset({0}))
+    stream = LogStream(registry, job, job.attempt, view, now=True)
+    assert [line.text for lines in stream.backlog() for line in lines] == steps
