@@ -21,6 +21,7 @@ from report import Report
 from sandbox import COMMAND, sandbox
 from startup import measure
 
+from cloudtrain.entrypoints.agent.node_logs import TimeIndex
 from cloudtrain.launcher.store.database import Database
 
 TRIALS, JOBS, LOG_MB, GREP_MB, HOSTS = (
@@ -140,7 +141,11 @@ def _write_log(path: Path, size_mb: int) -> None:
     with path.open("w") as log:
         while log.tell() < size_mb * 1_000_000:
             log.write(block[: size_mb * 1_000_000 - log.tell()])
-        path.with_suffix(".times").write_text(f"{log.tell()} {BEGAN_S + 1000.0}\n")
+    for suffix in (".times", ".events"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+    agent = TimeIndex(path.parent)
+    for _ in range(1 + size_mb // 4):  # at most a block of events each time
+        agent.note(BEGAN_S + 1000.0)
 
 
 def hosts(report: Report) -> None:
