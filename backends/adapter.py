@@ -5,35 +5,39 @@ A dry run imports only the modules that plan and render, and every command only 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from cloudtrain.launcher.backend import Backend, Lists, Machines, Seekable
 
-    from cloudtrain.launcher.backend import (
-        Capacity,
-        Check,
-        Chosen,
-        Cursor,
-        FoundAttempt,
-        HostUse,
-        JobRef,
-        LogPage,
-        Request,
-        Shipment,
-    )
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Capacity, Check, Chosen, Cursor, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
     from .channel.calls import Fleet
 
 _T = TypeVar("_T")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def handed(method: _Method, module: str, function: str = "", *, is_pure: bool = False) -> _Method:
+    """Return the protocol's method as a call of a function of the same arguments in a module of the backend's folder.
+
+    The function's name is the method's, unless `function` is given. The backend's connections come first, except in a
+    pure function.
+    """
+
+    @functools.wraps(method)
+    def call(self: Adapter, *given: Any, **named: Any) -> Any:
+        shared = () if is_pure else (self.connections,)
+        return self.duty(module, function or method.__name__)(*shared, *given, **named)
+
+    return call  # type: ignore[return-value]
 
 
 class Adapter:
@@ -41,8 +45,6 @@ class Adapter:
 
     FOLDER: str | None
     """The package with the duty modules."""
-    SENDS = "jobs"
-    """The module that sends and finds jobs."""
 
     @property
     def connections(self) -> Any:
@@ -58,37 +60,17 @@ class Adapter:
         """Return the GPUs and the price of an instance of the configured kind."""
         raise NotImplementedError
 
-    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request, the same bytes for the same input."""
-        return self.duty("request", "build")(plan, config, job_id, attempt, bundle_sha256)
+    request = handed(Backend.request, "request", "build", is_pure=True)
+    send = handed(Backend.send, "jobs")
+    find = handed(Backend.find, "jobs")
+    jobs = handed(Lists.jobs, "jobs")
+    state = handed(Backend.state, "jobs")
+    stop = handed(Backend.stop, "jobs")
+    doctor = handed(Backend.doctor, "doctor", "checks")
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which the platform would refuse the request."""
         return list(self.duty("check", "faults")(request.body))
-
-    def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Start the job."""
-        return self.duty(self.SENDS, "send")(self.connections, request, shipment)
-
-    def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job with the request's name on the platform, or None."""
-        return self.duty(self.SENDS, "find")(self.connections, request, home)
-
-    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the running attempts; with a config, the attempts where the config's jobs run."""
-        return self.duty(self.SENDS, "jobs")(self.connections, config, home)
-
-    def state(self, ref: JobRef) -> State:
-        """Return the platform's state of the job."""
-        return self.duty("jobs", "state")(self.connections, ref)
-
-    def stop(self, ref: JobRef, *, now: bool) -> None:
-        """Ask the job to save and stop."""
-        self.duty("jobs", "stop")(self.connections, ref, now=now)
-
-    def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return checks for jobs on this backend; with a config, for the config's job."""
-        return self.duty("doctor", "checks")(self.connections, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the start of the job's nodes on this machine."""
@@ -98,7 +80,13 @@ class Adapter:
 class HostsAdapter(Adapter):
     """A backend whose hosts are reached by ssh; holds the channels to all hosts."""
 
-    SENDS = "jobs_send"
+    send = handed(Backend.send, "jobs_send")
+    find = handed(Backend.find, "jobs_send")
+    jobs = handed(Lists.jobs, "jobs_send")
+    logs = handed(Backend.logs, "jobs")
+    logs_from = handed(Seekable.logs_from, "jobs")
+    shell = handed(Machines.shell, "jobs")
+    hosts = handed(Machines.hosts, "doctor")
 
     def __init__(self) -> None:
         self._fleet: Fleet | None = None
@@ -115,11 +103,7 @@ class HostsAdapter(Adapter):
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Check that a send from here is possible. Raises ConfigError, CredentialError, UnreachableError."""
-        self.duty(self.SENDS, "ready")(self.connections, request)
-
-    def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
-        """Return the lines after the cursor."""
-        return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now)
+        self.duty("jobs_send", "ready")(self.connections, request)
 
     def logs_with(
         self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
@@ -127,24 +111,13 @@ class HostsAdapter(Adapter):
         """Return the lines after the cursor that may match the pattern."""
         return self.duty("jobs", "logs")(self.connections, ref, cursor, ranks, now=now, pattern=pattern)
 
-    def logs_from(self, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:
-        """Return a cursor before each file's last lines, or before the lines written since the time."""
-        return self.duty("jobs", "logs_from")(self.connections, ref, ranks, lines=lines, since_s=since_s)
-
-    def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
-        """Return the command that runs `argv`, or a shell if `argv` is empty, where the node's ranks run."""
-        return self.duty("jobs", "shell")(self.connections, ref, node, argv)
-
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return checks for jobs on this backend; with a config, for the config's job."""
         return self.duty("doctor", "checks")(self.connections, config, self._trial)
-
-    def hosts(self, config: JobConfig) -> list[HostUse]:
-        """Return the use of each GPU of the config's machines."""
-        return self.duty("doctor", "hosts")(self.connections, config)
 
     def _trial(self, config: JobConfig) -> Request:
         """Return the config's request for a job name that no job has."""
         from cloudtrain.launcher.planning import planner
 
-        return self.request(planner.make(config, self.capacity(config)), config, f"{config.name}-dddddddd", 1, "")
+        plan = planner.make(config, self.capacity(config))
+        return self.duty("request", "build")(plan, config, f"{config.name}-dddddddd", 1, "")

@@ -15,18 +15,18 @@ from cloudtrain.launcher.backend import (
     FoundAttempt,
     JobRef,
     LogPage,
+    Priced,
     Request,
     SavedFiles,
-    ServedModel,
-    ServingFiles,
+    Serves,
     StoredRecord,
 )
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
-from cloudtrain.launcher.metering.rate import Machine, Quote
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
-from .adapter import Adapter
+from .adapter import Adapter, handed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,12 +65,13 @@ class CloudAdapter(Adapter):
 
     REF: type[CloudRef]
     """The handle of a job."""
-    PRICES = "prices"
-    """The module that reads the vendor's price list."""
     NO_CHECKPOINTS = ("", "")
     """The message and the hint for a job whose checkpoints are outside the cloud's store."""
     MAY_BE_EMPTY = False
     """Whether a download of no checkpoint at all is fine."""
+
+    quotes = handed(Priced.quotes, "prices")
+    serving = handed(Serves.serving, "serving", "files", is_pure=True)
 
     def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor."""
@@ -116,10 +117,6 @@ class CloudAdapter(Adapter):
         uri, doing = str(handle.checkpoint_uri), "read the checkpoints"
         return self._with_files(handle, uri, doing, lambda files: tensors.shapes(files.open_at(uri), averaged=averaged))
 
-    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
-        """Return what the vendor's own tools take to serve the model."""
-        return self.duty("serving", "files")(model, config)
-
     def _with_files(self, handle: CloudRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
         """Return the result of `use` for the files at the URI; errors of the store become cloudtrain's."""
         return self.duty("files", "used")(self.connections, handle, uri, doing, use)
@@ -132,10 +129,6 @@ class CloudAdapter(Adapter):
         """Return the region for prices: the config's, else the environment's; None if unknown."""
         block: Any = self.duty("machine", "block_of")(config)
         return self.duty("machine", "region_of")(block)
-
-    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Return the vendor's prices of the types; without types, of all useful types, with the job's type."""
-        return self.duty(self.PRICES, "quotes")(self.connections, config, region, types)
 
 
 def machine_with(backend: str, whose: str, accelerators: str, region: str | None) -> Machine:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, HasCheckpoints, Pace, ReceivesModels, Terms
 
-from ..adapter import HostsAdapter
+from ..adapter import HostsAdapter, handed
 from .records import SshRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from cloudtrain.launcher.backend import JobRef, PushedModel, PushOutcome, SavedFiles
+    from cloudtrain.launcher.backend import JobRef
     from cloudtrain.launcher.config.schema import JobConfig
 
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
@@ -31,6 +30,9 @@ class SshBackend(HostsAdapter):
     """The backend of the name `ssh`."""
 
     FOLDER = __package__
+    saved = handed(HasCheckpoints.saved, "jobs")
+    push_model = handed(ReceivesModels.push_model, "models", "push")
+    restore_model = handed(ReceivesModels.restore_model, "models", "restore")
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the GPUs of a host as the config states them: only a submit asks the hosts."""
@@ -58,21 +60,5 @@ class SshBackend(HostsAdapter):
         places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
         return copies.brought(self.connections, places, folder)
 
-    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
-        """Return the files on the hosts of `config`."""
-        return self.duty("jobs", "saved")(self.connections, refs, config)
-
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return SshRef.load(ref).nodes[0].checkpoints
-
-    def push_model(
-        self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
-    ) -> dict[str, PushOutcome]:
-        from . import models
-
-        return models.push(self.connections, config, hosts, place, model, replaces=replaces)
-
-    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, PushOutcome]:
-        from . import models
-
-        return models.restore(self.connections, config, hosts, place)

@@ -9,9 +9,10 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
+from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Priced, Request, Shipment, Terms
 from cloudtrain.launcher.prices import catalog
 
+from ..adapter import handed
 from ..cloud import CloudAdapter
 from .records import VertexRef, VertexSending
 
@@ -37,8 +38,9 @@ LATE_S = 30.0  # from a job's end until Cloud Logging has its last lines, if a c
 class VertexBackend(CloudAdapter):
     """The backend of the name `vertex`; holds the connections to Google and the feeds of lines."""
 
-    FOLDER, REF, PRICES = __package__, VertexRef, "prices_list"
+    FOLDER, REF = __package__, VertexRef
     NO_CHECKPOINTS = ("the job's checkpoints are not in Cloud Storage", "copy them with their store's own tools")
+    quotes = handed(Priced.quotes, "prices_list")
 
     @cached_property
     def connections(self) -> LogReader:
