@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
@@ -25,6 +26,7 @@ from ..rank import exchange
 from ..stores.store import Store, StoreError, open_store
 from . import folder as folders
 
+_News = TypeVar("_News")
 LATEST = "latest.json"  # in the mirror: the newest published step
 _GROUP_TIMEOUT_S = 6 * 3600.0  # the slowest rank's upload
 
@@ -84,24 +86,47 @@ class Uploaded:
     fault: str | None
 
 
-class Uploader:
-    """One rank's part of all uploads of a job. All ranks create the Uploader together; it has a process group."""
+class Background(Generic[_News]):
+    """One rank's thread for saves or uploads, one at a time, with a process group of its own."""
 
-    def __init__(self, to: Store, keep: int) -> None:
-        self._to = to
-        self._keep = keep
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+    def __init__(self, group_timeout_s: float) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=group_timeout_s))
         self._thread: threading.Thread | None = None
-        self._newest: tuple[Path, list[str]] | None = None
-        self._news: list[Uploaded] = []
-        self._published: Path | None = None
-        self._path: Path | None = None
-        self._begin_s = 0.0
+        self._news: list[_News] = []
 
     @property
     def is_busy(self) -> bool:
-        """Whether this rank is uploading; the ranks' answers may differ."""
+        """Whether this rank's thread is at work; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
+        """Return after this rank's work, or at the limit; call `meanwhile` once a second."""
+        end_s = time.monotonic() + limit_s
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
+            self._thread.join(1.0)
+            meanwhile()
+
+    def news(self) -> list[_News]:
+        """Return the results since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def _start(self, name: str, run: Callable[..., object], *work: Any) -> None:
+        self._thread = threading.Thread(target=run, args=work, name=name, daemon=True)
+        self._thread.start()
+
+
+class Uploader(Background[Uploaded]):
+    """One rank's part of all uploads of a job. All ranks create the Uploader together."""
+
+    def __init__(self, to: Store, keep: int) -> None:
+        super().__init__(_GROUP_TIMEOUT_S)
+        self._to = to
+        self._keep = keep
+        self._newest: tuple[Path, list[str]] | None = None
+        self._published: Path | None = None
+        self._path: Path | None = None
+        self._begin_s = 0.0
 
     @property
     def step(self) -> int | None:
@@ -134,22 +159,9 @@ class Uploader:
             self._begin(*self._newest)
             self.wait(meanwhile, end_s - time.monotonic())
 
-    def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
-        """Return after this rank's upload, or at the limit; call `meanwhile` once a second."""
-        end_s = time.monotonic() + limit_s
-        while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
-            self._thread.join(1.0)
-            meanwhile()
-
-    def news(self) -> list[Uploaded]:
-        """Return the uploads that have ended since the last call."""
-        found, self._news = self._news, []
-        return found
-
     def _begin(self, path: Path, names: list[str]) -> None:
         self._path, self._begin_s = path, time.perf_counter()
-        self._thread = threading.Thread(target=self._run, args=(path, names), name="mirror", daemon=True)
-        self._thread.start()
+        self._start("mirror", self._run, path, names)
 
     def _run(self, path: Path, names: list[str]) -> None:
         try:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ import torch.distributed as dist
 from ..rank import exchange
 from . import folder as folders
 from . import layout, shards
-from .mirror import Uploader
+from .mirror import Background, Uploader
 
 _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 
@@ -67,7 +64,7 @@ class Snapshot:
     best: tuple[str, float] | None = None
 
 
-class Saver:
+class Saver(Background[Saved]):
     """One rank's part of all saves of a job, one save at a time. All ranks create it together."""
 
     def __init__(
@@ -79,27 +76,20 @@ class Saver:
         holders: Sequence[int] | None = None,
     ) -> None:
         """`uploads` copies durable checkpoints to a second place; `holders` as in layout.py, all ranks by default."""
+        super().__init__(_GROUP_TIMEOUT_S)
         self.folder = folder
         self._rank = dist.get_rank()
         self._holders = range(dist.get_world_size()) if holders is None else holders
         self._keep = keep
         self._uploads = uploads
         self._is_pinned = device.type == "cuda"
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
         self._writers = visible_to(folder)
         self._boxes: list[shards.Box] = []
         self._head = b""
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
-        self._thread: threading.Thread | None = None
-        self._news: list[Saved] = []
         self._parameters: frozenset[str] = frozenset()
         self.failure: Failure | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether this rank is still writing a save; the ranks' answers may differ."""
-        return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Copy the state and return; a thread does the rest. Waits for the previous save. All ranks call.
@@ -124,30 +114,12 @@ class Saver:
             torch.save({**snapshot.plain, "save": save}, plain)
         blocked_s = time.perf_counter() - begin_s
         small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers), "save": save})
-        work = (snapshot.step, *small, snapshot.best, begin_s, blocked_s)
-        self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
-        """Return after this rank's last write, or at the limit; call `meanwhile` once a second."""
-        end_s = time.monotonic() + limit_s
-        while self._thread is not None and time.monotonic() < end_s:
-            self._thread.join(1.0)
-            if not self._thread.is_alive():
-                self._thread = None
-            else:
-                meanwhile()
+        self._start("checkpoint", self._run, snapshot.step, *small, snapshot.best, begin_s, blocked_s)
 
     def meet(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for all ranks, up to the slowest disk; all ranks call, with no save under way."""
-        self._thread = threading.Thread(target=dist.barrier, kwargs={"group": self._group}, daemon=True)
-        self._thread.start()
+        self._start("meeting", dist.barrier, self._group)
         self.wait(meanwhile)
-
-    def news(self) -> list[Saved]:
-        """Return the checkpoints that have become durable since the last call."""
-        found, self._news = self._news, []
-        return found
 
     def _copy(self, pieces: Sequence[layout.Piece]) -> None:
         boxes = [piece.box for piece in pieces]

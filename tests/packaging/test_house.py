@@ -252,7 +252,6 @@ LARGE = {  # the number today, not to grow
     "Agreement": 17,
     "Rounds": 17,
     "Links": 16,
-    "Saver": 16,
     "Site": 16,
 }
 
