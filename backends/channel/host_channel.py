@@ -14,16 +14,18 @@ import json
 import math
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudtrain.entrypoints.contract import ContractError, NodeStatus
+from cloudtrain.entrypoints.records import is_number
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
-from . import answers, mux
 from . import master as masters
+from . import mux
 from .hosts import Host
 from .master import BROKEN, Masters, fault_of, is_passing, last_words, no_ssh
 
@@ -41,6 +43,17 @@ COMMAND = (
     'exec sh -c \'IFS= read -r p; case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
     'exec "$p" -I -S -c "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"\''
 )
+
+_LARGEST = 1 << 63
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "any": lambda value: True,
+    "text": lambda value: isinstance(value, str),
+    "text or null": lambda value: value is None or isinstance(value, str),
+    "flag": lambda value: isinstance(value, bool),
+    "whole": lambda value: type(value) is int and abs(value) <= _LARGEST,
+    "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
+    "time": is_number,
+}
 
 
 @dataclass
@@ -93,8 +106,8 @@ class HostChannel:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
             raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
-        form, told = answers.form_of(verb), reply["told"]
-        if not answers.fits(told, form):
+        form, told = _form_of(verb), reply["told"]
+        if not _fits(told, form):
             raise ConfigError(f"{self.host.name}: {_ODD}", hint=_ODD_HINT)
         # Some answers go on to other hosts: no field that we do not know.
         known = {name: told[name] for name in told if not {"*", name, f"{name}?"}.isdisjoint(form)}
@@ -216,7 +229,7 @@ class HostChannel:
         if type(now_s) is not float or not abs(now_s - begin_s) < MOST_AHEAD_S:
             raise ConfigError(f"{self.host.name}: its clock is wrong by years", hint="set the clock of the host")
         self.ahead_s = now_s - (begin_s + time.time()) / 2
-        if not answers.fits(reply, "greeting"):
+        if not _fits(reply, "greeting"):
             raise ConfigError(f"{self.host.name}: {_ODD}", hint=_ODD_HINT)
         return Told(self.host.name, reply)
 
@@ -303,6 +316,35 @@ def _finite(text: str) -> float:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
+
+
+def _form_of(verb: str) -> Any:
+    """Return the form of the verb's answer; any object for a verb whose answer is not used, or is a record."""
+    form = _forms().get(verb, {"*": "any"})
+    return _forms()[form] if isinstance(form, str) else form
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether the JSON value has the form, one of answers.json: no lie of a host reaches our arithmetic.
+
+    A form is a type, the name of another form, an object of forms by field, a list with the form of its items, or a
+    list of several forms, one for each item. A field with `?` may be missing or null; `*` is the form of all fields.
+    """
+    if isinstance(form, str):
+        return _TYPES[form](value) if form in _TYPES else _fits(value, _forms()[form])
+    if isinstance(form, list):
+        forms = form if len(form) > 1 else form * len(value) if isinstance(value, list) else ()
+        return isinstance(value, list) and len(value) == len(forms) and all(map(_fits, value, forms))
+    if not isinstance(value, dict) or "*" in form:
+        return isinstance(value, dict) and all(_fits(each, form["*"]) for each in value.values())
+    present = {name: each for name, each in form.items() if name[-1] != "?" or value.get(name[:-1]) is not None}
+    return all(_fits(value.get(name.rstrip("?"), _fits), each) for name, each in present.items())
+
+
+@functools.cache
+def _forms() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files("cloudtrain.backends").joinpath("channel/answers.json").read_text())
+    return table
 
 
 @functools.lru_cache(maxsize=1)
