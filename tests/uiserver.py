@@ -122,8 +122,8 @@ def serving(home: Path, *options: str, setup: str = "", **env: str) -> Iterator[
         yield Served(process, address, home)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0
+            told = process.communicate(timeout=PATIENCE_S)[1]
+            assert process.returncode == 0, told
     finally:
         if process.poll() is None:
             process.kill()
