@@ -263,6 +263,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return dict(zip(jobs, json.loads(done.stdout), strict=True))
 
 
+@pytest.mark.soak  # makes the table anew; test_body_passes_the_published_schema holds the table
 def test_table_equals_the_sdks_schema() -> None:
     """rules.json contains the installed azure-ai-ml's own schema and models, word for word."""
     script = ROOT / "tools" / "azureml_table.py"
@@ -348,6 +349,7 @@ def test_bodies_equal_the_sdks_puts(sent: dict[str, dict[str, Any]]) -> None:
         assert (sent[name]["method"], sent[name]["url"]) == ("PUT", place), name
 
 
+@pytest.mark.soak  # our own body: test_broken_job_is_refused
 @pytest.mark.slow
 def test_table_finds_the_same_faults_in_the_sdks_body(sent: dict[str, dict[str, Any]]) -> None:
     """A broken job that the SDK sends has our body's violations, unless the file's rules refuse it."""
@@ -432,7 +434,7 @@ def test_body_passes_the_published_schema(version: str) -> None:
         assert [found for found in check.violations(body) if not found[2] or field == "jobTier"], (part, field)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_garbage_is_a_fault_and_no_crash(data: st.DataObject) -> None:
     """For any value of `raw` at any place in the job, the check answers with faults."""

@@ -400,6 +400,7 @@ def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azu
     assert azure_account.jobs() == ["one-1", "two-1", "one-2"]
 
 
+@pytest.mark.soak  # retries: the test of two followers; lost answers: the test above them
 def test_retry_with_a_lost_answer_is_followed_to_its_end(
     cli: Any, folder: Path, azure_account: Azure, wait_until: Any
 ) -> None:
@@ -443,6 +444,7 @@ def test_netrc_of_the_user_does_not_replace_our_token(
     assert (done.code, "/nowhere/ca.pem" in done.stderr, "itself failed" in done.stderr) == (7, True, False)
 
 
+@pytest.mark.soak  # the line of the clouds: test_cloud_queue.py
 def test_job_in_line_is_sent_under_its_name(
     cli: Any, folder: Path, azure_account: Azure, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:

@@ -60,6 +60,7 @@ print("snapshot", Path("snapshot.pt").read_text(), flush=True)
 """
 
 
+@pytest.mark.soak  # the kept files of two nodes: tests/entrypoints/test_keep.py
 @pytest.mark.usefixtures("account")
 def test_kept_files_reach_all_containers_at_a_restart(cli: Any, folder: Path) -> None:
     """SageMaker shares no folder between running containers, so the nodes gather the files from each other."""

@@ -314,6 +314,7 @@ def test_budget_is_metered_by_the_time_that_hosts_were_held(
     assert cap["spend_usd"] <= spent
 
 
+@pytest.mark.soak  # agents alone: tests/entrypoints/test_membership.py
 def test_nodes_that_wait_for_each_other_end_at_the_deadline(
     cli: Any, pair: Cluster, submit: Any, wait_until: Any
 ) -> None:

@@ -39,6 +39,7 @@ ssh: {{hosts: [h0, h1], ssh_config: "${{SSH_CONFIG}}", python: {python}, price_p
 TRAIN = "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
 
 
+@pytest.mark.soak  # the notices of a node: tests/entrypoints/test_node_notifier.py
 def test_job_on_hosts_sends_its_own_notices(
     cli: Any, ssh_pair: Cluster, project: MakeProject, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:

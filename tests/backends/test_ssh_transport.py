@@ -314,6 +314,7 @@ def test_half_open_connection_is_reported_within_35_s(pair: Cluster) -> None:
     assert ask(target).error is None
 
 
+@pytest.mark.soak  # a link that is cut in a call: the test above
 @pytest.mark.slow
 def test_host_that_dies_during_a_call_is_unreachable(pair: Cluster) -> None:
     """A broken connection always gives code 7; the second host is still called."""

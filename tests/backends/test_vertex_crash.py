@@ -135,6 +135,7 @@ def test_late_job_finds_its_place_taken(vertex: Any, folder: Path, google: Googl
     assert "sesame" not in google.log(first) + google.log(late)
 
 
+@pytest.mark.soak  # test_late_job_finds_its_place_taken
 @pytest.mark.slow
 def test_job_that_arrives_after_the_give_up_runs_nothing(
     vertex: Any, folder: Path, google: Google, wait_until: Any

@@ -259,6 +259,7 @@ def test_secret_that_cannot_be_removed_is_reported(vertex: Any, folder: Path, go
     assert (done.json["state"], "gcloud secrets delete one-1-" in done.stderr) == ("succeeded", True)
 
 
+@pytest.mark.soak  # calls by REST: test_failing_calls_are_retried
 def test_whole_submit_works_with_custom_endpoints(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
