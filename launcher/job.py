@@ -151,9 +151,8 @@ class StoredConfig:
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
         """Return the values; a damaged row may lack keys or hold other types."""
         names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue")
-        budget, limits, retry, distributed, training, resources, queue = (
-            found if isinstance(found := config.get(name), dict) else {} for name in names
-        )
+        parts = {name: found for name, found in config.items() if isinstance(found, dict)}
+        budget, limits, retry, distributed, training, resources, queue = [parts.get(name, {}) for name in names]
         return cls(
             budget=budget.get("limit"),
             on_limit=budget.get("on_limit"),

@@ -18,10 +18,13 @@ from cloudtrain.entrypoints.format import cell
 
 from ..errors import ConfigError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig
+from ..metering import meter
+from ..metering.money import Money
+from ..money.forecast import limit_micro, up_to
 from ..store.progress import shown
 from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
-from .view import JobView, in_line, outcome, read_view, view_of
+from .view import JobView, in_line, outcome, progress_of, read_view, view_of
 
 FORM = 13  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
 BATCH = 500  # jobs whose lines are made in a transaction: other writers wait for some 0.1 s
@@ -130,8 +133,8 @@ def _missing(registry: Registry, described: bool, *, keeps: bool = False) -> Ite
         with database.transaction() if keeps else database.snapshot():
             jobs = registry.unlisted(FORM, active=False, described=described, before=before, limit=BATCH)
             rows = [_row_of(registry, job, described) for job in jobs]
-            for row in rows if keeps else ():
-                database.execute(_KEEP, row)
+            if keeps:
+                database.execute_each(_KEEP, rows)
         if not jobs:
             return
         yield from zip(jobs, rows, strict=True)
@@ -206,13 +209,13 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float, described: bool 
     Without `described`, the row has no JSON.
     If cloudtrain fails to describe a job, the row has the state and `?`: the remaining jobs must still be listed.
     """
-    plan = job.attempt.plan
+    plan, attempts = job.attempt.plan, up_to(job.attempt, attempts)
     try:
-        view = view_of(job, attempts, now_s)
-        how, far = outcome(job), shown(view.progress) or in_line(job) or "-"
-        share = "" if view.money.percent is None else f" {view.money.percent}%"
-        money = "?" if view.money.spent_micro is None else f"{cell(view.money.spent_micro)}{share}"
-        told = json_line(view.as_json()) if described else ""
+        spent_micro = meter.spent_micro(meter.legs_of(attempts), now_s)
+        percent = Money(spent_micro, None, limit_micro(job), None).percent
+        how, far = outcome(job), shown(progress_of(job, attempts)) or in_line(job) or "-"
+        money = "?" if spent_micro is None else f"{cell(spent_micro)}{'' if percent is None else f' {percent}%'}"
+        told = json_line(view_of(job, attempts, now_s).as_json()) if described else ""
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"
         known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}

@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.terms import worst_case_micro
 
 from ..job import Attempt, Job, State, exit_code
 from ..metering import meter
-from ..money.forecast import Forecast, forecast, limit_micro, step_s
+from ..money.forecast import Forecast, forecast, limit_micro, step_s, up_to
 from ..store import budgets, gpu_figures, ledger
 from ..store.progress import data_share, trial_counts
 from ..store.registry import Registry, submitter_lives
@@ -58,19 +58,7 @@ class JobView:
     @property
     def progress(self) -> dict[str, Any]:
         """The figures of the newest attempt; before its first step, with the last known step of an earlier attempt."""
-        own = self.job.attempt.progress
-        if own.keys() & {"step", "test", "sweep"}:
-            return own
-        some = (each.progress for each in reversed(self.attempts))
-        earlier = next((progress for progress in some if progress.keys() & {"step", "sweep"}), {})
-        known = {name: earlier[name] for name in _KEPT if name in earlier}
-        if known and own.get("resumed_step") is not None:
-            known["step"] = own["resumed_step"]
-        if "sweep" in known and self.job.config.get("sweep"):  # a resume may have added trials
-            from ..planning.search_spec import search_of
-
-            known["sweep"] = known["sweep"] | {"trials": search_of(self.job.config).trials}
-        return known | own
+        return progress_of(self.job, self.attempts)
 
     @property
     def place(self) -> str:
@@ -241,9 +229,26 @@ class JobView:
 
 def view_of(job: Job, attempts: Sequence[Attempt], now_s: float | None = None) -> JobView:
     """Return the job at `now_s`, by default now; `attempts` are all attempts, and `job.attempt` replaces the last."""
-    known = [*(attempt for attempt in attempts if attempt.number != job.attempt.number), job.attempt]
+    known = up_to(job.attempt, attempts)
     now_s = time.time() if now_s is None else now_s
     return JobView(job, known, forecast(job, known, now_s), now_s)
+
+
+def progress_of(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return the progress as in the job's view."""
+    own = job.attempt.progress
+    if own.keys() & {"step", "test", "sweep"}:
+        return own
+    some = (each.progress for each in reversed(attempts))
+    earlier = next((progress for progress in some if progress.keys() & {"step", "sweep"}), {})
+    known = {name: earlier[name] for name in _KEPT if name in earlier}
+    if known and own.get("resumed_step") is not None:
+        known["step"] = own["resumed_step"]
+    if "sweep" in known and job.config.get("sweep"):  # a resume may have added trials
+        from ..planning.search_spec import search_of
+
+        known["sweep"] = known["sweep"] | {"trials": search_of(job.config).trials}
+    return known | own
 
 
 def read_view(registry: Registry, job: Job) -> JobView:

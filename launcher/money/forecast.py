@@ -36,7 +36,7 @@ class Forecast(Money):
 def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
     last = job.attempt
-    known = [*(each for each in attempts if each.number != last.number), last]
+    known = up_to(last, attempts)
     legs = meter.legs_of(known)
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
     worst = meter.spent_at_worst_micro(known, now_s)
@@ -60,6 +60,11 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
         held = worst - spent + (max(0, (amount or 0) - (own or 0)) if job.active else 0)
     ends = (worst, burn, cap_at_s, deadline_at_s, finish_at_s, hits_limit, stalled_s)
     return Forecast(spent, held, limit, total, *ends, *newest_save([last, *attempts]))
+
+
+def up_to(last: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts with `last` in the place of the stored attempt of its number."""
+    return [*(each for each in attempts if each.number != last.number), last]
 
 
 def newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:

@@ -20,7 +20,7 @@ COST_COLUMNS = (
     " '{}' AS submitter, '{}' AS progress, NULL AS ref"
 )
 
-_STATES = get_args(JobState)
+_STATES, _NUMBERS = get_args(JobState), {float, int, bool, type(None)}
 
 
 def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
@@ -45,9 +45,9 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
         parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
         figures = [figure for rank in parts[2].values() for figure in rank.values()]
         times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
-        if not all(isinstance(part, dict) for part in parts):
+        if not {*map(type, parts)} <= {dict}:
             raise ValueError("its progress is not whole")
-        if state.state not in _STATES or not all(isinstance(each, float | int | None) for each in times):
+        if state.state not in _STATES or not {*map(type, times)} <= _NUMBERS:
             raise ValueError(f"its state is {state.state!r}")
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         return damaged(row, job_id, error)

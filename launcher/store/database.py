@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,14 @@ class Database:
             with WRITING.passing():
                 return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:  # a damaged page or a full disk shows only on access
+            raise self._unusable(error) from error
+
+    def execute_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run the statement with each row's values. Raises ConfigError as `execute`."""
+        try:
+            with WRITING.passing():
+                self._db.executemany(sql, rows)
+        except sqlite3.Error as error:
             raise self._unusable(error) from error
 
     def require_sound(self, *tables: str) -> None:

@@ -14,13 +14,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
 
 from ..errors import NoSuchJobError, UsageError
-from ..job import ACTIVE, Attempt, Job, State, new_id
+from ..job import ACTIVE, Attempt, Job, State, StoredConfig, new_id
 from ..metering.meter import spent_at_worst_micro
 from ..text.units import parse_money
 from . import ledger
@@ -42,7 +43,9 @@ _LINE_OF_JOB = _JOB_WITH_LAST_ATTEMPT.replace(
     " json_extract(config, '$.budget'), 'project', json_extract(config, '$.project'), 'tags',"
     " json_extract(config, '$.tags')) ELSE config END AS config",
 )
-_LINE_OF_JOB = _LINE_OF_JOB.replace("a.outcome", NO_ERROR)
+_LINE_OF_JOB = _LINE_OF_JOB.replace("a.outcome", NO_ERROR).replace(
+    "a.progress", "CASE WHEN json_valid(progress) THEN json_remove(progress, '$.curve') ELSE progress END AS progress"
+)
 for _name in ("bundle", "request", "submitter", "ref"):
     _LINE_OF_JOB = re.sub(rf"(a\.)?\b{_name}\b", _NO_JSON.format(_name), _LINE_OF_JOB)
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
@@ -259,6 +262,7 @@ class Registry:
         """Return jobs without a stored line of this form, with JSON if `described` (jobs/listing.py), newest first.
 
         Either the jobs that may be running or the ended jobs; only jobs with a smaller submit number than `before`.
+        Without `described`, an ended job has only what its line needs.
         """
         rows = self.database.execute(
             f"{_JOB_WITH_LAST_ATTEMPT if active or described else _LINE_OF_JOB}"
@@ -268,7 +272,7 @@ class Registry:
             " ORDER BY jobs.seq DESC LIMIT ?",
             (before, form, described, limit),
         )
-        return [_job(row) for row in rows]
+        return [_job(row, is_line=not (active or described)) for row in rows]
 
     def numbered(self, seqs: Sequence[int]) -> list[Job]:
         """Return the jobs with the submit numbers, the newest first."""
@@ -367,15 +371,23 @@ def submitter_lives(attempt: Attempt) -> bool:
     return processes.alive(who["pid"], who["stamp"])
 
 
-def _job(row: sqlite3.Row) -> Job:
+@lru_cache(maxsize=256)
+def _of_line(text: str) -> tuple[dict[str, Any], StoredConfig]:
+    """Return the values of a line's config, which many jobs share."""
+    return (config := object_of(text)), StoredConfig.load(config)
+
+
+def _job(row: sqlite3.Row, *, is_line: bool = False) -> Job:
     attempt = attempt_of(row, row["id"])
     try:
-        config, bundle, created_s = object_of(row["config"]), object_of(row["bundle"]), float(row["created_s"])
+        config, asked = _of_line(row["config"]) if is_line else (object_of(row["config"]), None)
+        bundle, created_s = object_of(row["bundle"]), float(row["created_s"])
         if (limit := (config.get("budget") or {}).get("limit")) is not None:
             parse_money(limit)
     except (ValueError, TypeError, AttributeError) as error:
         config, bundle, created_s, attempt = {}, {}, attempt.created_s, damaged(row, row["id"], error)
-    return Job(
+        asked = None
+    job = Job(
         id=row["id"],
         name=row["name"],
         backend=row["backend"],
@@ -387,3 +399,6 @@ def _job(row: sqlite3.Row) -> Job:
         seq=row["seq"],
         attempt=attempt,
     )
+    if asked is not None:
+        vars(job)["asked"] = asked  # where the cached property keeps it
+    return job

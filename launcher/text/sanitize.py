@@ -7,6 +7,9 @@ text with terminal control codes. The functions return values on which the rest 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 from ..job import JobState, State
@@ -19,8 +22,6 @@ _MOST_TEXT, _MOST_LINES, _MOST_LINE = 20_000, 200, 4000  # characters of a text,
 _MOST_ENTRIES, _MOST_NAME, _MOST_VALUE, _DEPTH = 50, 80, 1000, 6  # of a list or an object
 _NOT_FINITE = ("nan", "inf", "-inf")
 _STATES: tuple[str, ...] = get_args(JobState)
-_TIMES = ("started_s", "ended_s", "told_s")
-_AMOUNTS = ("billed_s", "idle_s", "hourly_usd")
 
 
 def count(data: Any) -> int | None:
@@ -81,22 +82,12 @@ def tree(data: Any, depth: int = _DEPTH) -> Any:
 
 def state_of(state: State) -> State:
     """Return the state with valid fields: a job may have written any of them."""
-    clean: dict[str, Any] = {name: within(getattr(state, name), LATEST_S) for name in _TIMES}
-    clean |= {name: within(getattr(state, name), LONGEST_S) for name in _AMOUNTS}
-    gone_s = state.gone_s if isinstance(state.gone_s, dict) else {}
-    return State(
-        queue=state.queue,
-        state=state.state if state.state in _STATES else "failed",
-        reason=text(state.reason, _MOST_NAME) or None,
-        resumable=bool(state.resumable),
-        error=_error(state.error),
-        restarts=count(state.restarts) or 0,
-        detail=_lines(state.detail) if isinstance(state.detail, str) else None,
-        url=text(state.url, _MOST_LINE),
-        billed_by=text(state.billed_by),
-        gone_s={node: taken for node, taken in gone_s.items() if within(taken, LONGEST_S) is not None} or None,
-        **clean,
-    )
+    changes = {
+        name: clean
+        for name, data in vars(state).items()
+        if (data is not None or name in _NEVER_NONE) and (clean := _FIELDS[name](data)) is not data
+    }
+    return replace(state, **changes) if changes else state  # of ten thousand states few have a change
 
 
 def _error(data: Any) -> dict[str, Any] | None:
@@ -129,3 +120,26 @@ def _lines(content: str) -> str:
     """Return a text of several lines, cut to the first 200, without terminal control codes."""
     lines = content[:_MOST_TEXT].split("\n")[:_MOST_LINES]
     return "\n".join(shown(line, colour=False)[:_MOST_LINE] for line in lines)
+
+
+def _gone_s(data: Any) -> dict[str, float] | None:
+    """Return the seconds by node, without invalid seconds."""
+    items = data.items() if isinstance(data, dict) else ()
+    return {node: taken for node, taken in items if within(taken, LONGEST_S) is not None} or None
+
+
+_NEVER_NONE = frozenset({"state", "resumable", "restarts"})
+_FIELDS: dict[str, Callable[[Any], Any]] = {  # of State; None is valid for all others
+    "state": lambda data: data if data in _STATES else "failed",
+    "reason": lambda data: text(data, _MOST_NAME) or None,
+    "resumable": bool,
+    "error": _error,
+    "restarts": lambda data: count(data) or 0,
+    "detail": lambda data: _lines(data) if isinstance(data, str) else None,
+    "url": lambda data: text(data, _MOST_LINE),
+    "billed_by": text,
+    "gone_s": _gone_s,
+    "queue": lambda data: data,
+    **dict.fromkeys(("started_s", "ended_s", "told_s"), partial(within, most=LATEST_S)),
+    **dict.fromkeys(("billed_s", "idle_s", "hourly_usd"), partial(within, most=LONGEST_S)),
+}

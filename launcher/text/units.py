@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 
 # Patterns an editor checks with, too: JavaScript's dialect, so no named groups and no flags.
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? ?[smhd]( ?[0-9]+(\.[0-9]+)? ?[smhd])*$"
@@ -21,6 +22,7 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _MICRO = 1_000_000
 _TEN_YEARS_S = 3_650 * 86_400  # a longer duration is a typing error, and would overflow the platforms' fields
 _MOST_USD = 1_000_000_000
+_MONEY = "an amount in US dollars such as `150 USD`"
 _ODD_MONEY = (
     (r"^-", "not below 0"),
     (r"€|£|¥|\b(eur|euros?|gbp|chf|jpy|cny|inr|cad|aud)\b", "in US dollars alone: convert it first"),
@@ -61,19 +63,22 @@ def format_duration(seconds: int) -> str:
 
 def parse_money(value: object) -> int:
     """Return micro-dollars from `150 USD`, `$150`, `0.25 USD`, or from a bare number of dollars."""
-    wanted = "an amount in US dollars such as `150 USD`"
-    if isinstance(value, str):
-        text = value.strip()
-        if not re.match(MONEY_PATTERN, text):
-            raise ValueError(wanted + _odd_money(text))
-        amount = Decimal(text.strip("$").upper().removesuffix("USD").strip())
-    else:
-        amount = _number(value, wanted)
+    return _micro_of_text(value.strip()) if isinstance(value, str) else _micro_of(_number(value, _MONEY))
+
+
+@lru_cache  # thousands of jobs have few budgets
+def _micro_of_text(text: str) -> int:
+    if not re.match(MONEY_PATTERN, text):
+        raise ValueError(_MONEY + _odd_money(text))
+    return _micro_of(Decimal(text.strip("$").upper().removesuffix("USD").strip()))
+
+
+def _micro_of(amount: Decimal) -> int:
     micro = amount * _MICRO
     if micro != int(micro):
-        raise ValueError(f"{wanted}, with at most six decimals")
+        raise ValueError(f"{_MONEY}, with at most six decimals")
     if not 0 <= amount <= _MOST_USD:
-        raise ValueError(f"{wanted}, at most a billion")
+        raise ValueError(f"{_MONEY}, at most a billion")
     return int(micro)
 
 

@@ -20,7 +20,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import causes, listing, poller, refresh
+from cloudtrain.launcher.jobs import causes, listing, poller, refresh, view
 from cloudtrain.launcher.jobs.listing import JobFilter, chosen
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import database
@@ -99,6 +99,29 @@ def test_each_line_is_made_once_without_the_json_of_scripts(
     assert made == [False] * 5 + [True] * 5
     assert [line._replace(described="") for line in lines] == texts
     assert [json.loads(line.described)["job"] for line in lines] == [f"job-{number}" for number in reversed(range(5))]
+
+
+def test_lines_of_a_batch_are_made_by_few_statements_without_forecasts(
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many unstored lines take as many statements as a single line, and no forecast: only the JSON has a forecast."""
+
+    asked, execute = list[str](), registry.database.execute
+
+    def statements() -> int:
+        execute("DELETE FROM listed")
+        asked.clear()
+        assert {line.progress for line in chosen(registry, JobFilter()).lines} == {"step 5/9 loss 0.5"}
+        return len(asked)
+
+    add("a")
+    monkeypatch.setattr(view, "forecast", None)
+    monkeypatch.setattr(registry.database, "execute", lambda sql, *rest: asked.append(sql) or execute(sql, *rest))
+    single = statements()
+    for number in range(6):
+        add(f"job-{number}")
+    assert statements() == single
+    assert len(execute("SELECT 1 FROM listed")) == 7
 
 
 @pytest.mark.parametrize("column", ["request", "submitter", "ref", "plan", "outcome", "progress"])
