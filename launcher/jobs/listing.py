@@ -26,7 +26,9 @@ from ..store.registry import RAN, Registry
 from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, progress_of, read_view, view_of
 
-FORM = 13  # version of the stored lines: raise FORM when the words or the JSON change, so that all lines are made again
+# Versions of the stored lines: raise LINE_FORM when the words change, so that all lines are made again, and JSON_FORM
+# when only the JSON changes: a list of text then uses the stored lines. A row has both in its column `form`.
+LINE_FORM, JSON_FORM = 13, 0
 BATCH = 500  # jobs whose lines are made in a transaction: other writers wait for some 0.1 s
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 
@@ -105,7 +107,7 @@ def chosen(
     with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
         made = [row for job, row in _missing(registry, described) if _is_wanted(registry, job, choice)]
         stored = _stored(registry, choice, described)
-        running = registry.unlisted(FORM, active=True, described=described)
+        running = registry.unlisted(_valid(described), active=True, described=described)
         jobs = [job for job in running if _is_wanted(registry, job, choice)]
     if choice.limit is not None and not choice.states:  # ask only about listed jobs
         known = [*(job.seq for job in jobs), *(row[0] for row in made), *(line.seq for line in stored)]
@@ -131,7 +133,7 @@ def _missing(registry: Registry, described: bool, *, keeps: bool = False) -> Ite
     database, before = registry.database, None
     while True:
         with database.transaction() if keeps else database.snapshot():
-            jobs = registry.unlisted(FORM, active=False, described=described, before=before, limit=BATCH)
+            jobs = registry.unlisted(_valid(described), active=False, described=described, before=before, limit=BATCH)
             rows = [_row_of(registry, job, described) for job in jobs]
             if keeps:
                 database.execute_each(_KEEP, rows)
@@ -163,8 +165,7 @@ def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[List
     """Return the stored lines of the chosen jobs, the newest first."""
     if choice.states and choice.states <= set(ACTIVE):
         return []
-    where, values = _conditions(choice)
-    where += " AND described != ''" * described
+    where, values = _conditions(choice, described)
     names = [*ListRow._fields[:-1], "described" if described else "''"]
     rows = registry.database.execute(
         f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?",
@@ -182,10 +183,18 @@ def _is_wanted(registry: Registry, job: Job, choice: JobFilter) -> bool:
     return not (choice.hides_unsent and job.created_s < time.time() - UNSENT_S and registry.never_ran(job))
 
 
-def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
-    """Return the choice as an SQL condition, with the values."""
-    parts: list[str] = ["form = ?"]
-    values: list[Any] = [FORM]
+def _valid(described: bool) -> str:
+    """Return the SQL condition for a stored line of this version, with JSON if `described`."""
+    return f"form = {_form()} AND described != ''" if described else f"form % 1000 = {LINE_FORM}"
+
+
+def _form() -> int:
+    return LINE_FORM + 1000 * JSON_FORM
+
+
+def _conditions(choice: JobFilter, described: bool) -> tuple[str, list[Any]]:
+    """Return the choice of stored lines as an SQL condition, with the values."""
+    parts, values = [_valid(described)], list[Any]()
     for column, names in (("state", choice.states), ("backend", choice.backends)):
         if names:
             parts.append(f"{column} IN ({', '.join('?' * len(names))})")
@@ -232,4 +241,4 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float, described: bool 
         created_s=job.created_s,
         described=told,
     )
-    return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))
+    return (*line, _form(), job.asked.project, json.dumps(job.asked.tags))

@@ -257,9 +257,9 @@ class Registry:
         return [job for job in found if job.active or not active]  # a damaged row has no reliable state
 
     def unlisted(
-        self, form: int, *, active: bool, described: bool, before: int | None = None, limit: int = -1
+        self, valid: str, *, active: bool, described: bool, before: int | None = None, limit: int = -1
     ) -> list[Job]:
-        """Return jobs without a stored line of this form, with JSON if `described` (jobs/listing.py), newest first.
+        """Return jobs without a valid stored line, by the SQL condition `valid` (jobs/listing.py), newest first.
 
         Either the jobs that may be running or the ended jobs; only jobs with a smaller submit number than `before`.
         Without `described`, an ended job has only what its line needs.
@@ -268,9 +268,8 @@ class Registry:
             f"{_JOB_WITH_LAST_ATTEMPT if active or described else _LINE_OF_JOB}"
             f"AND a.state {'' if active else 'NOT '}IN ('pending', 'running', 'stopping')"
             " AND jobs.seq < COALESCE(?, 1e18)"
-            " AND jobs.seq NOT IN (SELECT seq FROM listed WHERE form = ? AND (described != '' OR NOT ?))"
-            " ORDER BY jobs.seq DESC LIMIT ?",
-            (before, form, described, limit),
+            f" AND jobs.seq NOT IN (SELECT seq FROM listed WHERE {valid}) ORDER BY jobs.seq DESC LIMIT ?",
+            (before, limit),
         )
         return [_job(row, is_line=not (active or described)) for row in rows]
 

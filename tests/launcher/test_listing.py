@@ -75,7 +75,9 @@ def test_listing_drops_a_line_when_the_job_or_the_form_changes(
     chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
     assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
-    monkeypatch.setattr(listing, "FORM", listing.FORM + 1)
+    monkeypatch.setattr(listing, "JSON_FORM", listing.JSON_FORM + 1)
+    assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
+    monkeypatch.setattr(listing, "LINE_FORM", listing.LINE_FORM + 1)
     assert chosen(registry, JobFilter()).lines[0].outcome == "succeeded"
 
 
@@ -99,6 +101,24 @@ def test_each_line_is_made_once_without_the_json_of_scripts(
     assert made == [False] * 5 + [True] * 5
     assert [line._replace(described="") for line in lines] == texts
     assert [json.loads(line.described)["job"] for line in lines] == [f"job-{number}" for number in reversed(range(5))]
+
+
+def test_json_of_a_new_form_is_made_once_and_lists_of_text_use_the_stored_lines(
+    registry: Registry, add: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an upgrade that changes the JSON alone, the first list of text makes no line, and a list of JSON each."""
+    for number in range(3):
+        add(f"job-{number}")
+    texts = chosen(registry, JobFilter()).lines
+    before = [line.described for line in chosen(registry, JobFilter(), described=True).lines]
+    monkeypatch.setattr(listing, "JSON_FORM", listing.JSON_FORM + 1)
+    made, row_of = list[str](), listing.row_of
+    monkeypatch.setattr(listing, "row_of", lambda job, *rest: made.append(job.id) or row_of(job, *rest))
+    assert chosen(registry, JobFilter()).lines == texts
+    assert made == []
+    for _ in range(2):
+        assert [line.described for line in chosen(registry, JobFilter(), described=True).lines] == before
+    assert made == ["job-2", "job-1", "job-0"]
 
 
 def test_lines_of_a_batch_are_made_by_few_statements_without_forecasts(
@@ -145,26 +165,30 @@ STATES = [
 ]
 FAR = {"step": 5, "max_steps": 9, "loss": 0.5, "metrics": {"a": 1.5}}
 FAR |= {"step_s": 2.0, "data_s": 1.0, "checkpoint_step": 4}
-PINNED = (13, "64add78860644d62")
+PINNED = (13, "436f77347d0a4d8a", 0, "efce0f0b56a1f415")
 
 
 def test_form_matches_the_pinned_texts(make_job: MakeJob) -> None:
-    """A change of the text of an ended job must raise FORM and update PINNED, else lists mix old and new texts.
+    """A change of an ended job's words or JSON must raise its form and update PINNED, else lists mix old and new texts.
 
-    The digest covers the names, figures and texts of jobs that ended in each way, and every likely cause.
+    The digests cover the names, figures and texts of jobs that ended in each way, and every likely cause.
     """
-    told: list[Any] = [[(each.pattern, each.means, each.do, each.of_task) for each in causes.CAUSES]]
+    told: list[Any] = []
     for state in STATES:
         config = {"budget": {"limit": "10 USD"}, "tags": {"team": "a"}, "task": "task.py"}
         job = make_job("golden-1", config=config, created_s=900.0, seq=1)
         last = replace(job.attempt, number=2, phase="sent", state=state, progress=FAR, created_s=900.0)
         before = replace(last, number=1, state=State("failed", "preempted", True, None, 100.0, 700.0))
         told += [listing.row_of(replace(job, attempt=last), [before, last], 5000.0)]
-    told = json.loads(json.dumps(told))
-    for row in told[1:]:
-        row[len(listing.ListRow._fields)] = None
-    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    assert (listing.FORM, digest) == PINNED, "raise listing.FORM and pin what is said now"
+    lines = [listing.ListRow._make(row[:10]) for row in told]
+    likely = [(each.pattern, each.means, each.do, each.of_task) for each in causes.CAUSES]
+    words = [[*line._replace(described=""), *row[11:]] for line, row in zip(lines, told, strict=True)]
+    digests = [
+        hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+        for texts in (words, [likely, [line.described for line in lines]])
+    ]
+    found = (listing.LINE_FORM, digests[0], listing.JSON_FORM, digests[1])
+    assert found == PINNED, "raise the form of what changed, and pin what is said now"
 
 
 def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: MakeJob) -> None:
