@@ -19,8 +19,8 @@ from ..store.database import Database
 from ..text.units import as_usd
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
-_ATTEMPTS = """
-SELECT a.job_id, {}, jobs.name, jobs.backend, jobs.created_s{}
+_ATTEMPTS = f"""
+SELECT a.job_id, {COST_COLUMNS}, jobs.name, jobs.backend, jobs.created_s
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
 WHERE a.phase != 'never_sent'
       AND (a.state IN ('pending', 'running', 'stopping')
@@ -36,7 +36,10 @@ FROM reservations r LEFT JOIN spends s ON s.job_id = r.job_id AND s.attempt = r.
 WHERE r.state = 'settled' AND r.job_id NOT IN (SELECT id FROM jobs) AND at_s > ? AND at_s <= ?
 GROUP BY r.project HAVING spent > 0 OR unknown
 """
-_LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
+_LABELS = """
+SELECT id, json_extract(config, '$.tags') AS tags, json_extract(config, '$.project') AS project FROM jobs
+WHERE id IN (SELECT value FROM json_each(?))
+"""
 
 
 @dataclass
@@ -72,25 +75,26 @@ class Group:
 
 def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
     """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
-    return spent_in(database, {"": (from_s, to_s)}, now_s, labels=labels)[""]
+    spent = spent_in(database, {"": (from_s, to_s)}, now_s)[""]
+    return labelled(database, spent) if labels else spent
 
 
-def spent_in(
-    database: Database, spans: Mapping[str, tuple[float, float]], now_s: float, *, labels: bool = False
-) -> dict[str, list[Spent]]:
-    """Return by the span's name what `spent_between` returns, with a single read of the attempts."""
+def spent_in(database: Database, spans: Mapping[str, tuple[float, float]], now_s: float) -> dict[str, list[Spent]]:
+    """Return by the span's name what `spent_between` returns without labels, with a single read of the attempts."""
     database.require_sound("jobs", "attempts", "reservations", "spends")
     found: dict[str, dict[str, Spent]] = {name: {} for name in spans}
-    sql = _ATTEMPTS.format(COST_COLUMNS, _LABELS if labels else "")
-    for row in database.execute(sql, (min(from_s for from_s, _ in spans.values()),)):
+    for row in database.execute(_ATTEMPTS, (min(from_s for from_s, _ in spans.values()),)):
         attempt = attempt_of(row, row["job_id"])
         legs = meter.legs_of([attempt])
-        begin_s = min((each.end_s(now_s) if each.started_s is None else each.started_s for each in legs), default=0.0)
-        end_s = max((each.end_s(now_s) for each in legs), default=0.0)
+        ends_s = [leg.end_s(now_s) for leg in legs]
+        begins_s = [end_s if leg.started_s is None else leg.started_s for leg, end_s in zip(legs, ends_s, strict=True)]
+        begin_s, end_s = min(begins_s, default=0.0), max(ends_s, default=0.0)
         for name, (from_s, to_s) in spans.items():
             is_lost = attempt.phase == "damaged" and attempt.created_s < to_s  # its times are not known
             if is_lost or (begin_s < to_s and end_s >= from_s):
-                job = found[name].get(attempt.job_id) or _of(row, labels=labels)
+                job = found[name].get(attempt.job_id) or Spent(
+                    row["job_id"], row["name"], row["backend"], row["created_s"], ""
+                )
                 job.state = attempt.state.state
                 job.unknown |= is_lost
                 if _add(job, legs, from_s, to_s, now_s) or is_lost:
@@ -107,11 +111,21 @@ def spent_in(
     return {name: sorted(jobs.values(), key=order) for name, jobs in found.items()}
 
 
+def labelled(database: Database, spent: list[Spent]) -> list[Spent]:
+    """Return the jobs, with their tags and projects."""
+    jobs = {job.job_id: job for job in spent}
+    for row in database.execute(_LABELS, (json.dumps(list(jobs)),)):
+        job, project = jobs[row["id"]], row["project"] or ""
+        job.project = json.loads(project).get("name") or "" if project.startswith("{") else project  # with a ledger
+        job.tags = json.loads(row["tags"] or "{}")
+    return spent
+
+
 def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
     """Return sums by `tag:NAME`, `project`, `backend` or `name`, the largest first; "" groups jobs without a value."""
     found: dict[str, Group] = {}
     for job in spent:
-        group = found.setdefault(_key(job, by), Group(_key(job, by)))
+        group = found.get(key := _key(job, by)) or found.setdefault(key, Group(key))
         group.jobs += job.jobs
         group.spent_micro += job.spent_micro
         group.unknown += job.unknown
@@ -164,14 +178,6 @@ def _job_json(job: Spent) -> dict[str, Any]:
         "spend_usd": None if job.unknown else as_usd(job.spent_micro),
         "node_hours": round(job.node_s / 3600, 4),
     }
-
-
-def _of(row: Any, *, labels: bool) -> Spent:
-    project = row["project"] if labels else None
-    if project and project.startswith("{"):  # stored with the address of the ledger
-        project = json.loads(project).get("name")
-    tags = json.loads(row["tags"] or "{}") if labels else {}
-    return Spent(row["job_id"], row["name"], row["backend"], row["created_s"], "", project or "", tags)
 
 
 def _add(job: Spent, legs: Iterable[meter.Leg], from_s: float, to_s: float, now_s: float) -> bool:

@@ -213,8 +213,8 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     names = [f"{count // 12:04d}-{count % 12 + 1:02d}" for count in range(last - MONTHS + 1, last + 1)]
     month = month if month in names else names[-1]
     spans = {name: period.month_span(name) for name in names}
-    sums = period.spent_in(database, spans, now_s, labels=True)
-    chosen = sums[month]
+    sums = period.spent_in(database, spans, now_s)
+    chosen = period.labelled(database, sums[month])
     listed = [job for job in chosen if job.state != "removed"]  # a removed job has no page
     tags = sorted({name for job in chosen for name in job.tags})
     kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]

@@ -19,6 +19,7 @@ from cloudtrain.launcher.money.period import month_span, spent_between, spent_in
 from cloudtrain.launcher.store import ledger, loss_bins
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
+from cloudtrain.launcher.ui import pages
 from doubles.plans import plan_of
 
 NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
@@ -152,6 +153,20 @@ def test_months_are_summed_by_one_read_of_the_attempts(
     monkeypatch.setattr(registry.database, "execute", lambda sql, *rest: asked.append(sql) or execute(sql, *rest))
     assert spent_in(registry.database, spans, time.time()) == alone
     assert sum("FROM attempts" in sql for sql in asked) == 1
+
+
+def test_page_of_costs_reads_the_labels_of_the_shown_month_alone(
+    registry: Registry, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the groups of a month need tags and projects: of a job that ran in another month no config is read."""
+    now_s = NEW_YEAR_S + 300
+    put("before", ran(NEW_YEAR_S - 90, NEW_YEAR_S - 30))
+    put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    registry.database.execute("UPDATE jobs SET config = '{broken' WHERE id = 'before'")
+    values = pages.spend_values(registry.database, "", "project")
+    assert [job.job_id for job in values["jobs"]] == ["later"]
+    assert values["months"]["2025-12"].jobs == 1
 
 
 def test_removed_jobs_are_in_the_sum(registry: Registry, put: Put, cost: Callable[..., str]) -> None:
