@@ -36,6 +36,8 @@ def check(world: World, name: str, body: Any) -> None:
     asked = body["properties"]
     if asked.get("jobType") != "Command":
         raise _refused(f"The stand-in runs command jobs, no {asked.get('jobType')}")
+    if (asked.get("distribution") or {}).get("processCountPerInstance") not in (None, 1):
+        raise _refused("The stand-in runs one process on a node")
     _check_assets(world, asked)
     _check_compute(world, asked)
     for kind, bound in _BINDING.findall(asked["command"]):
@@ -65,11 +67,6 @@ def place_of(uri: str) -> Place | None:
         return None if container is None else Place(container, found[2].strip("/"))
     found = _BLOB.fullmatch(uri) or _HADOOP.fullmatch(uri)
     return Place(found[1], found[2].strip("/")) if found else None
-
-
-def processes_per_node(asked: dict[str, Any]) -> int:
-    """Return the number of processes per node."""
-    return int((asked.get("distribution") or {}).get("processCountPerInstance") or 1)
 
 
 def seconds(text: str | None) -> float | None:

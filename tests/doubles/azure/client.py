@@ -64,14 +64,12 @@ class Client:
         return self.call("PUT", f"/jobs/{name}", {"properties": {**ids, **body["properties"]}})
 
 
-def job_body(
-    command: str, nodes: int = 1, processes: int = 1, compute: str | None = "cpu-cluster", **properties: Any
-) -> dict[str, Any]:
+def job_body(command: str, nodes: int = 1, compute: str | None = "cpu-cluster", **properties: Any) -> dict[str, Any]:
     """Return a command job's body for Client.submit; `properties` are ARM's own, such as outputs or limits."""
     told: dict[str, Any] = {
         "jobType": "Command",
         "command": command,
-        "distribution": {"distributionType": "PyTorch", "processCountPerInstance": processes},
+        "distribution": {"distributionType": "PyTorch", "processCountPerInstance": 1},
         "resources": {"instanceCount": nodes},
         **properties,
     }

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from doubles.azure import joblogs, login
-from doubles.azure.bodies import processes_per_node
 from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
 from doubles.azure.life import restart_logs
@@ -86,8 +85,7 @@ def _preempt(job: Job, how: str) -> None:
 
 
 def _write_lines(world: World, job: Job, node: int, lines: list[str]) -> None:
-    processes = processes_per_node(job.properties_of_body)
-    file = joblogs.file_of(node * processes, job.nodes * processes)
+    file = joblogs.file_of(node, job.nodes)
     joblogs.write(world.blobs, job, file, "".join(f"{line}\n" for line in lines).encode())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from doubles import sandbox
 from doubles.azure import joblogs
-from doubles.azure.bodies import processes_per_node, seconds
+from doubles.azure.bodies import seconds
 from doubles.azure.joblogs import LogFiles, file_of
 from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS
@@ -126,9 +126,7 @@ def _attempt(world: World, job: Job) -> Ending:
             for node in nodes:
                 node.lay_out(job, world, _code_of(world, job), data)
                 logs.note(LIFECYCLER, f"node {node.number} of attempt {job.attempts} is ready")
-            total = len(nodes) * nodes[0].processes
-            for process in range(total):
-                logs.write(file_of(process, total), b"")
+                logs.write(file_of(node.number, len(nodes)), b"")
             job.enter("Running")
             for node in nodes:
                 node.start(job, world, data, nodes, logs)
@@ -165,9 +163,8 @@ def _code_of(world: World, job: Job) -> tuple[str, str] | None:
 def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
     """Yield the attempt's machines, with empty disks, and remove the machines at the end."""
     root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{job.attempts}"
-    processes = processes_per_node(job.properties_of_body)
     with sandbox.addresses(world.switch) as address:
-        nodes = [Node(number, address(), root / f"node-{number}", job.wake, processes) for number in range(job.nodes)]
+        nodes = [Node(number, address(), root / f"node-{number}", job.wake) for number in range(job.nodes)]
         try:
             yield nodes
         finally:
@@ -183,8 +180,8 @@ def _watch(job: Job, nodes: list[Node]) -> Ending:
     while True:
         with job.changed:
             ending = _ordered(job)
-            failed = [node for node in nodes if node.failed is not None]
-            if ending is None and not failed and not all(node.is_over for node in nodes) and time.time() < deadline:
+            failed = [node for node in nodes if node.code]
+            if ending is None and not failed and any(node.code is None for node in nodes) and time.time() < deadline:
                 job.changed.wait(min(max(deadline - time.time(), 0.001), 3600.0))
                 continue
         if ending is not None:
@@ -193,8 +190,8 @@ def _watch(job: Job, nodes: list[Node]) -> Ending:
             return ending
         if failed:
             life.end(job, nodes, FAILED_GRACE_S)
-            return _failure(min(failed, key=lambda node: node.failed_at), len(nodes))
-        if all(node.is_over for node in nodes):
+            return _failure(min(failed, key=lambda node: node.ended_at), len(nodes))
+        if all(node.code == 0 for node in nodes):
             return Ending("Completed")
         job.enter("CancelRequested")  # the time limit
         life.end(job, nodes, CANCEL_GRACE_S)
@@ -202,12 +199,10 @@ def _watch(job: Job, nodes: list[Node]) -> Ending:
 
 
 def _failure(node: Node, nodes: int) -> Ending:
-    assert node.failed is not None
-    number, code = node.failed
-    file = file_of(node.number * node.processes + number, nodes * node.processes)
+    file = file_of(node.number, nodes)
     message = (
-        f"Execution failed. User process 'bash' exited with status code {code}. Please check log file '{file}' for "
-        "error details."
+        f"Execution failed. User process 'bash' exited with status code {node.code}. Please check log file '{file}' "
+        "for error details."
     )
     return Ending("Failed", {"code": "UserError", "message": message})
 

@@ -1,4 +1,4 @@
-"""One node of an attempt: its folders, its mounts, its container with the variables, and its processes' output."""
+"""One node of an attempt: its folders, its mounts, its container with the variables, and its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ HOME, STORES = "/mnt/azureml", "/mnt/.stores"
 _COPIED = ("Download", "Upload", "Direct")
 MASTER_PORT = "6105"  # as users report it
 CA = f"{HOME}/.ca.pem"
+READ_BYTES = 1 << 16
 
 
 class InputError(Exception):
@@ -51,19 +52,16 @@ class Node(Machine):
     address: str
     root: Path
     on_change: Callable[[], None]
-    processes: int
     running: sandbox.Running | None = None
     is_ready: bool = False
     is_told: bool = False  # to terminate
-    codes: dict[int, int] = field(default_factory=dict)  # of processes that have ended
-    failed: tuple[int, int] | None = None  # first process that failed, and its exit code
-    failed_at: float = 0.0
-    is_over: bool = False
+    code: int | None = None
+    ended_at: float = 0.0
 
     @property
     def is_running(self) -> bool:
         """Return whether the container runs, or a part of its output has not been read."""
-        return self.running is not None and not self.is_over
+        return self.running is not None and self.code is None
 
     @property
     def disk(self) -> Path:
@@ -90,16 +88,11 @@ class Node(Machine):
         """Run the container, which dies with the calling thread."""
         cwd = f"{HOME}/{_inside(job)}/exe/wd"
         places = {one.name: place_inside(job, one.name) for one in data}
-        total = self.processes * len(nodes)
-        envs = [
-            process_environment(job, world, self.number, local, nodes[0].address, len(nodes), self.processes, places)
-            for local in range(self.processes)
-        ]
         bound = [one for one in data if one.mode not in _COPIED and sandbox.mode() != "none"]
         spec: dict[str, Any] = {
             "command": _command(job, places),
             "cwd": cwd,
-            "processes": envs,
+            "env": process_environment(job, world, self.number, nodes[0].address, places),
             "stores": STORES if sandbox.mode() != "none" else None,
             "mounts": [
                 (f"{STORES}/{one.container}/{one.path}", place_inside(job, one.name), one.mode.startswith("ReadOnly"))
@@ -116,7 +109,7 @@ class Node(Machine):
             address=self.address if world.switch is not None else None,
         )
         self.running = sandbox.start(container, world.switch)
-        threading.Thread(target=self._read, args=(logs, total), daemon=True).start()
+        threading.Thread(target=self._read, args=(logs, file_of(self.number, job.nodes)), daemon=True).start()
 
     def terminate(self) -> None:
         """Send SIGTERM to the node's processes."""
@@ -145,37 +138,18 @@ class Node(Machine):
         elif sandbox.mode() == "none":
             place.symlink_to(source)
 
-    def _read(self, logs: LogFiles, total: int) -> None:
-        """Read frames until the container has ended."""
+    def _read(self, logs: LogFiles, file: str) -> None:
+        """Pass the output on until the container has ended; without the byte READY the container could not start."""
         process = self.running.process
-        stream = process.stdout
-        first = self.number * self.processes
-        while len(head := stream.read(node_init.FRAME.size)) == node_init.FRAME.size:
-            number, kind, size = node_init.FRAME.unpack(head)
-            if kind > node_init.ENDED or number >= self.processes:  # not a frame: the container could not start
-                logs.write(file_of(first, total), head + stream.read())
-                break
-            data = stream.read(size)
-            if kind == node_init.OUTPUT:
-                logs.write(file_of(first + number, total), data)
-            elif kind == node_init.READY:
-                self.is_ready = True
+        while data := os.read(process.stdout.fileno(), READ_BYTES):
+            if not self.is_ready and data.startswith(node_init.READY):
+                self.is_ready, data = True, data.removeprefix(node_init.READY)
                 if self.is_told:
                     self.running.terminate()
-            else:
-                self._ended(number, int(data))
-        stream.close()
+            logs.write(file, data)
+        process.stdout.close()
         code = process.wait()
-        for number in range(self.processes):
-            if number not in self.codes:  # killed
-                self._ended(number, code if code > 0 else 137)
-        self.is_over = True
-        self.on_change()
-
-    def _ended(self, number: int, code: int) -> None:
-        if code and self.failed is None:
-            self.failed, self.failed_at = (number, code), time.time()
-        self.codes[number] = code
+        self.ended_at, self.code = time.time(), code if code >= 0 else 128 - code
         self.on_change()
 
 
@@ -220,20 +194,18 @@ def _command(job: Job, places: dict[str, str]) -> str:
     return text
 
 
-def process_environment(
-    job: Job, world: World, node: int, local: int, master: str, nodes: int, processes: int, places: dict[str, str]
-) -> dict[str, str]:
-    """Return the environment of one process of one node."""
+def process_environment(job: Job, world: World, node: int, master: str, places: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a node's process."""
     asked = job.properties_of_body
     ranks: dict[str, str] = {}
     if (asked.get("distribution") or {}).get("distributionType") == "PyTorch":
         ranks = {
             "MASTER_ADDR": master,
             "MASTER_PORT": MASTER_PORT,
-            "WORLD_SIZE": str(nodes * processes),
+            "WORLD_SIZE": str(job.nodes),
             "NODE_RANK": str(node),
-            "RANK": str(node * processes + local),
-            "LOCAL_RANK": str(local),
+            "RANK": str(node),
+            "LOCAL_RANK": "0",
         }
     data = {f"AZURE_ML_OUTPUT_{name}": places[name] for name in asked.get("outputs") or {}}
     data |= {
@@ -245,7 +217,7 @@ def process_environment(
         "HOME": "/tmp" if sandbox.mode() != "none" else f"{HOME}/cr",
         "HOSTNAME": f"node-{node}",
         "LANG": "C.UTF-8",
-        **_platform(job, nodes, node),
+        **_platform(job, node),
         **_network(world),
         **_identity(world, asked),
         **data,
@@ -254,7 +226,7 @@ def process_environment(
     }
 
 
-def _platform(job: Job, nodes: int, node: int) -> dict[str, str]:
+def _platform(job: Job, node: int) -> dict[str, str]:
     host = f"https://{names.REGION}.api.azureml.ms"
     return {
         "AZUREML_RUN_ID": job.name,
@@ -268,7 +240,7 @@ def _platform(job: Job, nodes: int, node: int) -> dict[str, str]:
         "AZUREML_WORKSPACE_ID": names.WORKSPACE_ID,
         "AZUREML_WORKSPACE_SCOPE": names.workspace_id(),
         "AZUREML_SERVICE_ENDPOINT": host,
-        "AZUREML_NODE_COUNT": str(nodes),
+        "AZUREML_NODE_COUNT": str(job.nodes),
         "AZUREML_CR_NODE_RANK": str(node),
         "MLFLOW_TRACKING_URI": f"azureml://{names.REGION}.api.azureml.ms/mlflow/v1.0{names.workspace_id()}",
         "MLFLOW_RUN_ID": job.name,
