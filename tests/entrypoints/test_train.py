@@ -13,6 +13,7 @@ from trainerruns import TASK, Run, joined, parameters, run, whole_run
 
 from cloudtrain.entrypoints.trainer import evaluate
 from doubles import damage
+from doubles.aws.handle import Aws
 
 # Replaces TASK's model: weights in bf16, and computation in bf16.
 BF16 = """
@@ -442,11 +443,11 @@ def test_mirror_is_used_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unreadable_mirror_and_an_older_checkpoint_end_the_start(bucket: Any, tmp_path: Path) -> None:
+def test_unreadable_mirror_and_an_older_checkpoint_end_the_start(s3_store: Aws, tmp_path: Path) -> None:
     """If an earlier attempt has saved a later step than the folder has; without such a save the start goes on."""
-    checkpoint = {"mirror": bucket.uri("a")}
+    checkpoint = {"mirror": "s3://cloudtrain-tests/a"}
     run(tmp_path, ranks=1, max_steps=10, checkpoint=checkpoint)
-    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied")
+    s3_store.fault("*", "error", status=403, code="AccessDenied")
     failed = run(tmp_path, ranks=1, checkpoint={**checkpoint, "saved_step": 15})
     assert failed.code != 0
     assert "step 15 is not here, and the mirror cannot be read" in failed.errors
@@ -456,18 +457,18 @@ def test_unreadable_mirror_and_an_older_checkpoint_end_the_start(bucket: Any, tm
 
 
 @pytest.mark.slow
-def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> None:
+def test_damaged_folder_waits_for_the_bucket(s3_store: Aws, tmp_path: Path) -> None:
     """If all local checkpoints are damaged and the bucket is unreachable, the start fails; later its copy is used."""
-    settings: dict[str, Any] = {"ranks": 1, "max_steps": 10, "checkpoint": {"mirror": bucket.uri("a")}}
+    settings: dict[str, Any] = {"ranks": 1, "max_steps": 10, "checkpoint": {"mirror": "s3://cloudtrain-tests/a"}}
     run(tmp_path, **settings)
     for shard in (tmp_path / "checkpoints").glob("step-*/shard-*"):
         shard.write_bytes(shard.read_bytes()[:-1])
-    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied")
+    s3_store.fault("*", "error", status=403, code="AccessDenied")
     failed = run(tmp_path, **settings)
     assert failed.code != 0
     assert "are damaged, and the mirror cannot be read: no access to s3://" in failed.errors
     assert failed.values("step", "loss") == {}
-    bucket.fate = lambda method, path: None
+    s3_store.clear_faults()
     assert run(tmp_path, **settings).only("restart")["step"] == 10
 
 

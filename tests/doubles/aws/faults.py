@@ -12,11 +12,12 @@ class Fault(faults.Fault):
     """A fault. `throttle`, `500`, `error` and `expired` answer an error and execute nothing.
 
     `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes the connection.
-    `empty` makes a page of GetLogEvents empty, with a new token. `slow` answers after `delay_s`. `expired` holds for
-    the first caller's access key only: calls with different credentials succeed.
+    `hang` executes nothing, and closes the connection once faults are cleared. `cut` closes the connection in the
+    middle of what S3 answers to a read. `empty` makes a page of GetLogEvents empty, with a new token. `slow` answers
+    after `delay_s`. `expired` holds for the first caller's access key only: calls with different credentials succeed.
     """
 
-    KINDS = ("throttle", "500", "drop", "lost", "expired", "empty", "error", "slow")
+    KINDS = ("throttle", "500", "drop", "lost", "hang", "cut", "expired", "empty", "error", "slow")
     code: str = ""
     status: int = 400
     access_key: str | None = field(default=None, init=False)
@@ -39,6 +40,7 @@ class Fault(faults.Fault):
     def concerns(self, call: Any) -> bool:
         """Return whether the fault may hit the call."""
         is_spared = self.kind == "expired" and (self.access_key or call.access_key) != call.access_key
+        is_spared |= self.kind == "cut" and not call.operation.startswith(("Get", "List"))
         return not is_spared and super().concerns(call)
 
     def fires(self, call: Any) -> bool:

@@ -52,7 +52,9 @@ class Application:
         self, environ: Environ, start: StartResponse, call: Call, fault: Fault | None, entry: dict[str, Any]
     ) -> Reply:
         if fault is not None:
-            if fault.kind == "drop":
+            if fault.kind == "hang":
+                self._world.faults.hold(lambda: False)
+            if fault.kind in ("drop", "hang"):
                 hang_up(environ)
             error = fault.error(call)
             if error is not None:
@@ -82,8 +84,12 @@ class Application:
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"
             return reply(start, self._world.logs(call.region).execute(call.operation, call.params, is_empty))
+        if call.operation == "ListObjectsV2":
+            environ["QUERY_STRING"] += f"&max-keys={self._world.settings.s3_page_size}"
         with self._conditional if _has_condition(environ) else contextlib.nullcontext():
             answer: Reply = self._moto(environ, start)
+        if fault is not None and fault.kind == "cut":
+            return _half(answer, environ)
         return list(answer) if is_lost else answer
 
     def _file(self, start: StartResponse, call: Call) -> Reply:
@@ -116,6 +122,12 @@ def _serve_too(server: ThreadedWSGIServer, listening: socket.socket) -> None:
     while True:
         with contextlib.suppress(OSError):
             server.process_request(*listening.accept())
+
+
+def _half(answer: Reply, environ: Environ) -> Reply:
+    body = b"".join(answer)
+    yield body[: len(body) // 2]
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
 
 def _has_condition(environ: Environ) -> bool:

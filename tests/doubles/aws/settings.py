@@ -19,6 +19,8 @@ class Settings(settings.Settings):
     """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
     capacity: int | None = None
     """How many jobs may have machines at a time; further jobs stay in Starting."""
+    s3_page_size: int = 1000
+    """Objects per page of S3's list."""
     price_page_size: int = 100
     """Rows per page of GetProducts."""
     price_damage: str = ""
