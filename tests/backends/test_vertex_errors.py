@@ -122,10 +122,10 @@ def test_quota_error_is_the_same_at_the_submit_and_at_a_later_status_call(
     vertex: Any, folder: Path, google: Google
 ) -> None:
     """Google refuses the request with 429, or hours later as the error of a job that never began."""
-    google.settings(quotas={QUOTA: 0})
+    google.fault("jobs.create", "RESOURCE_EXHAUSTED", message=EXHAUSTED)
     early = vertex(*SUBMIT, cwd=folder)
     said(early, 5, QUOTA)
-    google.settings(quotas={})
+    google.clear_faults()
     assert vertex("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
     google.end("two-1", "JOB_STATE_FAILED", (8, EXHAUSTED))
     late = vertex("status", "two").stdout

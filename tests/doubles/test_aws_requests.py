@@ -130,23 +130,6 @@ def test_role_must_exist_and_trust_sagemaker(aws: Aws, submit: Submit) -> None:
     submit("true")
 
 
-def test_quota_limits_the_machines_in_use(aws: Aws, submit: Submit) -> None:
-    """A job beyond the quota is refused with the quota's name; Service Quotas returns the quota's value."""
-    name = "ml.m5.xlarge for training job usage"
-    aws.quota(name, 3)
-    aws.settings(execute=False)
-    submit("true", name="one", instances=2)
-    with pytest.raises(
-        ClientError, match=f"ResourceLimitExceeded.*'{name}' is 3 Instances, with current utilization of 2"
-    ):
-        submit("true", name="two", instances=2)
-    quotas = aws.client("service-quotas")
-    pages = quotas.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
-    found = {quota["QuotaName"]: quota for page in pages for quota in page["Quotas"]}
-    assert found[name]["Value"] == 3.0
-    assert found["ml.p5.48xlarge for spot training job usage"]["Value"] == 10_000.0
-
-
 def test_stop_of_ended_job_is_refused(aws: Aws, submit: Submit) -> None:
     """Stopping an ended job or an unknown job is an error."""
     aws.wait(submit("true"))

@@ -1,4 +1,4 @@
-"""Google's stand-in executes jobs: replicas, restarts, retries, quota."""
+"""Google's stand-in executes jobs: replicas, restarts, retries."""
 
 import json
 import time
@@ -137,26 +137,6 @@ def test_retries_are_limited(google: Google) -> None:
     assert told["state"] == "JOB_STATE_FAILED"
     assert "exited with a non-zero status of 11(SIGSEGV)" in told["error"]["message"]
     assert (told["attempts"], told["replicas"][0]["codes"]) == (4, [139] * 24)
-
-
-def test_quota_counts_all_active_jobs(google: Google) -> None:
-    """The quota counts all active jobs together; spot machines have a separate quota."""
-    google.settings(quotas={"custom_model_training_nvidia_a100_gpus": 8}, execute=False)
-    machine = {"machineType": "a2-highgpu-4g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 4}
-    google.submit("one", "true", workers=1, machine=machine)
-    refused = google.call("POST", "/customJobs", job_body("two", "true", machine=machine))
-    assert (refused.status, refused.json["error"]) == (
-        429,
-        {
-            "code": 429,
-            "message": "The following quota metrics exceed quota limits: "
-            "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus",
-            "status": "RESOURCE_EXHAUSTED",
-        },
-    )
-    google.submit("three", "true", machine=machine, scheduling={"strategy": "SPOT"})
-    google.end("one")
-    google.submit("two", "true", machine=machine)
 
 
 def test_reset_kills_all_processes(google: Google, wait_until: WaitUntil) -> None:

@@ -1,4 +1,4 @@
-"""SageMaker's operations on training jobs, and the quotas that limit jobs."""
+"""SageMaker's operations on training jobs, and the list of quotas."""
 
 import hashlib
 import json
@@ -56,8 +56,6 @@ def _create(world: World, call: Call) -> Params:
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
     job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
     with world.lock:
-        if world.job(job.name, job.region) is None:
-            _require_quota(world, job)
         if not world.add(job):
             message = (
                 "Training job names must be unique within an AWS account and region, and a training job with this name "
@@ -83,25 +81,6 @@ def _require_role(arn: str) -> None:
         f"'sagemaker.amazonaws.com' to assume the role."
     )
     raise AwsError("ValidationException", message)
-
-
-def _require_quota(world: World, job: Job) -> None:
-    kind = "spot training job" if job.is_spot else "training job"
-    for instance_type in sorted(set(job.instance_types)):
-        name = f"{instance_type} for {kind} usage"
-        limit = world.quotas.get(name, QUOTA)
-        used = sum(
-            other.instance_types.count(instance_type) for other in world.active() if other.is_spot == job.is_spot
-        )
-        asked = job.instance_types.count(instance_type)
-        if used + asked > limit:
-            message = (
-                f"The account-level service limit '{name}' is {limit:g} Instances, with current utilization of {used} "
-                f"Instances and a request delta of {asked} Instances. Please use AWS Service Quotas to request an "
-                "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an "
-                "increase for this quota."
-            )
-            raise AwsError("ResourceLimitExceeded", message)
 
 
 def _job(world: World, call: Call) -> Job:

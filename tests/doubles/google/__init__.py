@@ -5,7 +5,7 @@ client `google.environ`: its HTTPS_PROXY is the stand-in, which answers as Verte
 REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint, with its own certificates.
 
     google.apply(monkeypatch)                       # or subprocess.run([...], env={**os.environ, **google.environ})
-    google.settings(quotas={}, token_s=2)                            # settings.py
+    google.settings(cancelling_s=1, token_s=2)                      # settings.py
     google.fault("jobs.create", "lost", count=1)                     # faults.py
     google.preempt("job", "workerpool1-0"); google.wait("job"); google.log("job"); google.journal("storage.get")
 

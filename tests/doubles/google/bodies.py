@@ -30,25 +30,6 @@ def check(job: Any, pools: dict[str, Any]) -> None:
     raise invalid(f"List of found errors:\t{told}", [details])
 
 
-def accelerators(job: Any) -> dict[str, int]:
-    """Return the job's use of each quota: the metric's name, and the amount."""
-    spare = job.job_spec.scheduling.strategy in (STRATEGIES.SPOT, STRATEGIES.FLEX_START)
-    wanted: dict[str, int] = {}
-    for pool in job.job_spec.worker_pool_specs:
-        machine = pool.machine_spec
-        if machine.accelerator_type == NO_ACCELERATOR:
-            found = re.search(r"-(\d+)$", machine.machine_type)
-            name, count = "custom_model_training_cpus", int(found[1]) if found else 1
-        else:
-            kind = types.AcceleratorType(machine.accelerator_type).name.lower().replace("_tesla", "")
-            kind = re.sub(r"(h100|h200)_\d+gb", r"\1", kind)
-            name, count = f"custom_model_training_{kind}{'' if 'tpu' in kind else '_gpus'}", machine.accelerator_count
-        if spare:
-            name = name.replace("training_", "training_preemptible_")
-        wanted[name] = wanted.get(name, 0) + count * pool.replica_count
-    return wanted
-
-
 def _names(job: Any) -> Iterator[Fault]:
     if not 1 <= len(job.display_name) <= 128:
         yield "custom_job.display_name", "The display name must have 1 to 128 characters."

@@ -67,13 +67,12 @@ def job_body(
     args: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
     scheduling: Mapping[str, Any] | None = None,
-    machine: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
     """Return a CustomJob's JSON: one replica, and `workers` replicas in a second pool, run the command."""
     container: dict[str, Any] = {"imageUri": "stand-in:1", "command": list(command), "args": list(args)}
     container["env"] = [{"name": key, "value": value} for key, value in (env or {}).items()]
-    pool = {"machineSpec": dict(machine or {"machineType": "n1-standard-4"}), "containerSpec": container}
+    pool = {"machineSpec": {"machineType": "n1-standard-4"}, "containerSpec": container}
     pools = [{**pool, "replicaCount": str(count)} for count in (1, workers) if count]
     told: dict[str, Any] = {"workerPoolSpecs": pools, **spec}
     if scheduling is not None:

@@ -38,7 +38,6 @@ def create(world: World, call: Call, request: Any) -> Any:
         asked.ClearField(output_only)
     bodies.check(asked, world.persistent)
     with world.lock:
-        _check_quota(world, asked)
         job = world.add(region, asked)
     life.begin(world, job)
     return job.resource()
@@ -104,21 +103,6 @@ def get_resource(world: World, call: Call, request: Any) -> Any:
     if name not in world.persistent:
         raise GoogleError("NOT_FOUND", f"The PersistentResource {name} does not exist.")
     return world.persistent[name]
-
-
-def _check_quota(world: World, asked: Any) -> None:
-    """Raise GoogleError if the active jobs and the new job exceed a quota."""
-    if not world.settings.quotas:
-        return
-    taken: dict[str, int] = {}
-    for one in (*(job.asked for job in world.jobs.values() if not job.has_ended), asked):
-        for name, count in bodies.accelerators(one).items():
-            taken[name] = taken.get(name, 0) + count
-    wanted = bodies.accelerators(asked)
-    short = [name for name, limit in world.settings.quotas.items() if name in wanted and taken[name] > limit]
-    if short:
-        metrics = ",".join(f"aiplatform.googleapis.com/{name}" for name in short)
-        raise GoogleError("RESOURCE_EXHAUSTED", f"The following quota metrics exceed quota limits: {metrics}")
 
 
 def _job(world: World, call: Call, name: str) -> Job:

@@ -1,6 +1,6 @@
-"""The settings of the stand-in's Google that a test may change: durations, resources, and permissions."""
+"""The settings of the stand-in's Google that a test may change: durations and permissions."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from doubles.google.billing import BillingSettings
 from doubles.google.logentries import LogSettings
@@ -15,8 +15,6 @@ class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings)
     A job that is not executed keeps its first state until begin() and end() of the handle.
     """
 
-    quotas: dict[str, int] = field(default_factory=dict)
-    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; other metrics have no limit."""
     cancelling_s: float = 0.0
     """From the end of the replicas to JOB_STATE_CANCELLED."""
     gcs: bool = True
