@@ -152,18 +152,36 @@ def test_disabled_api_is_named(vertex: Any, folder: Path, google: Google, api: s
     said(vertex(*SUBMIT, cwd=folder), 3, f"hint: gcloud services enable {api}")
 
 
-def test_missing_bucket_is_reported(vertex: Any, folder: Path, google: Google) -> None:
-    """The hint has the command that makes the bucket."""
-    configured(folder, staging_bucket="nowhere-bucket")
-    hint = f"hint: gcloud storage buckets create gs://nowhere-bucket --location {REGION}"
-    said(vertex(*SUBMIT, cwd=folder), 3, "there is no bucket nowhere-bucket", "vertex.staging_bucket", hint)
+NO_ANSWER, NO_LOGIN = ("gave an unexpected answer",), ("no valid Google credentials", "auth application-default login")
+NO_BUCKET = f"hint: gcloud storage buckets create gs://nowhere-bucket --location {REGION}"
+OBSTACLES: dict[str, tuple[dict[str, Any], dict[str, str], int, tuple[str, ...]]] = {
+    "no bucket": (
+        {"staging_bucket": "nowhere-bucket"},
+        {},
+        3,
+        ("there is no bucket nowhere-bucket", "vertex.staging_bucket", NO_BUCKET),
+    ),
+    "bucket of another project": ({"staging_bucket": "their-bucket"}, {}, 4, ("not allowed", "Storage Object User")),
+    "another project, or none": ({"project": "another-project"}, {}, 4, ("projects/another-project",)),
+    "no server at the endpoint": ({"endpoints": {"storage": "http://127.0.0.1:9"}}, {}, 7, NO_ANSWER),
+    "no network": ({}, dict.fromkeys(("HTTPS_PROXY", "https_proxy"), "http://127.0.0.1:9"), 7, NO_ANSWER),
+    "no address of a proxy": ({}, dict.fromkeys(("HTTPS_PROXY", "https_proxy"), "http://[bad"), 7, NO_ANSWER),
+    "no certificates": ({}, {"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"}, 3, ("/nowhere/ca.pem", "fix REQUESTS_CA_BUN")),
+    "no credentials": ({}, {"GOOGLE_APPLICATION_CREDENTIALS": ""}, 4, NO_LOGIN),
+    "no file of credentials": ({}, {"GOOGLE_APPLICATION_CREDENTIALS": "none.json"}, 4, (*NO_LOGIN, "none.json")),
+    "credentials of no JSON": ({}, {"GOOGLE_APPLICATION_CREDENTIALS": "loop.py"}, 4, (*NO_LOGIN, "loop.py")),
+}
 
 
-def test_bucket_of_a_foreign_project_is_reported(vertex: Any, folder: Path, google: Google) -> None:
-    """The bucket exists, but belongs to a different project."""
+@pytest.mark.parametrize(("block", "env", "code", "words"), OBSTACLES.values(), ids=OBSTACLES)
+def test_obstacle_has_a_remedy(
+    vertex: Any, folder: Path, google: Google, block: Any, env: dict[str, str], code: int, words: tuple[str, ...]
+) -> None:
+    """A wrong place, a missing network or a missing login is told with its remedy; no job exists."""
     google.bucket("their-bucket", project="another-project")
-    configured(folder, staging_bucket="their-bucket")
-    said(vertex(*SUBMIT, cwd=folder), 4, "not allowed", "Storage Object User")
+    configured(folder, **block)
+    said(vertex(*SUBMIT, cwd=folder, env=env), code, *words)
+    assert google.jobs() == []
 
 
 def key_file(google: Google, folder: Path, **changes: Any) -> str:
@@ -171,14 +189,6 @@ def key_file(google: Google, folder: Path, **changes: Any) -> str:
     path = folder / "key.json"
     path.write_text(json.dumps({**json.loads(Path(google.key_file).read_text()), **changes}))
     return str(path)
-
-
-def test_missing_credentials_are_reported(vertex: Any, folder: Path) -> None:
-    """The file, its content, or both may be missing."""
-    login = "gcloud auth application-default login"
-    for path, words in ((str(folder / "none.json"), "none.json"), (str(folder / "loop.py"), "loop.py"), ("", "")):
-        done = vertex(*SUBMIT[:3], cwd=folder, env={"GOOGLE_APPLICATION_CREDENTIALS": path})
-        said(done, 4, "no valid Google credentials", login, words)
 
 
 def test_expired_login_is_reported(vertex: Any, folder: Path, google: Google) -> None:
@@ -213,23 +223,10 @@ def test_token_refused_in_between_is_replaced(vertex: Any, folder: Path, google:
     assert vertex("status", "one", "--json").json["unreachable_since_s"] is None
 
 
-@pytest.mark.parametrize("away", ["http://127.0.0.1:9", "http://[bad"])
-def test_unreachable_network_is_reported(vertex: Any, folder: Path, away: str) -> None:
-    """A missing network proves nothing about any job."""
-    done = vertex(*SUBMIT, cwd=folder, env={"HTTPS_PROXY": away, "https_proxy": away})
-    said(done, 7, "gave an unexpected answer")
-
-
 def test_unreachable_login_server_is_no_expired_login(vertex: Any, folder: Path, google: Google) -> None:
     """A command for a new login would not help."""
     google.fault("token", "503")
     said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
-
-
-def test_missing_certificates_are_reported(vertex: Any, folder: Path) -> None:
-    """The message names the variable."""
-    done = vertex(*SUBMIT, cwd=folder, env={"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"})
-    said(done, 3, "/nowhere/ca.pem", "fix REQUESTS_CA_BUNDLE")
 
 
 def test_netrc_does_not_replace_the_token(vertex: Any, folder: Path, tmp_path: Path) -> None:
@@ -271,16 +268,3 @@ def test_foreign_page_at_the_send_leaves_the_state_unknown(google_project: Googl
         with pytest.raises(CloudtrainError) as raised, rest.answers("start the job"):
             jobs.create_once(access, {"displayName": "x"}, lambda: None)
     assert raised.value.exit_code == 7
-
-
-def test_endpoint_without_a_server_is_reported(vertex: Any, folder: Path, google: Google) -> None:
-    """The message contains the address."""
-    configured(folder, endpoints={"storage": "http://127.0.0.1:9"})
-    said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
-
-
-def test_foreign_project_is_reported(vertex: Any, folder: Path, google: Google) -> None:
-    """Google answers 403 for a foreign project, and for a project that does not exist."""
-    configured(folder, project="another-project")
-    said(vertex(*SUBMIT, cwd=folder), 4, "projects/another-project")
-    assert google.jobs() == []
