@@ -10,8 +10,7 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
-from doubles.signatures import MakeJob
+from doubles.plans import make_job, plan_of
 
 BEGAN_S = 1_790_000_000.0
 STEP_S = 2.0
@@ -69,7 +68,7 @@ def attempt_lines(number: int, first: int, last: int) -> list[str]:
     return lines
 
 
-def put(registry: Registry, make_job: MakeJob, name: str = "seeded", **config: Any) -> Job:
+def put(registry: Registry, name: str = "seeded", **config: Any) -> Job:
     """Journal the job: a preemption, then a node failure after steps that were lost, then an error."""
     ends = [
         (0, 260, State("stopped", "preempted", resumable=True)),
@@ -81,7 +80,7 @@ def put(registry: Registry, make_job: MakeJob, name: str = "seeded", **config: A
     bundle = {"git": {"commit": "0123abcd" * 5, "dirty": True}, "sha256": "ff" * 32, "files": 3, "code_bytes": 1234}
     for number, (first, last, state) in enumerate(ends, 1):
         if number == 1:
-            job, _ = registry.add(name, lambda *_: made(make_job, name, bundle, config), exclusive=True, key=None)
+            job, _ = registry.add(name, lambda *_: made(name, bundle, config), exclusive=True, key=None)
             attempt = job.attempt
         else:
             attempt = Attempt(name, number, "intent", PLAN, {}, begin_s, {"host": "h", "pid": 1, "stamp": None})
@@ -96,7 +95,7 @@ def put(registry: Registry, make_job: MakeJob, name: str = "seeded", **config: A
     return registry.find(name)
 
 
-def made(make_job: MakeJob, name: str, bundle: dict[str, Any], config: dict[str, Any]) -> Job:
+def made(name: str, bundle: dict[str, Any], config: dict[str, Any]) -> Job:
     """Return the job before it is journalled."""
     job = make_job(name, created_s=BEGAN_S - 60, config=CONFIG | config, bundle=bundle)
     return replace(job, attempt=replace(job.attempt, plan=PLAN, created_s=BEGAN_S - 60))

@@ -3,22 +3,18 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.store.registry import Registry, this_process
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.store.registry import Registry
 from doubles.killed import KILLED
-from doubles.plans import plan_of
+from doubles.plans import make_job
 from doubles.terminals import COMMAND, Terminal
-
-PLAN = plan_of(instances=2, ranks=2, hourly_usd=0.0)
 
 
 @pytest.fixture
@@ -28,21 +24,7 @@ def registry(home: Path) -> Registry:
 
 
 @pytest.fixture
-def make_job() -> Callable[..., Job]:
-    """Return a function that makes a job like `submit`, before the job is journalled; fields of both may be changed."""
-
-    def make(job_id: str, number: int = 1, **changes: Any) -> Job:
-        attempt = Attempt(job_id, number, "intent", PLAN, {"body": 1}, time.time(), this_process())
-        of_attempt = {name: changes.pop(name) for name in vars(attempt).keys() & changes.keys() - {"created_s"}}
-        attempt = replace(attempt, **of_attempt)
-        job = Job(job_id, job_id.split("-")[0], "local", time.time(), {}, "/x/cloudtrain.yaml", {}, attempt)
-        return replace(job, **changes)
-
-    return make
-
-
-@pytest.fixture
-def seed(home: Path, make_job: Callable[..., Job]) -> Callable[..., Job]:
+def seed(home: Path) -> Callable[..., Job]:
     """Return a function that puts a job with the given state into the registry, with the logs of two ranks on disk."""
 
     def put(name: str = "seeded", state: State | None = None, lines: dict[str, str] | None = None) -> Job:

@@ -13,7 +13,8 @@ from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.jobs import adopt
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
-from doubles.signatures import MakeJob, MakeProject
+from doubles.plans import make_job
+from doubles.signatures import MakeProject
 
 
 def forget(home: Path) -> None:
@@ -89,13 +90,13 @@ def test_backend_that_cannot_be_asked_hides_no_local_job(cli: Any, lost: Path) -
 
 
 @pytest.fixture
-def found(make_job: MakeJob) -> FoundAttempt:
+def found() -> FoundAttempt:
     """Return a found attempt with a complete record."""
     job = make_job("found", 2)
     return FoundAttempt("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
 
 
-def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: MakeJob, found: FoundAttempt) -> None:
+def test_attempt_of_a_known_job_joins_its_job(home: Path, found: FoundAttempt) -> None:
     """A restored registry may know attempt 1; a second adoption changes nothing; the record has no alert's address."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)

@@ -8,9 +8,10 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.planning.prepare import Prepared, prepare
+from doubles.plans import make_job
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_confirmation_is_required_unless_a_budget_ends_the_job(
     ("reason", "is_repeat", "asked"), [("error", True, True), ("error", False, False), ("user", True, False)]
 )
 def test_failed_code_is_sent_again_only_after_a_question(
-    prepared: Callable[..., Prepared], make_job: Callable[..., Job], reason: str, is_repeat: bool, asked: bool
+    prepared: Callable[..., Prepared], reason: str, is_repeat: bool, asked: bool
 ) -> None:
     """After an error, the same code and config need an answer or `-y`, also for a free job; programs get an error."""
     ready, job = replace(prepared(0.0), is_repeat=is_repeat), make_job("j", state=State("failed", reason, True))
@@ -77,7 +78,7 @@ def test_failed_code_is_sent_again_only_after_a_question(
     ],
 )
 def test_resume_of_kept_files_without_resume_args_is_warned_of(
-    prepared: Callable[..., Prepared], make_job: Callable[..., Job], more: str, is_resumable: bool, is_warned: bool
+    prepared: Callable[..., Prepared], more: str, is_resumable: bool, is_warned: bool
 ) -> None:
     """The same arguments may begin at step 0 and overwrite the only checkpoint; a first submit has no checkpoint."""
     ready, job = prepared(0.0, more), make_job("j", state=State("stopped", "user", is_resumable))

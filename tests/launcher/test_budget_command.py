@@ -10,7 +10,8 @@ import pytest
 
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.launcher.store.registry import Registry
-from doubles.signatures import MakeJob, MakeProject, WaitUntil
+from doubles.plans import make_job
+from doubles.signatures import MakeProject, WaitUntil
 
 
 @pytest.mark.parametrize(
@@ -114,9 +115,7 @@ def test_show_of_an_unknown_project_is_refused(cli: Any) -> None:
         assert (shown.code, shown.stdout, hint in shown.stderr) == (2, "", True), shown.stderr
 
 
-def test_set_warns_if_no_job_and_no_config_has_the_project(
-    cli: Any, registry: Registry, make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_set_warns_if_no_job_and_no_config_has_the_project(cli: Any, registry: Registry, tmp_path: Path) -> None:
     """The warning names the config key, and the job or the config whose name was taken for the project."""
     begin = "warning: no job or config here has `project: mine`"
     said = cli("budget", "set", "mine", "10").stderr.splitlines()

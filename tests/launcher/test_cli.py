@@ -15,6 +15,7 @@ from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import make_job
 from doubles.signatures import MakeJob, MakeProject, OpenTerminal, WaitUntil
 from doubles.terminals import COMMAND
 
@@ -114,7 +115,7 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
 
 @pytest.mark.parametrize(("config", "is_hinted"), [({"script": "train.py"}, True), ({"task": "task.py"}, False)])
 def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
-    cli: Any, tmp_path: Path, registry: Registry, make_job: MakeJob, config: dict[str, str], is_hinted: bool
+    cli: Any, tmp_path: Path, registry: Registry, config: dict[str, str], is_hinted: bool
 ) -> None:
     """A wrong name in `keep` leaves no file; a task has its own folders."""
     job, _ = registry.add("one", lambda *args: make_job(*args, config=config), exclusive=True, key=None)

@@ -16,15 +16,16 @@ from cloudtrain.launcher.report import comparing
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
+from doubles.plans import make_job
 
 NOW_S = reported.BEGAN_S + 10_000
 
 
 @pytest.fixture
-def pair(registry: Registry, make_job: Callable[..., Job]) -> Registry:
+def pair(registry: Registry) -> Registry:
     """Return a registry with two jobs; the second job has a different learning rate."""
-    reported.put(registry, make_job, "one")
-    reported.put(registry, make_job, "two", training={"optimizer": {"lr": 0.2}})
+    reported.put(registry, "one")
+    reported.put(registry, "two", training={"optimizer": {"lr": 0.2}})
     return registry
 
 
@@ -109,7 +110,7 @@ def test_repeated_steps_count_with_the_later_losses() -> None:
     assert comparing.crossing(jobs[0], jobs[1], "step") is None
 
 
-def test_compare_of_a_task_and_a_script_leaves_out_defaults(make_job: Callable[..., Job], cli: Any) -> None:
+def test_compare_of_a_task_and_a_script_leaves_out_defaults(cli: Any) -> None:
     """Only the keys of the trainer that the task's config sets are listed, since a script uses none of them."""
     for name, kind in (("task", {"task": "t.py", "training": {"precision": "bf16"}}), ("script", {"script": "t.py"})):
         config = JobConfig.model_validate({"name": name, "backend": "local", **kind}).model_dump(mode="json")

@@ -14,7 +14,7 @@ from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 
 USD = 1_000_000
 NOVEMBER_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
@@ -22,7 +22,7 @@ PRICED = {"instances": 1, "nproc_per_node": 1, "ranks": 1, "hourly_usd": 10.0, "
 
 
 @pytest.fixture
-def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
+def submit(registry: Registry) -> Callable[..., Job]:
     """Return a function that journals a job with its worst case, as submit does."""
 
     def add(name: str, amount_usd: float | None = 10, project: str = "vision") -> Job:

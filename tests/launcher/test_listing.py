@@ -25,6 +25,7 @@ from cloudtrain.launcher.jobs.listing import JobFilter, chosen
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import database
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import make_job
 from doubles.signatures import MakeJob
 
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
@@ -32,7 +33,7 @@ Patience = Callable[[int, Callable[[], bool]], None]
 
 
 @pytest.fixture
-def add(registry: Registry, make_job: MakeJob) -> MakeJob:
+def add(registry: Registry) -> MakeJob:
     """Return a function that journals a job which was sent and has the given state."""
 
     def put(name: str, state: State = DONE, **changes: Any) -> Job:
@@ -168,7 +169,7 @@ FAR |= {"step_s": 2.0, "data_s": 1.0, "checkpoint_step": 4}
 PINNED = (13, "436f77347d0a4d8a", 0, "efce0f0b56a1f415")
 
 
-def test_form_matches_the_pinned_texts(make_job: MakeJob) -> None:
+def test_form_matches_the_pinned_texts() -> None:
     """A change of an ended job's words or JSON must raise its form and update PINNED, else lists mix old and new texts.
 
     The digests cover the names, figures and texts of jobs that ended in each way, and every likely cause.
@@ -272,9 +273,7 @@ def test_list_shows_a_job_that_ends_meanwhile_once(
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
-def test_line_is_stored_with_the_end(
-    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, is_sent: bool
-) -> None:
+def test_line_is_stored_with_the_end(registry: Registry, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
     """The transaction that stores an end stores the line too: if the line cannot be stored, the end is not stored."""
     job, _ = registry.add("job", make_job, exclusive=True, key=None)
     if is_sent:

@@ -21,7 +21,7 @@ from cloudtrain.launcher.notices.outbox import Sent
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.charts import ASCII, UNICODE
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC
 Watched = Callable[..., WatchedJob]
@@ -50,7 +50,7 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def watched(make_job: Callable[..., Job]) -> Watched:
+def watched() -> Watched:
     """Return a function that makes the model of a job at about 30 %, with given changes."""
 
     def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> WatchedJob:

@@ -13,7 +13,7 @@ from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import gpu_figures, loss_bins, progress
 from cloudtrain.launcher.store.progress import fold, shown, unkept
-from doubles.signatures import MakeJob
+from doubles.plans import make_job
 
 
 def event(name: str, **fields: Any) -> str:
@@ -213,7 +213,7 @@ def test_figures_have_bounds() -> None:
     assert len(gpu_figures.fold({}, wild, 1.0)) == gpu_figures.MOST_RANKS
 
 
-def test_status_shows_gpus_and_the_warning(make_job: MakeJob) -> None:
+def test_status_shows_gpus_and_the_warning() -> None:
     """The output for people has the warning, except of an ended job; the JSON has the figures."""
 
     def after(state: State) -> tuple[str, dict[str, Any]]:

@@ -25,8 +25,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.registry import Registry, submitter_lives, this_process
-from doubles.plans import plan_of
-from doubles.signatures import MakeJob
+from doubles.plans import make_job, plan_of
 
 # A single process of many: waits for the gate file, then adds its jobs and prints their ids.
 ADDER = """\
@@ -75,7 +74,7 @@ def test_simultaneous_processes_get_distinct_ids_or_the_job_of_their_key(home: P
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, make_job: MakeJob, exclusive: bool) -> None:
+def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, exclusive: bool) -> None:
     """A chosen name is an id and is given once; as the config's name of a job, `status digits` would be ambiguous."""
     registry.add("digits", make_job, exclusive=exclusive, key=None)
     with pytest.raises(UsageError, match="exists already") as caught:
@@ -83,7 +82,7 @@ def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, make_j
     assert "--name" in caught.value.hint
 
 
-def test_registry_survives_a_failure_inside_a_transaction(registry: Registry, home: Path, make_job: MakeJob) -> None:
+def test_registry_survives_a_failure_inside_a_transaction(registry: Registry, home: Path) -> None:
     """An exception inside `make`, and `kill -9` between insert and commit, leave neither a row nor a lock."""
 
     def fail(job_id: str, number: int) -> Job:
@@ -103,7 +102,7 @@ def test_registry_survives_a_failure_inside_a_transaction(registry: Registry, ho
     assert [job.id for job in registry.jobs()] == ["after"]
 
 
-def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: MakeJob) -> None:
+def test_registry_finds_by_id_name_prefix_and_last(registry: Registry) -> None:
     """Each form finds the job; a name finds the newest job of the name, and a prefix of two ids lists both."""
     first, _ = registry.add("digits", make_job, exclusive=False, key=None)
     second, _ = registry.add("digits", make_job, exclusive=False, key=None)
@@ -123,7 +122,7 @@ def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job:
         *((key, "") for key in ("qqq", "nope", "", "%", "_")),
     ],
 )
-def test_unknown_job_has_a_suggestion(registry: Registry, make_job: MakeJob, key: str, meant: str) -> None:
+def test_unknown_job_has_a_suggestion(registry: Registry, key: str, meant: str) -> None:
     """The hint is `last`, or a similar name; SQL's wildcards are unknown names too, and the exit code is 8."""
     registry.add("digits", make_job, exclusive=True, key=None)
     with pytest.raises(NoSuchJobError) as caught:
@@ -132,7 +131,7 @@ def test_unknown_job_has_a_suggestion(registry: Registry, make_job: MakeJob, key
     assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
 
 
-def test_registry_returns_the_stored_values_newest_first(registry: Registry, make_job: MakeJob) -> None:
+def test_registry_returns_the_stored_values_newest_first(registry: Registry) -> None:
     """State, progress and the backend's handle are unchanged; `active` excludes ended jobs, `limit` older jobs."""
     job, _ = registry.add("digits", make_job, exclusive=True, key="k")
     state = State("failed", "error", True, {"rank": 1, "message": "boom"}, 1.5, 2.5, 3, "said")
@@ -149,7 +148,7 @@ def test_registry_returns_the_stored_values_newest_first(registry: Registry, mak
     assert [job.id for job in registry.jobs(limit=1)] == ["c"]
 
 
-def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry, make_job: MakeJob) -> None:
+def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry) -> None:
     """Of two simultaneous resumes the second finds the first; a missing attempt, or a removed job, is an error."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     assert registry.attempt(job, 1).name == "digits-1"
@@ -197,7 +196,7 @@ def test_registry_refuses_the_file_of_another_version(registry: Registry) -> Non
         Registry()
 
 
-def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_job: MakeJob) -> None:
+def test_registry_with_damaged_pages_is_a_config_error(registry: Registry) -> None:
     """Damage after the file's header appears at the first read."""
     for number in range(40):
         registry.add(f"job{number}", make_job, exclusive=True, key=None)
@@ -210,7 +209,7 @@ def test_registry_with_damaged_pages_is_a_config_error(registry: Registry, make_
         Registry().jobs()
 
 
-def filled(registry: Registry, make_job: MakeJob, count: int) -> bytes:
+def filled(registry: Registry, count: int) -> bytes:
     """Return the registry's file with so many ended jobs of 9 micro-dollars each; the file is closed."""
     plan = plan_of(worst_case_micro=9, worst_case_usd=9e-6, price_micro=9 * 3600)
     with registry.database.transaction():
@@ -241,10 +240,10 @@ def pages(*numbers: int) -> list[slice]:
 
 
 @pytest.mark.parametrize("table", ["attempts", "reservations"])
-def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, make_job: MakeJob, table: str) -> None:
+def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, table: str) -> None:
     """SQLite reads two exchanged pages of one table without an error, and misses rows; a sum must not."""
     root = registry.database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))[0][0]
-    data = bytearray(filled(registry, make_job, 300))
+    data = bytearray(filled(registry, 300))
     (page,) = pages(root)  # of a tree: at 12 the places of its cells, which begin with a child
     places = (int.from_bytes(data[page][at : at + 2], "big") for at in (12, 14))
     one, two = pages(*(int.from_bytes(data[page][at : at + 4], "big") for at in places))
@@ -254,9 +253,9 @@ def test_sums_with_rows_in_a_wrong_place_are_a_config_error(registry: Registry, 
 
 
 @pytest.mark.soak
-def test_damaged_page_changes_no_sum_in_silence(registry: Registry, make_job: MakeJob) -> None:
+def test_damaged_page_changes_no_sum_in_silence(registry: Registry) -> None:
     """A page of zeros or noise, two exchanged pages, a page twice, a cut file: the file is named, or the sums hold."""
-    whole, chance = filled(registry, make_job, 150), random.Random(1)
+    whole, chance = filled(registry, 150), random.Random(1)
     right = sums(registry, whole)
     assert right == (150 * 9, {"": {"1970-01": 150 * 9}})
     count = len(whole) // 4096
@@ -273,7 +272,7 @@ def test_damaged_page_changes_no_sum_in_silence(registry: Registry, make_job: Ma
             assert sums(registry, data) in (right, (0, right[1])), (number, kind)
 
 
-def test_rows_of_a_newer_version_are_read(registry: Registry, make_job: MakeJob) -> None:
+def test_rows_of_a_newer_version_are_read(registry: Registry) -> None:
     """A field that this version does not know makes no row a damaged row."""
     job, _ = registry.add("newer", make_job, exclusive=True, key=None)
     registry.mark_sent(job.attempt, {})
@@ -285,7 +284,7 @@ def test_rows_of_a_newer_version_are_read(registry: Registry, make_job: MakeJob)
     assert Bundle.load({**bundle.dump(), "newer": 1}) == bundle
 
 
-def test_submitter_is_identified_by_pid_and_start_time(make_job: MakeJob) -> None:
+def test_submitter_is_identified_by_pid_and_start_time() -> None:
     """A reused pid is not the submitter; of a pid of a different machine the age of the intent decides."""
     attempt = make_job("a").attempt
     assert submitter_lives(attempt)
@@ -296,7 +295,7 @@ def test_submitter_is_identified_by_pid_and_start_time(make_job: MakeJob) -> Non
     assert not submitter_lives(replace(attempt, created_s=attempt.created_s - 3600))
 
 
-def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry, make_job: MakeJob) -> None:
+def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry) -> None:
     """A refused submit holds neither its idempotency key nor its name; the name on the platform is new."""
     job, _ = registry.add("mine", make_job, exclusive=True, key="k")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
@@ -325,7 +324,7 @@ def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypat
     assert Registry().jobs() == []
 
 
-def test_ends_are_never_reverted(registry: Registry, make_job: MakeJob) -> None:
+def test_ends_are_never_reverted(registry: Registry) -> None:
     """A late poll must not make an attempt run on in the meter; an attempt that was given up too early stays active."""
     job, _ = registry.add("one", lambda *_: make_job("one"), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"x": 1})

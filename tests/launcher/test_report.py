@@ -39,9 +39,9 @@ NOW_S = reported.BEGAN_S + 10_000
 
 
 @pytest.fixture
-def job(registry: Registry, make_job: MakeJob) -> Job:
+def job(registry: Registry) -> Job:
     """Return a job of three attempts, in the registry."""
-    return reported.put(registry, make_job)
+    return reported.put(registry)
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_unknown_price_has_no_spend_curve(seed: MakeJob, registry: Registry) -> 
     assert (data["spend"], data["limit_usd"]) == ([], None)
 
 
-def test_report_of_a_long_job_is_small(registry: Registry, make_job: MakeJob) -> None:
+def test_report_of_a_long_job_is_small(registry: Registry) -> None:
     """Three attempts with the maximum of stored steps stay under a megabyte."""
-    job = reported.put(registry, make_job)
+    job = reported.put(registry)
     for number in (1, 2, 3):
         lines = [(reported.step_line(n, 1 / (n + 1)), reported.BEGAN_S + n / 7) for n in range(1000, 3000)]
         registry.database.execute("DELETE FROM points WHERE attempt = ?", (number,))

@@ -19,8 +19,8 @@ from cloudtrain.launcher.metering.meter import spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
-from doubles.signatures import MakeJob, MakeProject
+from doubles.plans import make_job, plan_of
+from doubles.signatures import MakeProject
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
@@ -156,7 +156,7 @@ def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Make
         *(("much", None), ("+", None), ("-5", None), ("", None)),
     ],
 )
-def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: MakeJob) -> None:
+def test_budget_option_adds_or_sets(given: str, found: str | None) -> None:
     """A plus sign adds to the budget; an invalid sum is a usage error."""
     job = make_job("one", config={"budget": {"limit": "85 USD"}})
     if found is not None:
@@ -166,7 +166,7 @@ def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: Mak
         retry.budget_setting(job, given)
 
 
-def test_budget_that_does_not_apply_is_raised_but_not_shown(make_job: MakeJob) -> None:
+def test_budget_that_does_not_apply_is_raised_but_not_shown() -> None:
     """An own machine without a price has no limit, and the config keeps the sum; a missing budget can be set only."""
     config = {"budget": {"limit": "100 USD"}}
     made, job = make_job("j", config=config), make_job("j", config=config, plan=plan_of(unpriced_budget_micro=10**8))
@@ -184,7 +184,7 @@ def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
     return replace(job.attempt, number=number, phase="sent", plan=plan_of(**{**PLAN, **plan}), state=state)
 
 
-def test_earlier_attempts_count_at_worst(make_job: MakeJob) -> None:
+def test_earlier_attempts_count_at_worst() -> None:
     """Times count as billed, at the price's uncertainty."""
     job = make_job("j-1")
     one = attempt(job, 1, 31.0)

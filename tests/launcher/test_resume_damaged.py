@@ -8,7 +8,7 @@ import pytest
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from doubles import damage
-from doubles.signatures import MakeJob
+from doubles.plans import make_job
 
 TASK = """
 import os
@@ -56,7 +56,7 @@ def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path)
     assert Registry().find("last").config["checkpoint"]["all_damaged"] == "stop"
 
 
-def test_different_error_asks_no_question(make_job: MakeJob) -> None:
+def test_different_error_asks_no_question() -> None:
     """Only the trainer's error type counts, not a similar message."""
     assert make_job("one").attempt.state.all_damaged is False
     assert State("failed", "error", error={"message": "all checkpoints are damaged", "type": None}).all_damaged is False

@@ -13,6 +13,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import make_job
 from doubles.signatures import MakeJob
 
 ASKED = {"max_attempts": 3, "on": ["preempted", "node_failure"]}
@@ -38,14 +39,14 @@ PREEMPTED = State("failed", "preempted", resumable=True)
     ids=str,
 )
 def test_retry_is_due_by_a_configured_fault(
-    state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: MakeJob
+    state: State, asked: dict[str, Any] | None, number: int, is_due: bool
 ) -> None:
     """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
     config, ref = {"retry": asked} if asked else {}, {"folder": "/x", "nodes": 2}
     assert retry.is_due(make_job("j-1", number, config=config, state=state, phase="sent", ref=ref)) is is_due
 
 
-def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry(make_job: MakeJob) -> None:
+def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry() -> None:
     """A refused submit would be refused again; SageMaker's own retries are part of the request."""
     config = {"retry": {**ASKED, "on": ["error"]}}
     assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))

@@ -10,7 +10,7 @@ from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.text.sanitize import state_of
-from doubles.signatures import MakeJob
+from doubles.plans import make_job
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
 ERROR = {"rank": 1, "kind": "exception", "type": "ValueError", "message": "a\n  b"}
@@ -51,7 +51,7 @@ def test_error_fields_have_the_promised_types(told: dict[str, Any], wanted: dict
         for thing in (ESCAPE, 5, [ESCAPE], {ESCAPE: ESCAPE}, None, 10**400, float("nan"), "x" * 100_000, "\n" * 9999)
     ],
 )
-def test_untrusted_error_prints_without_control_characters(error: dict[str, Any], make_job: MakeJob) -> None:
+def test_untrusted_error_prints_without_control_characters(error: dict[str, Any]) -> None:
     """The screen, the JSON, the likely cause and a module's name from the error text are all printable."""
     error["message"] = error["message"] or "x"
     for each in (error, {**error, "message": f"No module named 'x{ESCAPE}'"}):

@@ -15,7 +15,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget, Standing
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 
 Journal = Callable[..., Job]
 USD = 1_000_000
@@ -39,7 +39,7 @@ def place(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
+def journal() -> Callable[..., Job]:
     """Return a function that journals a job of project vision; the job still waits for the shared ledger."""
 
     def add(registry: Registry, name: str, project: str | None = "vision", uri: str | None = None) -> Job:

@@ -21,7 +21,7 @@ from cloudtrain.launcher.logs.stream import keep_whole
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 from doubles.signatures import MakeJob
 
 NOW_S = time.time()
@@ -57,7 +57,7 @@ def _clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def screen(make_job: MakeJob) -> Callable[..., str]:
+def screen() -> Callable[..., str]:
     """Return a function that returns the screen of a job in the given state, on a terminal of 80x24."""
 
     def show(
@@ -104,7 +104,7 @@ def test_status_of_a_running_job_shows_progress_and_speed(
     assert shown.isascii() == (language == "C")
 
 
-def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: MakeJob) -> None:
+def test_status_of_a_script_promises_no_save_at_the_deadline() -> None:
     """The limit's line names the signal that the script gets."""
     plan = plan_of(cap_s=900, deadline_s=800, saves=False)
     shown = text_of(make_job("x", plan=plan, state=State("running", started_s=NOW_S - 60)))
@@ -112,7 +112,7 @@ def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: MakeJob) 
     assert "saves" not in shown
 
 
-def test_status_of_own_gpus_counts_the_hours_of_all_attempts(make_job: MakeJob) -> None:
+def test_status_of_own_gpus_counts_the_hours_of_all_attempts() -> None:
     """Without a price, the line of the cost has the GPU-hours; an earlier attempt counts too."""
     plan = plan_of(instances=2, gpus_per_instance=4, price_micro=0, hourly_usd=0.0)
     state = State("running", started_s=NOW_S - 3000)
@@ -163,7 +163,7 @@ def test_status_shows_saves_without_a_step_and_unkept_files(screen: Callable[...
     assert f"  checkpoint  step 3\n              {lost}" in screen(stopped, saved, task=None, script="train.py")
 
 
-def test_attempt_table_marks_a_save_without_a_step(make_job: MakeJob) -> None:
+def test_attempt_table_marks_a_save_without_a_step() -> None:
     """SAVED is a step if the name has the step, else `yes`; `-` if only an earlier attempt has saved."""
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
     job = make_job("x", 2, config={"script": "train.py"}, phase="sent", state=state)
@@ -176,7 +176,7 @@ def test_attempt_table_marks_a_save_without_a_step(make_job: MakeJob) -> None:
         assert "  checkpoint  saved, step not reported" in shown or first
 
 
-def test_status_of_a_pending_or_silent_job_shows_the_reason(screen: Callable[..., str], make_job: MakeJob) -> None:
+def test_status_of_a_pending_or_silent_job_shows_the_reason(screen: Callable[..., str]) -> None:
     """The line has the time since the submit and the latest time to give up, or since when the backend is silent."""
     shown = screen(State("pending", detail="no capacity for 2 x ml.p4d.24xlarge"), limits={"max_wait": "2h"})
     assert "for 0s: no capacity for 2 x ml.p4d.24xlarge; given up after 2h" in shown
@@ -198,7 +198,7 @@ def test_status_of_a_failure_has_the_cause_on_a_screen(screen: Callable[..., str
 
 
 @pytest.mark.parametrize("rows", [10, 16, 20, 24, 30, 60])
-def test_status_shows_the_frame_of_the_user_code_at_every_size(make_job: MakeJob, rows: int) -> None:
+def test_status_shows_the_frame_of_the_user_code_at_every_size(rows: int) -> None:
     """Frames of a library are left out first, and a line marks the gap."""
     own = '  File "train.py", line 31, in main\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
     library = "".join(f'  File "/opt/lib/part{n}.py", line {n}, in call\n    inner()\n' for n in range(30))
@@ -219,7 +219,7 @@ def test_status_prints_no_control_characters(screen: Callable[..., str]) -> None
     assert "::ct" not in shown
 
 
-def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: MakeJob) -> None:
+def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt() -> None:
     """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and has no hint about `keep`."""
     state = State("running", started_s=NOW_S - 60)
     job = make_job("kept", 2, config={"script": "train.py"}, state=state, progress={"step": 2})
@@ -254,7 +254,7 @@ def test_wait_prints_the_end_and_cause_of_each_job(cli: Any, seed: MakeJob) -> N
     ]
 
 
-def test_json_has_each_attempt_and_the_likely_cause(make_job: MakeJob) -> None:
+def test_json_has_each_attempt_and_the_likely_cause() -> None:
     """Scripts do not need to parse sentences; the start of an attempt reports the last checkpoint of a killed one."""
     error = {"rank": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
     state, config = State("failed", "error", error=error), {"task": "task.py"}
@@ -352,7 +352,7 @@ def test_status_without_a_name_shows_the_last_job(seed: MakeJob, capsys: pytest.
         ({"notify": [{"slack": "env:B", "from_job": True}]}, None),
     ],
 )
-def test_alert_receivers_need_a_follower(make_job: MakeJob, config: dict[str, Any], said: str | None) -> None:
+def test_alert_receivers_need_a_follower(config: dict[str, Any], said: str | None) -> None:
     """The job itself may send alerts instead, and a job without alerts needs no follower either."""
     lines = unattended(make_job("one", config=config))
     text = "\n".join(lines)

@@ -11,7 +11,7 @@ from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageEr
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import remove, stopping
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 from doubles.signatures import MakeJob
 
 
@@ -38,7 +38,7 @@ class Platform:
         self.stops.append(now)
 
 
-def test_stop_of_a_script_promises_no_save(make_job: MakeJob) -> None:
+def test_stop_of_a_script_promises_no_save() -> None:
     """Only the script itself can save after SIGTERM; a kill prevents any save."""
 
     def words(*flags: bool, number: int = 1, **attempt: Any) -> str:
@@ -67,7 +67,7 @@ def test_stop_of_a_script_promises_no_save(make_job: MakeJob) -> None:
     ],
 )
 def test_stop_reports_the_kind_of_its_request(
-    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, now: bool, can_kill: bool, words: str
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, now: bool, can_kill: bool, words: str
 ) -> None:
     """For a platform that lets every job save, the text mentions no kill; a refused question sends no request."""
     platform = Platform(State("running", started_s=1.0), can_kill=can_kill)
@@ -86,9 +86,7 @@ def test_stop_reports_the_kind_of_its_request(
     assert platform.stops == [now, now]  # a second request, in case killed agents left processes
 
 
-def test_stop_without_a_job_asks_about_the_newest(
-    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_without_a_job_asks_about_the_newest(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A named job stops without a question, the newest job only after a question."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
     monkeypatch.setattr(backends, "load", lambda name: platform)
@@ -104,7 +102,7 @@ def test_stop_without_a_job_asks_about_the_newest(
 
 
 def test_stop_takes_several_jobs(
-    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each job is stopped once; an unknown name stops no job, and a fault of one job does not end the command."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
@@ -123,9 +121,7 @@ def test_stop_takes_several_jobs(
     assert (platform.stops, [json.loads(line)["job"] for line in shown]) == ([False, False], ["one", "two"])
 
 
-def test_name_of_several_jobs_is_refused(
-    cli: Any, registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_of_several_jobs_is_refused(cli: Any, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rm NAME` is refused if several jobs have the name, `stop NAME` if several of them are active; an id is exact."""
     platform = Platform(State("running", started_s=1.0), can_kill=True)
     monkeypatch.setattr(backends, "load", lambda name: platform)
@@ -155,7 +151,7 @@ def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: MakeJob) -> None:
     assert cli("stop", "done", "--json").json["job"] == "done"
 
 
-def test_removal_of_an_active_job_is_refused_by_its_state(make_job: MakeJob) -> None:
+def test_removal_of_an_active_job_is_refused_by_its_state() -> None:
     """Only a job that was seen running is called running."""
     made, state = make_job("j"), State("running")
     runs, lost = make_job("j", state=state), make_job("j", state=state, unreachable_since_s=1.0)

@@ -21,6 +21,7 @@ from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pages, Pool, assets
+from doubles.plans import make_job
 from doubles.signatures import MakeJob, SetAnswers, WaitUntil
 
 RUNS = State("running", started_s=time.time() - 60)
@@ -190,7 +191,7 @@ def test_feeds_are_bounded_and_an_idle_feed_makes_room(open_feeds: feeds.Feeds, 
         open_feeds.enter(feeds.LogQuery("job", 1, grep="("))
 
 
-def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry, make_job: MakeJob) -> None:
+def test_jobs_are_filtered_by_state_backend_tag_and_text(registry: Registry) -> None:
     """Filters combine, and the pages follow in order."""
     for number in range(pages.PAGE + 10):
         tags = {"team": "vision" if number % 2 else "speech", "run": str(number)}

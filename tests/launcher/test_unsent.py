@@ -21,6 +21,7 @@ from cloudtrain.launcher.jobs.view import view_of
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import Held
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import make_job
 from doubles.signatures import MakeJob, MakeProject
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
@@ -33,7 +34,7 @@ def _spent(registry: Registry) -> int:
 
 
 @pytest.fixture
-def add(registry: Registry, make_job: MakeJob) -> Callable[..., Job]:
+def add(registry: Registry) -> Callable[..., Job]:
     """Return a function that journals a job with 5 USD reserved in the given state; None leaves the intent."""
 
     def put(name: str, state: State | None = DONE, **changes: Any) -> Job:

@@ -20,7 +20,7 @@ from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.charts import UNICODE
 from cloudtrain.launcher.ui import pages, site
-from doubles.plans import plan_of
+from doubles.plans import make_job, plan_of
 from doubles.signatures import MakeJob
 
 NOW_S = 1_796_000_000.0
@@ -78,9 +78,7 @@ def screens_of(registry: Registry, view: JobView) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("state", [RUNS, FAILED], ids=lambda state: state.state)
-def test_screens_show_the_same_figures(
-    registry: Registry, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, state: State
-) -> None:
+def test_screens_show_the_same_figures(registry: Registry, monkeypatch: pytest.MonkeyPatch, state: State) -> None:
     """Cost, budget, step, loss, checkpoint, remaining time, state, failure and cause agree on all screens."""
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     plan = plan_of(instances=2, ranks=2, hourly_usd=30.0, worst_case_usd=33.0, cap_s=3600, deadline_s=3300)
@@ -98,7 +96,7 @@ def test_screens_show_the_same_figures(
             assert words in texts[screen], f"{screen} shows another {fact}: {texts[screen]}"
 
 
-def test_second_attempt_without_a_step_shows_the_last_known_progress(registry: Registry, make_job: MakeJob) -> None:
+def test_second_attempt_without_a_step_shows_the_last_known_progress(registry: Registry) -> None:
     """The step of the first attempt, or of the checkpoint from which the second one starts; no pace of the first."""
     job, _ = registry.add("job", lambda job_id, number: make_job(job_id, number, config={}), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -118,7 +116,7 @@ def test_second_attempt_without_a_step_shows_the_last_known_progress(registry: R
         assert "steps since" not in texts["status"]
 
 
-def test_step_time_is_of_the_newest_report_alone(registry: Registry, make_job: MakeJob) -> None:
+def test_step_time_is_of_the_newest_report_alone(registry: Registry) -> None:
     """A slower first attempt and a save change neither the time of a step, nor the steps per second beside it."""
     job, _ = registry.add("job", lambda job_id, number: make_job(job_id, number, config={}), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
