@@ -77,6 +77,27 @@ training:
 checkpoint: {every_steps: 10, keep: 3}
 """
 LIMITS = "limits: {max_duration: 1h}\n"
+# A task with a test split, which is absent, another split, or raises an error, by the text.
+TESTED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+NONE = %r
+class Points:
+    def __init__(self, first, count): self.first, self.count = first, count
+    def __len__(self): return self.count
+    def __getitem__(self, index):
+        index += self.first
+        return torch.arange(6.0).mul(index).sin(), index %% 3
+def dataset(params, split):
+    if split == "test" and NONE == "raises": raise KeyError("no such file")
+    if split == "test" and NONE: return Points(0, 37) if NONE == "train" else None
+    return {"train": Points(0, 37), "eval": Points(100, 11), "test": Points(200, 53)}.get(split)
+def model(params): return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
+def evaluate(model, batch): return {"loss": loss(model, batch)}
+def outputs(model, batch): return {"target": batch[1], "score": model(batch[0])}
+"""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from google.oauth2.credentials import Credentials
 
 from cloudtrain.backends.vertex import api, files, jobs
 from cloudtrain.backends.vertex.api import VertexAccess
-from cloudtrain.entrypoints import events
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
 from doubles.google.handle import Google
@@ -62,9 +61,7 @@ def fences(body: dict[str, Any]) -> set[str]:
 
 def end(google: Google, job: str) -> None:
     """End the job, after the end events of both containers."""
-    for node in range(2):
-        fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
-        google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
+    google.write_ends(job)
     google.end(job)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.vertex import api, status
-from cloudtrain.entrypoints import events
 from cloudtrain.launcher.job import State
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION, rfc3339
@@ -165,19 +164,12 @@ def tell(google: Google, account: Any, node: int = 0, attempt: int = 1) -> None:
     google.put_object(f"cloudtrain/jobs/one/attempt-{attempt}/ended-{node}.json", data)
 
 
-def last_words(google: Google, job: str) -> None:
-    """Write the end events of both containers."""
-    for node in range(2):
-        fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
-        google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
-
-
 @pytest.fixture
 def running(vertex: Any, folder: Path, google: Google) -> Google:
     """Return the project with the running job one-1, whose containers have written their last lines."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
-    last_words(google, "one-1")
+    google.write_ends("one-1")
     return google
 
 
@@ -270,11 +262,11 @@ def test_preempted_attempt_is_retried(cli: Any, folder: Path, google: Google, wa
     wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
     google.begin("one-1")
     tell(google, SIGNALLED)
-    last_words(google, "one-1")
+    google.write_ends("one-1")
     google.end("one-1", "JOB_STATE_FAILED", (14, TAKEN))
     wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1", "one-2"], 90, 0.1)
     google.begin("one-2")
-    last_words(google, "one-2")
+    google.write_ends("one-2")
     google.end("one-2")
     said = process.communicate(timeout=90)[1]
     assert (process.returncode, "attempt 2 of at most 2 begins" in said) == (0, True), said

@@ -6,20 +6,9 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 
 from doubles.aws.handle import Aws
-from doubles.conftest import request_of
 
 Submit = Callable[..., str]
 BROKEN_CONNECTION = (HTTPClientError, EndpointConnectionError)
-
-
-@pytest.mark.parametrize(("kind", "count"), [("drop", 0), ("lost", 1)])
-def test_only_a_call_with_lost_answer_is_executed(aws: Aws, kind: str, count: int) -> None:
-    """The client sees a broken connection, whether or not the job exists."""
-    aws.fault("CreateTrainingJob", kind, count=1)
-    with pytest.raises(BROKEN_CONNECTION):
-        aws.client("sagemaker").create_training_job(**request_of("job"))
-    assert [call["outcome"] for call in aws.journal()] == [kind]
-    assert len(aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]) == count
 
 
 def test_s3_call_with_lost_answer_is_executed(aws: Aws) -> None:

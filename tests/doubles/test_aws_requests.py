@@ -109,16 +109,6 @@ def test_refused_job_does_not_exist(aws: Aws) -> None:
     assert aws.journal("DescribeTrainingJob")[0]["outcome"] == "ValidationException"
 
 
-def test_job_name_is_unique_in_its_region(aws: Aws, submit: Submit) -> None:
-    """A second job with the same name is refused, even after the first has ended; each region has separate names."""
-    aws.wait(submit("true"))
-    with pytest.raises(ClientError, match=r"ResourceInUse.*names must be unique within an AWS account and region"):
-        submit("true")
-    elsewhere = aws.client("sagemaker", region="eu-west-1")
-    answer = elsewhere.create_training_job(**request_of("job"))
-    assert answer["TrainingJobArn"] == "arn:aws:sagemaker:eu-west-1:123456789012:training-job/job"
-
-
 def test_role_must_exist_and_trust_sagemaker(aws: Aws, submit: Submit) -> None:
     """The role is checked as soon as the account has any role."""
     aws.role("other", principal="ec2.amazonaws.com")

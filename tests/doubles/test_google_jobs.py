@@ -165,14 +165,3 @@ def test_resource_has_the_projects_number_and_times(google: Google) -> None:
     told = google.call("GET", f"/customJobs/{job}").json
     assert told["createTime"] <= told["startTime"] <= told["endTime"]
     assert abs(time.time() - google.job(job)["ended"]) < 60
-
-
-def test_ended_jobs_can_be_deleted(google: Google) -> None:
-    """A job that has not ended cannot be deleted."""
-    google.settings(execute=False)
-    job = google.submit("job", "true")
-    assert google.call("DELETE", f"/customJobs/{job}").status == 400
-    google.end(job)
-    done = google.call("DELETE", f"/customJobs/{job}")
-    assert (done.status, done.json["done"]) == (200, True)
-    assert google.call("GET", f"/customJobs/{job}").status == 404

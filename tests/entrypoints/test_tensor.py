@@ -235,25 +235,20 @@ def test_columns_with_one_input_send_one_gradient(results: Any) -> None:
     assert results("1")[0]["plain"]["transfers"] == 0
 
 
-def test_shared_input_has_a_gradient_and_is_not_kept() -> None:
+def test_shared_input_has_a_gradient_and_is_not_kept(alone: None) -> None:
     """An earlier pass without gradients does not take the input's gradient; after a forward pass nothing is kept."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        layer, x = Layer(16, 4), torch.ones(1, TIME, 16, requires_grad=True)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-        tensor.split(layer, {"q": "column", "k": "column"}, mesh, [], sequence=False)
-        with torch.no_grad():
-            layer.q(x)
-        layer.k(x).sum().backward()
-        assert x.grad is not None
-        seen: list[StorageWeakRef] = []
-        layer.norm_1.register_forward_hook(lambda part, args, out: seen.append(StorageWeakRef(out.untyped_storage())))
-        with torch.no_grad():
-            layer(x)
-        assert seen[0].expired()
-    finally:
-        dist.destroy_process_group()
+    layer, x = Layer(16, 4), torch.ones(1, TIME, 16, requires_grad=True)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    tensor.split(layer, {"q": "column", "k": "column"}, mesh, [], sequence=False)
+    with torch.no_grad():
+        layer.q(x)
+    layer.k(x).sum().backward()
+    assert x.grad is not None
+    seen: list[StorageWeakRef] = []
+    layer.norm_1.register_forward_hook(lambda part, args, out: seen.append(StorageWeakRef(out.untyped_storage())))
+    with torch.no_grad():
+        layer(x)
+    assert seen[0].expired()
 
 
 @pytest.mark.slow

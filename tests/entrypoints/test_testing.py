@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from trainerruns import Run, run, whole_run
+from wholejobs import TESTED
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -18,27 +19,7 @@ from cloudtrain.entrypoints.trainer import testing
 
 pytestmark = pytest.mark.slow
 
-TASK = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-NONE = %r
-class Points:
-    def __init__(self, first, count): self.first, self.count = first, count
-    def __len__(self): return self.count
-    def __getitem__(self, index):
-        index += self.first
-        return torch.arange(6.0).mul(index).sin(), index %% 3
-def dataset(params, split):
-    if split == "test" and NONE == "raises": raise KeyError("no such file")
-    if split == "test" and NONE: return Points(0, 37) if NONE == "train" else None
-    return {"train": Points(0, 37), "eval": Points(100, 11), "test": Points(200, 53)}[split]
-def model(params): return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
-def evaluate(model, batch): return {"loss": loss(model, batch)}
-def outputs(model, batch): return {"target": batch[1], "score": model(batch[0])}
-"""
-SETTINGS: dict[str, Any] = {"text": TASK % "", "max_steps": 10, "eval_every": 5, "micro_batch_size": 4}
+SETTINGS: dict[str, Any] = {"text": TESTED % "", "max_steps": 10, "eval_every": 5, "micro_batch_size": 4}
 
 
 def figures(done: Run) -> dict[str, Any]:
@@ -62,7 +43,7 @@ def test_test_after_the_last_step_equals_the_exported_model(parent: Run) -> None
     """Table and loss are those of model.pt in plain torch; the trained weights and the average are compared."""
     found = figures(parent)
     namespace: dict[str, Any] = {}
-    exec(TASK % "", namespace)
+    exec(TESTED % "", namespace)
     net: nn.Module = namespace["model"]({})
     net.load_state_dict(torch.load(parent.folder / "output/model.pt", weights_only=True))
     samples = [namespace["dataset"]({}, "test")[index] for index in range(53)]
@@ -117,7 +98,7 @@ def test_figures_are_equal_on_any_number_of_ranks(parent: Run, tmp_path: Path) -
 )
 def test_missing_split_is_refused_before_the_first_step(which: str, words: str, tmp_path: Path) -> None:
     """An impossible test ends the job at the start."""
-    done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": TASK % which})
+    done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": TESTED % which})
     assert (done.code, done.values("step", "loss")) == (1, {})
     assert words in done.errors
 
@@ -137,7 +118,7 @@ def test_best_checkpoint_is_tested_where_the_last_is_not_the_best(tmp_path: Path
 
 def test_task_without_outputs_has_its_means(tmp_path: Path) -> None:
     """Without `outputs` the figures are the means of `evaluate` over the split."""
-    text = (TASK % "").partition("def outputs")[0]
+    text = (TESTED % "").partition("def outputs")[0]
     done = run(tmp_path, 1, evaluate={}, **{**SETTINGS, "text": text})
     found = figures(done)
     net = weights.from_checkpoint(tmp_path / "checkpoints/step-00000010")
@@ -154,7 +135,7 @@ def test_task_without_outputs_has_its_means(tmp_path: Path) -> None:
 )
 def test_failed_test_leaves_the_training_done(outputs: str, words: str, tmp_path: Path) -> None:
     """The event and the line name the fault; the job ends as done, with its weights."""
-    text = (TASK % "").partition("def outputs")[0] + f"def outputs(model, batch): return {outputs}\n"
+    text = (TESTED % "").partition("def outputs")[0] + f"def outputs(model, batch): return {outputs}\n"
     done = whole_run(tmp_path, 2, evaluate={}, **{**SETTINGS, "text": text})
     event = done.only("test")
     assert event["failed"]
@@ -176,7 +157,7 @@ def outputs(model, batch):
 @pytest.mark.parametrize(("where", "fault"), [("before", "KeyError: 'no label'"), ("inside", "ZeroDivisionError")])
 def test_fault_of_one_rank_of_a_sharded_model_leaves_the_training_done(where: str, fault: str, tmp_path: Path) -> None:
     """The other ranks wait for the rank's part of the weights; all ranks leave, and the job ends as done."""
-    text = "import os\nRANK, calls = int(os.environ['RANK']), 0\n" + (TASK % "").partition("def outputs")[0]
+    text = "import os\nRANK, calls = int(os.environ['RANK']), 0\n" + (TESTED % "").partition("def outputs")[0]
     settings = {**SETTINGS, "text": text + SHARDED % where, "strategy": "fsdp"}
     done = whole_run(tmp_path, 2, evaluate={"batch_size": 4}, **settings)
     assert done.only("test")["failed"].startswith(fault)
@@ -200,7 +181,7 @@ def test_later_test_compares_the_best_with_the_last(parent: Run, tmp_path: Path)
 
 def test_predictions_need_outputs(tmp_path: Path) -> None:
     """The message names the function that the task lacks."""
-    text = (TASK % "").partition("def outputs")[0]
+    text = (TESTED % "").partition("def outputs")[0]
     means = run(tmp_path, 1, evaluate={"predictions": 1}, **{**SETTINGS, "text": text})
     assert "evaluate.predictions needs the task's `outputs(model, batch)`" in means.errors
 

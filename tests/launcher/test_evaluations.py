@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page
+from wholejobs import TESTED
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UsageError
@@ -18,21 +19,6 @@ from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store.progress import fold, shown
 from cloudtrain.launcher.store.registry import Registry
 
-TASK = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-class Points:
-    def __init__(self, first, count): self.first, self.count = first, count
-    def __len__(self): return self.count
-    def __getitem__(self, index): return torch.arange(6.0).mul(index + self.first).sin(), (index + self.first) % 3
-def dataset(params, split):
-    return {"train": Points(0, 37), "eval": Points(100, 11), "test": Points(200, 53)}.get(split)
-def model(params): return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
-def evaluate(model, batch): return {"loss": loss(model, batch)}
-def outputs(model, batch): return {"target": batch[1], "score": model(batch[0])}
-"""
 CONFIG = """\
 name: points
 task: task.py
@@ -71,7 +57,7 @@ def line(figures: Any) -> str:
 @pytest.mark.slow
 def test_evaluation_is_a_job_below_its_parent(cli: Any, tmp_path: Path) -> None:
     """The command prints the figures of the parent's test, is in the ledger with a limit, and counts the looks."""
-    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "task.py").write_text(TESTED % "")
     (tmp_path / "cloudtrain.yaml").write_text(CONFIG)
     sent = cli.ok("submit", "-y", "--name", "points", cwd=tmp_path)
     assert "test on test (53 samples" in sent.stdout

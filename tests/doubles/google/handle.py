@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import events
 from doubles.client import Reply
 from doubles.google.client import Client, job_body
 from doubles.google.names import BUCKET, PROJECT, REGION
@@ -134,6 +135,12 @@ class Google(handle.Handle):
     def write_log(self, job: str, *lines: str, task: str = CHIEF, **details: Any) -> None:
         """Add lines to the job's log; `details`: stream ("stderr"), severity, at_s."""
         self.control("jobs/write", {"job": job, "task": task, "lines": list(lines), **details})
+
+    def write_ends(self, job: str) -> None:
+        """Write the end events of both containers of a job on two instances, as cloudtrain's containers do."""
+        for node in range(2):
+            fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
+            self.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
 
     def preempt(self, job: str, replica: str = CHIEF) -> None:
         """Take a replica's machine away."""
