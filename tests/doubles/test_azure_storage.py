@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,14 +15,13 @@ URL = f"https://{ACCOUNT}.blob.core.windows.net"
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def signed(azure: Azure, name: str, lasts_s: float = 300, **changes: str) -> str:
-    """Return a URL with a signature of the real client, changed afterwards."""
+def signed(name: str) -> str:
+    """Return a URL with a signature of the real client."""
     from azure.storage.blob import generate_blob_sas
 
-    soon = datetime.now(timezone.utc) + timedelta(seconds=lasts_s)
+    soon = datetime.now(timezone.utc) + timedelta(seconds=300)
     query = generate_blob_sas(ACCOUNT, CONTAINER, name, account_key=ACCOUNT_KEY, permission="r", expiry=soon)
-    told = {**dict(urllib.parse.parse_qsl(query)), **changes}
-    return f"{URL}/{CONTAINER}/{name}?{urllib.parse.urlencode(told)}"
+    return f"{URL}/{CONTAINER}/{name}?{query}"
 
 
 def get(azure: Azure, url: str, **headers: str) -> Any:
@@ -43,25 +41,10 @@ def test_only_a_token_of_the_storage_audience_reads(azure: Azure) -> None:
     assert "resource_id=https://storage.azure.com" in refused.headers["www-authenticate"]
 
 
-def test_signature_is_verified(azure: Azure) -> None:
-    """The real client's signature is valid; a changed signature is refused."""
-    azure.put_blob("a", b"1")
-    azure.put_blob("b", b"2")
-    assert get(azure, signed(azure, "a")).body == b"1"
-    for url in (
-        signed(azure, "a", sp="rw"),
-        signed(azure, "a", se="2099-01-01T00:00:00Z"),
-        signed(azure, "a").replace("/a?", "/b?"),
-    ):
-        refused = get(azure, url)
-        assert (refused.status, refused.headers["x-ms-error-code"]) == (403, "AuthenticationFailed")
-        assert b"<Code>AuthenticationFailed</Code>" in refused.body
-
-
 def test_ranges_follow_azures_rules(azure: Azure) -> None:
     """Ranges are answered with 206 and Content-Range, or 416 past the end; suffix ranges are refused."""
     azure.put_blob("a", b"0123456789")
-    url = signed(azure, "a")
+    url = signed("a")
     part = get(azure, url, Range="bytes=2-3")
     assert (part.status, part.body, part.headers["content-range"]) == (206, b"23", "bytes 2-3/10")
     assert get(azure, url, x_ms_range="bytes=8-").body == b"89"
