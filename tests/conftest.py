@@ -42,7 +42,6 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
     ssh_pair,
     ssh_server,
 )
-from doubles.waiting import until
 
 # A waiting thread of torch must not spin: with several tests on a core, a training took four times the processor time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
@@ -347,12 +346,6 @@ def idle_python(tmp_path: Path) -> Path:
     path.write_text("#!/bin/sh\nexec sleep 300\n")
     path.chmod(0o755)
     return path
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., Any]:
-    """Return the function that waits for a condition."""
-    return until
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import wholejobs
 
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, CONTAINER, GROUP, REGION, SUBSCRIPTION, WORKSPACE
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +33,12 @@ def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp
 
 @pytest.mark.soak  # new log files: test_azureml_logs.py; a loss that changes nothing: the jobs of the other clouds
 def test_preemption_that_restarts_changes_nothing(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
+    cli: Any, azure_account: Azure, folder: Path, whole: wholejobs.Results
 ) -> None:
     """Preempted in mid-run, the run restarts on new machines with new log files: the weights are the same."""
     azure_account.settings(restart_logs="replace")
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
-    wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
+    until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
     cli.watch("step 30/100", "logs", "-f", "broken")
     azure_account.preempt("broken-1")
     shown = process.communicate(timeout=200)[0]
@@ -53,11 +54,11 @@ def test_preemption_that_restarts_changes_nothing(
 
 @pytest.mark.soak  # retries on Azure ML: test_azureml_send.py
 def test_preemption_that_fails_is_retried(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
+    cli: Any, azure_account: Azure, folder: Path, whole: wholejobs.Results
 ) -> None:
     """A follower resends a run that ended in PreemptionError: one job, and the same weights."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
-    wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
+    until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
     other = cli.start("wait", "broken")
     cli.watch("step 30/100", "logs", "-f", "broken")
     azure_account.preempt("broken-1", "fail")

@@ -15,6 +15,7 @@ from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from doubles.azure.handle import Azure
 from doubles.azure.names import GROUP, REGION, SUBSCRIPTION, WORKSPACE
+from doubles.waiting import until
 
 HOME = Workspace(SUBSCRIPTION, GROUP, WORKSPACE)
 ROOT = f"https://{REGION}.api.azureml.ms/history/v1.0{HOME.arm_id}"
@@ -162,9 +163,7 @@ def test_piece_that_ends_within_a_line(
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_replaced_file_is_read_from_its_start(
-    reader: Callable[[int], Reader], azure: Azure, wait_until: Callable[..., Any], longer: bool
-) -> None:
+def test_replaced_file_is_read_from_its_start(reader: Callable[[int], Reader], azure: Azure, longer: bool) -> None:
     """After a restart a new file may replace the old one, shorter or longer than the part already read."""
     one = reader(1)
     azure.write_logs("j", 0, *(f"[0] old {n}" for n in range(10)))
@@ -172,7 +171,7 @@ def test_replaced_file_is_read_from_its_start(
     time.sleep(1.01)  # blob storage gives creation times in whole seconds
     azure.settings(restart_logs="replace")
     azure.preempt("j")
-    wait_until(lambda: azure.log("j") == "")
+    until(lambda: azure.log("j") == "")
     azure.begin("j")
     azure.write_logs("j", 0, *(f"[0] new {n}" for n in range(100 if longer else 3)))
     assert one.texts() == [f"new {n}" for n in range(100 if longer else 3)]

@@ -17,6 +17,7 @@ from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, GROUP, REGION, SUBSCRIPTION, WORKSPACE
+from doubles.waiting import until
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
 CONFIG = f"""\
@@ -101,15 +102,13 @@ def test_failing_calls_are_retried(cli: Any, folder: Path, azure_account: Azure,
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
 
 
-def test_killed_submit_is_found_by_the_next_command(
-    cli: Any, folder: Path, azure_account: Azure, wait_until: Any
-) -> None:
+def test_killed_submit_is_found_by_the_next_command(cli: Any, folder: Path, azure_account: Azure) -> None:
     """After kill -9 while Azure has the request, the job exists and belongs to this home folder."""
     azure_account.fault("jobs.put", "slow", delay_s=3.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
-    wait_until(lambda: azure_account.journal("blob.put") != [], 30, 0.05)
-    wait_until(lambda: azure_account.journal("environments.get") + azure_account.journal("codes.put") != [], 30, 0.05)
-    wait_until(lambda: azure_account.journal("jobs.put") != [] or azure_account.jobs() != [], 30, 0.02)
+    until(lambda: azure_account.journal("blob.put") != [], 30, 0.05)
+    until(lambda: azure_account.journal("environments.get") + azure_account.journal("codes.put") != [], 30, 0.05)
+    until(lambda: azure_account.journal("jobs.put") != [] or azure_account.jobs() != [], 30, 0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     [found] = cli("list", "--json").json["jobs"]
@@ -117,9 +116,7 @@ def test_killed_submit_is_found_by_the_next_command(
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_submit_killed_before_the_send_leaves_nothing(
-    cli: Any, folder: Path, azure_account: Azure, wait_until: Any
-) -> None:
+def test_submit_killed_before_the_send_leaves_nothing(cli: Any, folder: Path, azure_account: Azure) -> None:
     """If no job appears in a request's longest time, it was never sent, and the name is free for a new attempt.
 
     The command that finds no job also removes the secret from the vault.
@@ -127,13 +124,13 @@ def test_submit_killed_before_the_send_leaves_nothing(
     azure_account.fault("codes.list", "slow", delay_s=20.0)
     given, env = ("--set", "secrets=[TOKEN]", "--name", "one"), {"TOKEN": "sesame"}
     process = cli.start("submit", "-d", "-y", *given, cwd=folder, env=env)
-    wait_until(lambda: azure_account.journal("jobs.get") and azure_account.journal("vault.put"), 30, 0.05)
+    until(lambda: azure_account.journal("jobs.get") and azure_account.journal("vault.put"), 30, 0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     azure_account.clear_faults()
     [put] = azure_account.journal("vault.put")
     secret = put["path"].rpartition("/")[2]
-    wait_until(lambda: azure_account.secret(secret) is not None, 10, 0.05)
+    until(lambda: azure_account.secret(secret) is not None, 10, 0.05)
     [found] = cli("list", "--json").json["jobs"]
     assert (found["state"], "nothing runs" in found["detail"]) == ("failed", True)
     assert azure_account.secret(secret) is None
@@ -375,20 +372,20 @@ PREEMPTED = {"code": "PreemptionError", "message": "AzureMLCompute job failed. P
 AGAIN = ("--set", "retry.max_attempts=3", "--name", "one")
 
 
-def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
+def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azure) -> None:
     """Each follows the retry to the end, and so does a follower that starts during the submit."""
     assert cli("submit", "-d", "-y", *AGAIN, cwd=folder).code == 0
     assert cli("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
     azure_account.begin("one-1")
     followers = [cli.start("wait", "one", "two"), cli.start("logs", "-f", "one")]
-    wait_until(lambda: len(azure_account.journal("blob.get") + azure_account.journal("run.details")) > 3, 30, 0.05)
-    wait_until(lambda: cli("status", "one", "--json").json["state"] == "running", 30, 0.05)
+    until(lambda: len(azure_account.journal("blob.get") + azure_account.journal("run.details")) > 3, 30, 0.05)
+    until(lambda: cli("status", "one", "--json").json["state"] == "running", 30, 0.05)
     azure_account.fault("jobs.put", "slow", delay_s=4.0)
     end_words(azure_account, "one-1")
     azure_account.end("one-1", "Failed", PREEMPTED)
-    wait_until(lambda: cli("list", "--json").json["jobs"][-1]["attempt"] == 2, 60, 0.1)
+    until(lambda: cli("list", "--json").json["jobs"][-1]["attempt"] == 2, 60, 0.1)
     followers.append(cli.start("logs", "-f", "one"))
-    wait_until(lambda: "one-2" in azure_account.jobs(), 60, 0.1)
+    until(lambda: "one-2" in azure_account.jobs(), 60, 0.1)
     azure_account.begin("one-2")
     end_words(azure_account, "one-2")
     azure_account.end("one-2")
@@ -401,18 +398,16 @@ def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azu
 
 
 @pytest.mark.soak  # retries: the test of two followers; lost answers: the test above them
-def test_retry_with_a_lost_answer_is_followed_to_its_end(
-    cli: Any, folder: Path, azure_account: Azure, wait_until: Any
-) -> None:
+def test_retry_with_a_lost_answer_is_followed_to_its_end(cli: Any, folder: Path, azure_account: Azure) -> None:
     """As soon as the state of the retry is known, the follower follows the retry to the end."""
     process = cli.start("submit", "-y", *AGAIN, cwd=folder)
-    wait_until(lambda: azure_account.jobs() == ["one-1"], 60, 0.1)
+    until(lambda: azure_account.jobs() == ["one-1"], 60, 0.1)
     azure_account.begin("one-1")
-    wait_until(lambda: cli("status", "one", "--json").json["state"] == "running", 30, 0.1)
+    until(lambda: cli("status", "one", "--json").json["state"] == "running", 30, 0.1)
     azure_account.fault("jobs.put", "lost", count=5)
     azure_account.fault("jobs.get", "500", after=1, count=4)
     azure_account.end("one-1", "Failed", PREEMPTED)
-    wait_until(lambda: "one-2" in azure_account.jobs(), 60, 0.1)
+    until(lambda: "one-2" in azure_account.jobs(), 60, 0.1)
     azure_account.begin("one-2")
     end_words(azure_account, "one-2")
     azure_account.end("one-2")

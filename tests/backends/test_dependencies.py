@@ -14,6 +14,7 @@ import wholejobs
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning.prepare import prepare
+from doubles.waiting import until
 
 SETTINGS = {name: text for name, text in wholejobs.SETTINGS.items() if name != "processes"}
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
@@ -154,11 +155,11 @@ def test_setup_that_fails_ends_the_job_with_the_commands_output(cli: Any, job: A
 
 
 @pytest.mark.slow
-def test_stop_during_preparation_ends_at_once(cli: Any, job: Any, tmp_path: Path, wait_until: Any) -> None:
+def test_stop_during_preparation_ends_at_once(cli: Any, job: Any, tmp_path: Path) -> None:
     """The commands die with their children, no rank starts, and the job is stopped by its user."""
     folder = job(SETTINGS["local"] + f"setup: ['touch {tmp_path}/begun; sleep 300 & sleep 300']\n", text="1")
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
-    wait_until((tmp_path / "begun").exists)
+    until((tmp_path / "begun").exists)
     status = cli("status", "last", "--json").json
     assert (status["state"], status["detail"]) == ("pending", "its packages are being installed")
     assert cli("stop", "last", "-y").code == 0

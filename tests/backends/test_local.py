@@ -23,6 +23,7 @@ from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning.prepare import prepare
+from doubles.waiting import until
 
 TWO = "resources: {instances: 2}\n"
 
@@ -154,14 +155,14 @@ def test_job_continues_without_a_lost_node_if_allowed(cli: Any, project: Callabl
 
 
 @pytest.mark.slow
-def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[..., Path], wait_until: Any) -> None:
+def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[..., Path]) -> None:
     """A hung rank: its stack is in its log, all nodes restart, and the cause is recorded."""
     folder = project(TWO + "distributed: {allow_alone: true}\n", script="train.py", text=HANG)
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
     body = {**ready.request.body, "spec": {**ready.request.body["spec"], "hang_timeout_s": 3}}
     ref = LocalBackend().send(replace(ready.request, body=body), Shipment(ready.bundle, home, folder))
-    wait_until(lambda: LocalBackend().state(ref).state == "succeeded", 120, 0.2)
+    until(lambda: LocalBackend().state(ref).state == "succeeded", 120, 0.2)
     (cause,) = json.loads((Path(ref["folder"]) / "node-0" / "exit.json").read_text())["restarted_after"]
     assert (cause["node"], cause["rank"], cause["kind"]) == (1, 1, "hang")
     assert "; its stack is in the log" in cause["message"]
@@ -184,7 +185,7 @@ def test_stop_after_the_death_of_all_agents_leaves_no_process(cli: Any, training
 
 
 @pytest.mark.slow
-def test_stop_sweeps_processes_of_killed_agents(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
+def test_stop_sweeps_processes_of_killed_agents(cli: Any, project: Callable[..., Path]) -> None:
     """A script's child survives the kill of the agents; the next poll of the lost job kills the child."""
     text = "import subprocess; print('started', flush=True); subprocess.run(['sleep', '4242'])"
     cli("submit", "-d", cwd=project("", script="train.py", text=text))
@@ -192,7 +193,7 @@ def test_stop_sweeps_processes_of_killed_agents(cli: Any, project: Callable[...,
     folder = next(cli.home.glob("local/*/attempt-1"))
     os.kill(json.loads((folder / "node-0" / "state.json").read_text())["pid"], signal.SIGKILL)
     assert cli("wait", "last").code == 1
-    wait_until(lambda: pids(folder, 0, "sleep") == [])
+    until(lambda: pids(folder, 0, "sleep") == [])
 
 
 @pytest.mark.slow
@@ -356,9 +357,7 @@ def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path
     assert (tmp_path / "kept" / "w").read_text() == "__main__"
 
 
-def test_plan_counts_the_threads_of_other_local_jobs(
-    cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Any
-) -> None:
+def test_plan_counts_the_threads_of_other_local_jobs(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
     """Two jobs of one home folder share the cores; a node's processes count once, jobs of a second home do not."""
     (tmp_path / "spec.json").write_text('{"nproc_per_node": 2}')
     common = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "OMP_NUM_THREADS": "500"}
@@ -368,7 +367,7 @@ def test_plan_counts_the_threads_of_other_local_jobs(
         env = {**common, "CLOUDTRAIN_LOG_DIR": log, "CLOUDTRAIN_JOB": job}
         others.append(subprocess.Popen(["sleep", "100"], env=env))
     try:
-        wait_until(lambda: all(b"sleep" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in others))
+        until(lambda: all(b"sleep" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in others))
         told = cli("plan", cwd=project("env: {OMP_NUM_THREADS: '3'}\n"))
     finally:
         for each in others:

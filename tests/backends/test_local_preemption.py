@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from wholejobs import losses
 
+from doubles.waiting import until
+
 pytestmark = pytest.mark.slow
 
 # The task is slow after its first steps until the file FAST exists: it cannot end before its preemption.
@@ -46,7 +48,7 @@ training:
 
 
 def test_preempted_task_continues_with_the_same_losses(
-    cli: Any, project: Callable[..., Path], wait_until: Any, warm_nodes: None, tmp_path: Path
+    cli: Any, project: Callable[..., Path], warm_nodes: None, tmp_path: Path
 ) -> None:
     """The lower task saves and leaves, continues after the higher task, and its losses are those of a task alone."""
 
@@ -62,14 +64,14 @@ def test_preempted_task_continues_with_the_same_losses(
         return cli("status", job, "--json").json
 
     low = send("low", 40, "--queue", "--set", "queue.priority=low")
-    wait_until(lambda: len(losses(cli, low)) > 5, 120, 0.2)
+    until(lambda: len(losses(cli, low)) > 5, 120, 0.2)
     high = send("high", 2, "--queue", "--set", "queue.priority=high", "--set", "queue.preempt=true")
-    wait_until(lambda: state(high)["state"] == "succeeded", 120, 0.2)
+    until(lambda: state(high)["state"] == "succeeded", 120, 0.2)
     assert 5 < len(losses(cli, low)) < 40
     fast.touch()
-    wait_until(lambda: state(low)["state"] == "succeeded", 120, 0.2)
+    until(lambda: state(low)["state"] == "succeeded", 120, 0.2)
     assert state(low)["attempt"] == 1
     alone = send("alone", 40)
-    wait_until(lambda: state(alone)["state"] == "succeeded", 120, 0.2)
+    until(lambda: state(alone)["state"] == "succeeded", 120, 0.2)
     assert losses(cli, low) == losses(cli, alone)
     assert len(losses(cli, alone)) == 40

@@ -17,6 +17,7 @@ from cloudtrain.entrypoints.agent.queue_wait import QueueWait
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
+from doubles.waiting import until
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def send(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[
         cli("stop", "--now", "-y", job)
 
 
-def test_queued_jobs_run_one_after_the_other(cli: Any, send: Any, wait_until: Any) -> None:
+def test_queued_jobs_run_one_after_the_other(cli: Any, send: Any) -> None:
     """Jobs with --queue wait for a running job and for each other; a plain job never waits."""
 
     def state(job: str) -> str:
@@ -43,13 +44,13 @@ def test_queued_jobs_run_one_after_the_other(cli: Any, send: Any, wait_until: An
 
     plain = send("plain")
     first, second = send("first", "--queue"), send("second", "--queue")
-    wait_until(lambda: (cli("status", second, "--json").json["queue"] or {}).get("place") == 2)
+    until(lambda: (cli("status", second, "--json").json["queue"] or {}).get("place") == 2)
     assert "job plain holds this machine" in cli("status", first).stdout
     assert send("beside") == "beside"
-    wait_until(lambda: state("beside") == "running")
+    until(lambda: state("beside") == "running")
     assert (state(first), state(second)) == ("pending", "pending")
     assert cli("stop", "--now", "-y", plain).code == 0
-    wait_until(lambda: state(first) == "running")
+    until(lambda: state(first) == "running")
     assert state(second) == "pending"
     assert cli("stop", "--now", "-y", second).code == 0
     assert state(second) == "stopped"
@@ -82,18 +83,16 @@ def test_each_node_gets_its_share_of_the_free_gpus(tmp_path: Path, monkeypatch: 
     taken.release()
 
 
-def test_job_whose_waiting_agents_were_lost_is_sent_again(
-    cli: Any, send: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_whose_waiting_agents_were_lost_is_sent_again(cli: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the death of its waiting agents, as at a reboot, `advance_queue` sends the job again, once."""
     send("plain")
     lost = send("lost", "--queue")
     for node in (0, 1):
         state = cli.home / f"local/{lost}/attempt-1/node-{node}/state.json"
         os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
-    wait_until(lambda: cli("status", lost, "--json").json["state"] == "failed")
+    until(lambda: cli("status", lost, "--json").json["state"] == "failed")
     monkeypatch.setattr(queue, "TRY_S", 0.0)
     with closing(Registry(cli.home)) as registry:
         assert queue.advance_queue(registry) == [f"sent again after its agents were lost in line: {lost}, attempt 2"]
         assert queue.advance_queue(registry) == []
-    wait_until(lambda: (cli("status", lost, "--json").json["queue"] or {}).get("place") == 1)
+    until(lambda: (cli("status", lost, "--json").json["queue"] or {}).get("place") == 1)

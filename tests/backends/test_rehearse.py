@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import BUILT_IN
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -160,16 +161,16 @@ def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) ->
     assert "no rehearsal has proven that this job resumes" in cli("plan", "--spot", cwd=folder).stdout
 
 
-def test_rehearsal_that_is_killed_leaves_no_process(cli: Any, tmp_path: Path, wait_until: Any) -> None:
+def test_rehearsal_that_is_killed_leaves_no_process(cli: Any, tmp_path: Path) -> None:
     """All processes of a killed rehearsal die too."""
     folder = project(tmp_path / "project", "sagemaker", mode="silent")
     process = cli.start("rehearse", "--preempt-at", "3", cwd=folder)
-    wait_until(lambda: any(cli.home.glob("rehearsals/*/first/*/ml/cloudtrain/log/rank-1.log")), timeout_s=60)
+    until(lambda: any(cli.home.glob("rehearsals/*/first/*/ml/cloudtrain/log/rank-1.log")), timeout_s=60)
     running = _below(process.pid)
     assert len(running) > 4
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running), timeout_s=30)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running), timeout_s=30)
 
 
 def _below(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 from cloudtrain.entrypoints import events
 from doubles.aws.handle import ROLE, Aws
+from doubles.waiting import until
 
 CONFIG = f"""\
 name: j
@@ -85,28 +86,24 @@ def test_failing_upload_is_retried(cli: Any, folder: Path, account: Aws, operati
     assert (done.code, jobs(account)) == (0, ["one-1"]), done.stderr
 
 
-def test_submit_killed_before_the_answer_is_found_by_the_next_command(
-    cli: Any, folder: Path, account: Aws, wait_until: Any
-) -> None:
+def test_submit_killed_before_the_answer_is_found_by_the_next_command(cli: Any, folder: Path, account: Aws) -> None:
     """After kill -9 while SageMaker has the request, the job exists and belongs to this home folder."""
     account.fault("CreateTrainingJob", "slow", delay_s=3.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
-    wait_until(lambda: account.journal("CreateTrainingJob") != [], 30, 0.05)
+    until(lambda: account.journal("CreateTrainingJob") != [], 30, 0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_until(lambda: jobs(account) == ["one-1"], 30, 0.1)
+    until(lambda: jobs(account) == ["one-1"], 30, 0.1)
     [found] = cli("list", "--json").json["jobs"]
     assert (found["state"] in ("pending", "running"), found["job"]) == (True, "one")
 
 
-def test_submit_that_is_killed_before_the_send_leaves_nothing(
-    cli: Any, folder: Path, account: Aws, wait_until: Any
-) -> None:
+def test_submit_that_is_killed_before_the_send_leaves_nothing(cli: Any, folder: Path, account: Aws) -> None:
     """The next command removes the container order, so a late request would find no order."""
     account.fault("DescribeTrainingJob", "slow", delay_s=0.0)
     account.fault("CreateTrainingJob", "drop")
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
-    wait_until(lambda: account.journal("CreateTrainingJob") != [], 30, 0.05)
+    until(lambda: account.journal("CreateTrainingJob") != [], 30, 0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     account.clear_faults()
@@ -131,16 +128,14 @@ def test_name_taken_by_a_second_machine_is_refused(cli: Any, folder: Path, accou
     assert jobs(account) == ["one-1"]
 
 
-def test_job_of_a_different_machine_is_not_adopted(
-    cli: Any, folder: Path, account: Aws, tmp_path: Path, wait_until: Any
-) -> None:
+def test_job_of_a_different_machine_is_not_adopted(cli: Any, folder: Path, account: Aws, tmp_path: Path) -> None:
     """A submit that died before its claim sent no job: a job by that name belongs to a different home."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere")}
     account.fault("HeadObject", "slow", delay_s=20.0)
     before = len(account.journal("HeadObject"))
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder, env=elsewhere)
-    wait_until(lambda: len(account.journal("HeadObject")) > before, 30, 0.05)
+    until(lambda: len(account.journal("HeadObject")) > before, 30, 0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     account.clear_faults()

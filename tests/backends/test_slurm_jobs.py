@@ -16,6 +16,7 @@ from conftest import ROOT
 from cloudtrain.backends.slurm.jobs import SILENT_S
 from doubles.slurm.handle import Slurm
 from doubles.sshhosts import lightpython
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def send(cli: Any, write: Callable[..., Path]) -> Callable[..., str]:
 
 
 @pytest.mark.soak
-def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], wait_until: Any) -> None:
+def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path]) -> None:
     """Without `login`, the same commands work on the login node itself, from submit to artifacts.
 
     No variable of the submitting shell, or of a login shell, reaches the ranks.
@@ -97,8 +98,8 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
 
     job = json.loads(run("submit", "-d", "-y", "--json"))["job"]
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
-    wait_until(lambda: {path.read_text() for path in output.glob("began-*")} == {"node0", "node1"})
+    until(lambda: len(list(output.glob("began-*"))) == 2)
+    until(lambda: {path.read_text() for path in output.glob("began-*")} == {"node0", "node1"})
     assert json.loads(run("status", job, "--json"))["state"] == "running"
     assert run("exec", job, "--node", "1", "--", "hostname") == "node1\n"
     run("stop", job, "-y")
@@ -112,12 +113,12 @@ def test_job_on_the_login_node_itself(site: Slurm, write: Callable[..., Path], w
     assert {Path(name).name for name in files} >= {"began-0", "began-1", "go"}
 
 
-def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any) -> None:
     """The reason of the wait is told in words; followers ask Slurm once in 15 s; a stop cancels the job at once."""
     site.drain(site.nodes[0])
     job = send("nodelist: node0", instances=1, secret="s3cret")
     said = "waits for nodes that are down, drained or reserved"
-    wait_until(lambda: cli("status", job, "--json").json["detail"] is not None)
+    until(lambda: cli("status", job, "--json").json["detail"] is not None)
     before, begun = site.requests(), time.monotonic()
     for _ in range(4):
         status = cli("status", job, "--json").json
@@ -132,13 +133,11 @@ def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any
 
 @pytest.mark.soak
 @pytest.mark.parametrize("is_by_root", [False, True])
-def test_job_cancelled_by_slurms_own_command_has_saved(
-    is_by_root: bool, cli: Any, site: Slurm, send: Any, wait_until: Any
-) -> None:
+def test_job_cancelled_by_slurms_own_command_has_saved(is_by_root: bool, cli: Any, site: Slurm, send: Any) -> None:
     """scancel is a stop by the user: the agents save, and the state does not say that the job was pre-empted."""
     job = send()
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    until(lambda: len(list(output.glob("began-*"))) == 2)
     if is_by_root:
         site.admin("scancel", "--user=alice")
     else:
@@ -173,11 +172,11 @@ def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any, send: A
 
 
 @pytest.mark.soak
-def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any) -> None:
     """An agent that is killed leaves no report: Slurm's word ends the job within 45 s, and no process is left."""
     job = send(instances=1)
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: (output / "began-0").exists())
+    until(lambda: (output / "began-0").exists())
     assert cli("status", job, "--json").json["state"] == "running"
     node = site.nodes[0]
     (agent,) = [pid for pid, line in node.processes() if "slurm_step" in line and "srun" not in line]
@@ -191,11 +190,11 @@ def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any, wait_until: Any)
 
 
 @pytest.mark.soak
-def test_running_job_needs_no_question_to_slurm(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+def test_running_job_needs_no_question_to_slurm(cli: Any, site: Slurm, send: Any) -> None:
     """The agents' files show that a job runs, also without any line for a long time."""
     job = send()
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    until(lambda: len(list(output.glob("began-*"))) == 2)
     before, begun = site.requests(), time.monotonic()
     while time.monotonic() - begun < 1.5 * SILENT_S:
         assert cli("status", job, "--json").json["state"] == "running"
@@ -221,34 +220,32 @@ def test_job_is_adopted(cli: Any, site: Slurm, send: Any, write: Any, keeps_note
 
 
 @pytest.mark.soak
-def test_running_job_is_shown_and_stopped_without_the_controller(
-    cli: Any, site: Slurm, send: Any, wait_until: Any
-) -> None:
+def test_running_job_is_shown_and_stopped_without_the_controller(cli: Any, site: Slurm, send: Any) -> None:
     """The agents' files are enough for a running job; a waiting job is unreachable until the controller answers."""
     job = send()
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    until(lambda: len(list(output.glob("began-*"))) == 2)
     waiting = send("nodelist: node2, raw: [--begin=now+1hour]", instances=1)
     site.slurmctld.kill(signal.SIGTERM)
     assert cli("status", job, "--json").json["state"] == "running"
-    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is not None, 60, 1.0)
+    until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is not None, 60, 1.0)
     assert cli("stop", job, "-y").code == 0
     assert cli("status", job, "--json").json["resumable"] is True
     site.slurmctld.start()
-    wait_until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is None, 60, 1.0)
+    until(lambda: cli("status", waiting, "--json").json["unreachable_since_s"] is None, 60, 1.0)
     assert cli("stop", waiting, "-y").code == 0
 
 
 @pytest.mark.soak
-def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any, wait_until: Any) -> None:
+def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any) -> None:
     """A pre-empted job waits without a rate and without a limit; a stop of the waiting job keeps the paid time."""
     site.drain(site.nodes[2])
     job = send("partition: spot, price_per_hour: 3600 USD")
     output = site.home() / f".cloudtrain/jobs/{job}/output"
-    wait_until(lambda: len(list(output.glob("began-*"))) == 2)
+    until(lambda: len(list(output.glob("began-*"))) == 2)
     assert cli("status", job, "--json").json["burn_usd_per_hour"] == 7200
     site.wait(site.submit("sleep 600", "--nodes=2", "--exclusive"), "RUNNING")
-    wait_until(lambda: cli("status", job, "--json").json["state"] == "pending", 45, 0.5)
+    until(lambda: cli("status", job, "--json").json["state"] == "pending", 45, 0.5)
     waiting = cli("status", job, "--json").json
     assert (waiting["burn_usd_per_hour"], waiting["cap_at_s"]) == (0, None)
     assert waiting["spend_usd"] > 2

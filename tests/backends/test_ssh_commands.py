@@ -13,6 +13,7 @@ from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
 from doubles.terminals import Terminal
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ ssh: {{hosts: [{hosts}], ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PAT
 
 
 @pytest.fixture
-def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> Iterator[Callable[..., str]]:
+def submit(cli: Any, project: Callable[..., Path]) -> Iterator[Callable[..., str]]:
     """Return a function that submits a job and returns its id when its ranks run; all jobs are stopped in the end."""
     jobs: list[str] = []
 
@@ -60,7 +61,7 @@ def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any
         done = cli.ok("submit", "-d", "-y", "--json", cwd=where, **more)
         jobs.append(done.json["job"])
         if running:
-            wait_until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 1.0)
+            until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 1.0)
         return jobs[-1]
 
     yield send
@@ -73,10 +74,10 @@ def output_of(host: Host, job: str) -> Path:
     return host.home / ".cloudtrain/jobs" / job / "output"
 
 
-def seen(host: Host, job: str, wait_until: Callable[..., Any]) -> dict[str, str]:
+def seen(host: Host, job: str) -> dict[str, str]:
     """Return the variables of the rank on the host."""
     path = output_of(host, job) / "weights.bin"
-    wait_until(lambda: path.exists() and path.stat().st_size == 9_000_000, 60)
+    until(lambda: path.exists() and path.stat().st_size == 9_000_000, 60)
     return json.loads((output_of(host, job) / "seen.json").read_text())
 
 
@@ -117,10 +118,10 @@ def test_hosts_lists_the_use_of_gpus(cli: Any, pair: Cluster, project: Callable[
 # -- exec ------------------------------------------------------------------------------------------------------------
 
 
-def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]) -> None:
+def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any) -> None:
     """Folder, variables, arguments with blanks and quotes, output, standard input and exit code; also after the end."""
     job = submit(config("secrets: [API_TOKEN]"), env={"API_TOKEN": "s3cret"})
-    seen(pair.hosts[1], job, wait_until)
+    seen(pair.hosts[1], job)
     words = ["a b", "it's", '"q"', "$HOME;*", ""]
     echo = "import sys, os, json; print(json.dumps([sys.argv[1:], dict(os.environ), os.listdir()]))"
     told = cli.ok("exec", job, "--node", "1", "--", lightpython.PATH, "-c", echo, *words)
@@ -145,7 +146,7 @@ def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any, wa
     assert "API_TOKEN" not in after
 
 
-def test_ssh_gives_a_shell_on_a_terminal(cli: Any, home: Path, pair: Cluster, submit: Any, wait_until: Any) -> None:
+def test_ssh_gives_a_shell_on_a_terminal(cli: Any, home: Path, pair: Cluster, submit: Any) -> None:
     """A prompt, the code's folder, the terminal's size, Ctrl-C only for the remote program, and its exit code."""
     job = submit(config())
     shell = Terminal(home, [*cli.command, "ssh", job, "--node", "1"])
@@ -158,9 +159,9 @@ def test_ssh_gives_a_shell_on_a_terminal(cli: Any, home: Path, pair: Cluster, su
     assert "/node-1/code" in text
     assert "33 111" in text
     shell.press("sleep 60\n")
-    wait_until(lambda: any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
+    until(lambda: any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
     shell.press("\x03")
-    wait_until(lambda: not any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
+    until(lambda: not any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
     shell.press("exit 7\n")
     assert shell.end() == 7
     shell.close()
@@ -170,13 +171,11 @@ def test_ssh_gives_a_shell_on_a_terminal(cli: Any, home: Path, pair: Cluster, su
 # -- artifacts -------------------------------------------------------------------------------------------------------
 
 
-def test_artifacts_fetches_the_files_of_every_node(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
-) -> None:
+def test_artifacts_fetches_the_files_of_every_node(cli: Any, pair: Cluster, submit: Any, tmp_path: Path) -> None:
     """Equal files arrive once, different files by node, with any name; an interrupted copy is repeated."""
     job = submit(config())
     for host in pair.hosts:
-        seen(host, job, wait_until)
+        seen(host, job)
     into = tmp_path / "got"
     pair.hosts[1].cut()
     told = cli("artifacts", job, "-o", into)
@@ -191,12 +190,10 @@ def test_artifacts_fetches_the_files_of_every_node(
     assert (into / "node-1/weights.bin").read_bytes() == bytes([1]) * 9_000_000
 
 
-def test_artifacts_writes_nothing_outside_the_folder(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
-) -> None:
+def test_artifacts_writes_nothing_outside_the_folder(cli: Any, pair: Cluster, submit: Any, tmp_path: Path) -> None:
     """A link in a circle is not followed endlessly, and a local link is not written through."""
     job = submit(config(instances=1))
-    seen(pair.hosts[0], job, wait_until)
+    seen(pair.hosts[0], job)
     (output_of(pair.hosts[0], job) / "café \x1b[31m.txt").write_text("latin")
     (output_of(pair.hosts[0], job) / "loop").symlink_to(".")
     into, elsewhere = tmp_path / "got", tmp_path / "elsewhere"
@@ -211,17 +208,17 @@ def test_artifacts_writes_nothing_outside_the_folder(
 
 
 def test_artifacts_of_a_broken_connection_can_be_fetched_again(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
+    cli: Any, pair: Cluster, submit: Any, tmp_path: Path
 ) -> None:
     """After a break in a large file, a partial file never counts as the whole."""
     job = submit(config(instances=1, hosts="h0"))
-    seen(pair.hosts[0], job, wait_until)
+    seen(pair.hosts[0], job)
     large = output_of(pair.hosts[0], job) / "a large one"
     large.write_bytes(b"x" * 40_000_000)
     into = tmp_path / "got"
     pair.client.slow(rate_mbit_s=40)
     fetching = cli.start("artifacts", job, "-o", into)
-    wait_until(lambda: (part := into / ".a large one.part").exists() and part.stat().st_size > 4_000_000, 60)
+    until(lambda: (part := into / ".a large one.part").exists() and part.stat().st_size > 4_000_000, 60)
     pair.hosts[0].kill_sshd(with_sessions=True)
     complaint = fetching.communicate(timeout=60)[1]
     assert (fetching.returncode, list(into.glob("*large*"))) == (7, []), complaint
@@ -240,25 +237,23 @@ def with_gpus(count: int, more: str = "", **options: Any) -> str:
     return text.replace("resources: {", f"resources: {{accelerators: 'Test:{count}', ")
 
 
-def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any) -> None:
+def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, project: Any) -> None:
     """The ranks see the free GPUs; a second user's submit names the holder, with exit code 5."""
     for host in pair.hosts:
         add_gpus(host)
     job = submit(with_gpus(1, instances=2))
-    assert seen(pair.hosts[1], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h1-0"
+    assert seen(pair.hosts[1], job)["CUDA_VISIBLE_DEVICES"] == "GPU-h1-0"
     alice = with_gpus(2, instances=1, hosts="h0", ssh=", user: alice")
     told = cli("submit", "-d", "-y", cwd=project(alice, script="train.py", text=TRAIN))
     assert told.code == 5, told.stderr
     assert f"GPU 0: root's job {job}, since " in told.stderr
     second = submit(with_gpus(1, instances=1, hosts="h0", ssh=", user: alice"))
     path = pair.hosts[0].home_of("alice") / ".cloudtrain/jobs" / second / "output/seen.json"
-    wait_until(lambda: path.exists() and path.read_text())
+    until(lambda: path.exists() and path.read_text())
     assert json.loads(path.read_text())["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1"
 
 
-def test_foreign_processes_refuse_a_job_without_allow_busy(
-    cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any
-) -> None:
+def test_foreign_processes_refuse_a_job_without_allow_busy(cli: Any, pair: Cluster, submit: Any, project: Any) -> None:
     """A GPU with a foreign process counts as taken; `allow_busy` overrides the rule."""
     add_gpus(pair.hosts[0])
     (pair.hosts[0].folder / "opt/gpu-processes").write_text("1, GPU-h0-0, python3, 4000\n")
@@ -266,7 +261,7 @@ def test_foreign_processes_refuse_a_job_without_allow_busy(
     assert told.code == 5, told.stderr
     assert "allow_busy" in told.stderr
     job = submit(with_gpus(2, instances=1, hosts="h0", ssh=", allow_busy: true"))
-    assert seen(pair.hosts[0], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1,GPU-h0-0"  # the free GPU first
+    assert seen(pair.hosts[0], job)["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1,GPU-h0-0"  # the free GPU first
 
 
 def test_host_with_unrequested_gpus_is_refused(cli: Any, pair: Cluster, project: Any) -> None:
@@ -297,15 +292,13 @@ def test_unfit_host_is_left_out_if_a_spare_exists(
     assert cli("stop", job, "--now", "-y").code in (0, 9)
 
 
-def test_budget_is_metered_by_the_time_that_hosts_were_held(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Any
-) -> None:
+def test_budget_is_metered_by_the_time_that_hosts_were_held(cli: Any, pair: Cluster, submit: Any) -> None:
     """Two hosts at a price: the price gives the limit, and the spend counts from the moment the hosts were taken."""
     begin_s = time.time()
     job = submit(config("budget: {limit: 200 USD}", ssh=', price_per_hour: "3600 USD"'))
     cap = cli("status", job, "--json").json
     for host in pair.hosts:
-        seen(host, job, wait_until)
+        seen(host, job)
         (output_of(host, job) / "go").touch()
     cli("wait", job)
     held_s = time.time() - begin_s
@@ -315,16 +308,14 @@ def test_budget_is_metered_by_the_time_that_hosts_were_held(
 
 
 @pytest.mark.soak  # agents alone: tests/entrypoints/test_membership.py
-def test_nodes_that_wait_for_each_other_end_at_the_deadline(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Any
-) -> None:
+def test_nodes_that_wait_for_each_other_end_at_the_deadline(cli: Any, pair: Cluster, submit: Any) -> None:
     """No route leads from node 1 to node 0: both end before the join timeout, within the budget."""
     first, second = pair.hosts
     # The preflight passes, so the route is removed when node 0's agent exists.
     agent = ".cloudtrain/jobs/*/attempt-1/node-0/state.json"
     cutter = threading.Thread(
         target=lambda: (
-            wait_until(lambda: any(first.home.glob(agent)), 60),
+            until(lambda: any(first.home.glob(agent)), 60),
             second.run(["ip", "route", "add", "blackhole", f"{first.address}/32"]),
         )
     )
@@ -341,7 +332,7 @@ def test_nodes_that_wait_for_each_other_end_at_the_deadline(
     assert (ended["state"], ended["reason"], ended["error"]) == ("stopped", "time_limit", None)
     assert waiting["spend_usd"] < ended["spend_usd"] <= 2 * 20
     exits = [host.home / f".cloudtrain/jobs/{job}/attempt-1/node-{n}/exit.json" for n, host in enumerate(pair.hosts)]
-    wait_until(lambda: all(map(Path.exists, exits)), 60)
+    until(lambda: all(map(Path.exists, exits)), 60)
     told = [json.loads(path.read_text()) for path in exits]
     assert [(each["state"], each["reason"]) for each in told] == [("stopped", "time_limit")] * 2
 

@@ -20,6 +20,7 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -92,19 +93,19 @@ class Bed:
         return found
 
 
-def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
+def settle(cli: Any, bed: Bed) -> str:
     """Check the outcome of a submit that died, return the outcome, and stop the job."""
     listed = cli.ok("list", "--json")
     jobs = listed.json["jobs"]
     active = [job for job in jobs if job["state"] not in ("failed", "stopped")]
     assert len(active) <= 1, jobs
     if active:
-        wait_until(lambda: bed.agents() == [2, 2], 60, 0.1)  # the agent, and the process in place of its ranks
+        until(lambda: bed.agents() == [2, 2], 60, 0.1)  # the agent, and the process in place of its ranks
         assert bed.held() == ["h0", "h1"]
         assert cli("stop", active[0]["job"], "--now", "-y").code == 0
     for job in jobs:
         assert job["state"] != "failed" or "nothing runs" in job["detail"] or "not sent" in job["detail"], job
-    wait_until(lambda: bed.agents() == [0, 0], 15)
+    until(lambda: bed.agents() == [0, 0], 15)
     assert bed.held() == []
     return "runs" if active else "never sent" if jobs and jobs[0]["state"] == "failed" else "nothing"
 
@@ -117,15 +118,13 @@ def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
         pytest.param(signal.SIGINT, 30, marks=pytest.mark.soak),
     ],
 )
-def test_submit_that_dies_at_any_time_leaves_one_job_or_none(
-    cli: Any, bed: Bed, wait_until: Any, signum: int, count: int
-) -> None:
+def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed, signum: int, count: int) -> None:
     """After `kill -9` or Ctrl-C the job is adopted and complete, or was never sent and holds no host."""
     seed, folder = random.Random(f"submit {signum}"), bed.project()
     begin_s = time.monotonic()
     assert cli(*SUBMIT, cwd=folder).code == 0
     whole_s = time.monotonic() - begin_s
-    assert settle(cli, bed, wait_until) == "runs"
+    assert settle(cli, bed) == "runs"
     for _ in range(count):
         submit = cli.start(*SUBMIT, cwd=folder)
         time.sleep(seed.uniform(0.2, 1.0) * whole_s)
@@ -133,14 +132,12 @@ def test_submit_that_dies_at_any_time_leaves_one_job_or_none(
         _, said = submit.communicate(timeout=90)
         assert submit.returncode in (-signum, 0, 130), said
         assert "Traceback" not in said
-        settle(cli, bed, wait_until)
+        settle(cli, bed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("how", "count"), [("power_off", 1), ("power_off", 10), ("cut", 10)])
-def test_host_that_vanishes_during_a_submit_leaves_nothing(
-    cli: Any, bed: Bed, wait_until: Any, how: str, count: int
-) -> None:
+def test_host_that_vanishes_during_a_submit_leaves_nothing(cli: Any, bed: Bed, how: str, count: int) -> None:
     """Exit code 7, and no process remains on the second host; when the first is back, the next submit works."""
     seed, folder = random.Random(how), bed.project()
     for _ in range(count):
@@ -151,13 +148,13 @@ def test_host_that_vanishes_during_a_submit_leaves_nothing(
         assert "Traceback" not in said
         assert submit.returncode in (0, 7), said
         if submit.returncode == 7:
-            wait_until(lambda: bed.hosts[0].processes() == [], 15)
+            until(lambda: bed.hosts[0].processes() == [], 15)
         bed.hosts[1].boot() if how == "power_off" else bed.hosts[1].join()
         for job in cli("list", "--json", "--active").json["jobs"]:
             cli("stop", job["job"], "--now", "-y")
-        wait_until(lambda: bed.agents() == [0, 0], 30)
-        wait_until(lambda: cli(*SUBMIT, cwd=folder).code == 0, 120)  # a host that has just booted may be slow to answer
-        assert settle(cli, bed, wait_until) == "runs"
+        until(lambda: bed.agents() == [0, 0], 30)
+        until(lambda: cli(*SUBMIT, cwd=folder).code == 0, 120)  # a host that has just booted may be slow to answer
+        assert settle(cli, bed) == "runs"
 
 
 def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
@@ -171,16 +168,14 @@ def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_simultaneous_submits_for_the_same_hosts_have_one_winner(
-    cli: Any, bed: Bed, wait_until: Any, count: int
-) -> None:
+def test_simultaneous_submits_for_the_same_hosts_have_one_winner(cli: Any, bed: Bed, count: int) -> None:
     """One submit gets all hosts, the second learns the holder with exit code 5; never both, and never neither."""
     for _ in range(count):
         ended = race(cli, bed)
         assert sorted(code for code, _ in ended) == [0, 5], ended
         said = next(said for code, said in ended if code == 5)
         assert "crash-" in said, said
-        wait_until(lambda: bed.agents() == [0, 0], 15)
+        until(lambda: bed.agents() == [0, 0], 15)
 
 
 # Writes lines of all kinds, as a rank would: long lines, lines with invalid text, and lines in pieces.
@@ -224,9 +219,7 @@ while not told["done"]:
 
 
 @pytest.mark.soak
-def test_killed_and_disconnected_reader_loses_and_repeats_nothing(
-    cli: Any, bed: Bed, tmp_path: Path, wait_until: Any
-) -> None:
+def test_killed_and_disconnected_reader_loses_and_repeats_nothing(cli: Any, bed: Bed, tmp_path: Path) -> None:
     """Reader, master and connection die at any moment, yet long, unfinished and invalid lines arrive byte for byte."""
     seed, state, host = random.Random(7), tmp_path / "state", bed.hosts[0]
     target = {"name": "h0", "ssh_config": str(bed.cluster.ssh_config), "python": sys.executable}
@@ -234,7 +227,7 @@ def test_killed_and_disconnected_reader_loses_and_repeats_nothing(
     ref = {"nodes": [node], "nproc_per_node": 1, "can_shrink": False}
     writer = threading.Thread(target=host.run, args=([sys.executable, "-c", WRITER, "/home/root/job"],))
     writer.start()
-    wait_until((host.home / "job/log/rank-0.log").exists)
+    until((host.home / "job/log/rank-0.log").exists)
     end_s, environ = time.monotonic() + 150, cli.environment()
     for number in itertools.count():
         reader = subprocess.Popen([sys.executable, "-c", READER, state, json.dumps(ref)], env=environ)

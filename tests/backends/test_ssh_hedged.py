@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from cloudtrain.backends.channel.calls import Call, HostAnswer
 from cloudtrain.backends.channel.hosts import Host
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.fleet import end, fleet, forget
+from doubles.waiting import until
 
 CLOCK = Call("calls.clock", {})
 
@@ -39,7 +39,7 @@ def has_one(answers: Mapping[Host, HostAnswer]) -> bool:
     return any(answer.error is None for answer in answers.values())
 
 
-def test_slow_host_delays_no_call(hosts: tuple[Host, Host], ssh_pair: Cluster, wait_until: Any) -> None:
+def test_slow_host_delays_no_call(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
     """The fast host's answers arrive repeatedly; the same call later returns the slow host's answer."""
     first, second = hosts
     ssh_pair.hosts[1].blackhole()
@@ -49,7 +49,7 @@ def test_slow_host_delays_no_call(hosts: tuple[Host, Host], ssh_pair: Cluster, w
         assert (answers[first].error, "does not answer" in str(answers[second].error)) == (None, True)
     assert time.monotonic() - begin_s < 10
     ssh_pair.hosts[1].join()
-    wait_until(lambda: fleet().hedged({second: CLOCK}, has_one)[second].error is None)
+    until(lambda: fleet().hedged({second: CLOCK}, has_one)[second].error is None)
     assert fleet().hedged({second: CLOCK}, has_one)[second].error is None
 
 

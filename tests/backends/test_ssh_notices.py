@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from doubles.signatures import MakeProject, WaitUntil
+from doubles.signatures import MakeProject
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ TRAIN = "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
 
 @pytest.mark.soak  # the notices of a node: tests/entrypoints/test_node_notifier.py
 def test_job_on_hosts_sends_its_own_notices(
-    cli: Any, ssh_pair: Cluster, project: MakeProject, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+    cli: Any, ssh_pair: Cluster, project: MakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The address travels as a secret, and is in no file of the host; a sent notice is not repeated."""
     ssh_pair.apply(monkeypatch)
@@ -55,7 +56,7 @@ def test_job_on_hosts_sends_its_own_notices(
     sent = cli.ok("submit", "-d", "-y", "--json", cwd=where, env=env)
     job = sent.json["job"]
     told = first.home / "told.jsonl"
-    wait_until(told.exists, 60.0)
+    until(told.exists, 60.0)
     assert cli("stop", "-y", job, env=env).code == 0
     cli("watch", "--once", job, env=env)
     found = [json.loads(line) for line in told.read_text().splitlines()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from doubles import waiting
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
 
@@ -67,22 +68,22 @@ def state_of(cli: Any) -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.fixture
-def until(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+def until(state_of: Callable[[str], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Return a function that waits for a job's state, and returns the job."""
 
     def wait(job: str, *states: str) -> dict[str, Any]:
-        wait_until(lambda: state_of(job)["state"] in states, 60, EVERY_S)
+        waiting.until(lambda: state_of(job)["state"] in states, 60, EVERY_S)
         return state_of(job)
 
     return wait
 
 
 @pytest.fixture
-def in_line(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[..., Any]) -> Callable[[str], Any]:
+def in_line(state_of: Callable[[str], dict[str, Any]]) -> Callable[[str], Any]:
     """Return a function that waits until a job has its place in line, and returns the place with the reason."""
 
     def wait(job: str) -> Any:
-        wait_until(lambda: (state_of(job)["queue"] or {}).get("start_s"), 60, EVERY_S)
+        waiting.until(lambda: (state_of(job)["queue"] or {}).get("start_s"), 60, EVERY_S)
         return state_of(job)["queue"]
 
     return wait
@@ -106,7 +107,7 @@ def finish(cluster: Cluster, job: str) -> None:
 
 
 def test_gang_starts_at_the_end_of_the_job_before(
-    pair: Cluster, send: Any, until: Any, state_of: Any, in_line: Any, cli: Any, wait_until: Any
+    pair: Cluster, send: Any, until: Any, state_of: Any, in_line: Any, cli: Any
 ) -> None:
     """A queued job of two hosts waits, says why, and starts when the first job ends."""
     first = send("first", config("limits: {max_duration: 1h}"))
@@ -121,7 +122,7 @@ def test_gang_starts_at_the_end_of_the_job_before(
     finish(pair, first)
     until(second, "running")
     until(first, "succeeded")
-    wait_until((output(pair, second) / "starts").exists)
+    waiting.until((output(pair, second) / "starts").exists)
     ended_s = float((output(pair, first) / "end").read_text())
     assert float((output(pair, second) / "starts").read_text().split()[0]) - ended_s < 15
     assert state_of(second)["queue"] is None
@@ -258,18 +259,18 @@ def test_killed_waiting_agent_ends_its_gang_alone(pair: Cluster, send: Any, unti
 
 @pytest.mark.soak
 def test_killed_running_agent_leaves_no_rank_beside_the_next_job(
-    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any
+    pair: Cluster, send: Any, until: Any, in_line: Any
 ) -> None:
     """The lock of a killed agent is free at once, so its rank must end with the agent; the next job then starts."""
     first = send("first", config(hosts="h0", instances=1), "--queue")
     until(first, "running")
-    wait_until((output(pair, first) / "pid").exists)
+    waiting.until((output(pair, first) / "pid").exists)
     second = send("second", config(hosts="h0", instances=1), "--queue")
     in_line(second)
     state = json.loads((output(pair, first).parent / "attempt-1/node-0/state.json").read_text())
     rank = (output(pair, first) / "pid").read_text()
     pair.hosts[0].run(["kill", "-9", str(state["pid"])])
-    wait_until((output(pair, second) / "starts").exists, 60)
+    waiting.until((output(pair, second) / "starts").exists, 60)
     pair.hosts[0].run(["sh", "-c", f"! kill -0 {rank}"])
     assert until(first, "failed")["reason"] == "node_failure"
 
@@ -284,7 +285,7 @@ def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any)
 
 @pytest.mark.soak
 def test_high_priority_preempts_an_own_job_that_then_waits(
-    pair: Cluster, send: Any, until: Any, in_line: Any, wait_until: Any, state_of: Any, cli: Any
+    pair: Cluster, send: Any, until: Any, in_line: Any, state_of: Any, cli: Any
 ) -> None:
     """The lower job saves and leaves, waits with its old place, and continues after the higher job.
 
@@ -306,6 +307,8 @@ def test_high_priority_preempts_an_own_job_that_then_waits(
     runs = until(low, "running")
     waited_s = time.time() - waits["ended_s"]
     assert runs["cap_at_s"] - runs["started_s"] == pytest.approx(3600 + waited_s, abs=EVERY_S + 5)
-    wait_until(lambda: len((output(pair, low) / "starts").read_text().split()) == 2)  # the rank starts after its agent
+    waiting.until(
+        lambda: len((output(pair, low) / "starts").read_text().split()) == 2
+    )  # the rank starts after its agent
     finish(pair, low)
     assert until(low, "succeeded")["attempt"] == 1

@@ -10,9 +10,10 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import pages
-from doubles.signatures import MakeProject, WaitUntil
+from doubles.signatures import MakeProject
 from doubles.sshhosts import lightpython
 from doubles.sshhosts.cluster import Cluster
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +37,11 @@ ssh: {{hosts: [h0, h1], ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PATH
 LOST = "step 50 is on h0 (no answer): the next attempt starts from the beginning"
 
 
-def test_newest_save_on_a_silent_host_is_not_given_up(
-    cli: Any, pair: Cluster, project: MakeProject, wait_until: WaitUntil
-) -> None:
+def test_newest_save_on_a_silent_host_is_not_given_up(cli: Any, pair: Cluster, project: MakeProject) -> None:
     """`-y`, Python, the page and a retry refuse by one rule; --from-older agrees, a returned host helps."""
     where = project(CONFIG, script="train.py", text=TRAIN)
     job = cli.ok("submit", "-d", "-y", "--json", cwd=where).json["job"]
-    wait_until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
+    until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
     assert cli("status", job, "--json").json["checkpoint_step"] == 50
     pair.hosts[0].cut()
     refused = cli("resume", job, "-y", "-d")
@@ -60,11 +59,11 @@ def test_newest_save_on_a_silent_host_is_not_given_up(
     gone = cli("resume", job, "-y", "-d", "--set", "ssh.hosts=[h1]", "--instances", "1")
     assert "step 50 is on h0 (not in ssh.hosts)" in gone.stderr, gone.stderr
     pair.hosts[0].join()
-    wait_until(lambda: cli("resume", job, "-y", "-d").code == 0, 60, 1.0)  # a busy host answers later
-    wait_until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
+    until(lambda: cli("resume", job, "-y", "-d").code == 0, 60, 1.0)  # a busy host answers later
+    until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
     assert "has ['step-00000050']" in cli.ok("logs", job).stdout
     pair.hosts[0].cut()
     sent = cli.ok("resume", job, "-y", "-d", "--from-older")
     assert LOST in sent.stderr
-    wait_until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
+    until(lambda: cli("status", job, "--json").json["state"] == "failed", 90, 1.0)
     assert "has []" in cli.ok("logs", job).stdout

@@ -23,6 +23,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.planning.bundle import pack
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.fleet import end, fleet, forget
+from doubles.waiting import until
 
 DAY_S = 86_400
 
@@ -183,16 +184,14 @@ def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[...,
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
-def test_submits_that_wait_for_each_other_both_end(
-    pair: Cluster, code: Callable[..., Bundle], wait_until: Callable[..., Any]
-) -> None:
+def test_submits_that_wait_for_each_other_both_end(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """A submit serves its free hosts before the wait for a busy host: a competing submit may need these free hosts."""
     bundle, hosts = code(), seats(pair)
     other = Fleet(fleet().loop, master.Masters())
     assert not other.call(hosts[0].host, "files.has", {**archives._asked(bundle), "bytes": bundle.bytes})["busy"]
     thread = threading.Thread(target=archives.ship, args=(fleet(), bundle, hosts))
     thread.start()
-    wait_until(lambda: kept(pair, 1) == [f"{bundle.sha256}.tar.gz"], 30)
+    until(lambda: kept(pair, 1) == [f"{bundle.sha256}.tar.gz"], 30)
     archives.ship(other, bundle, list(reversed(hosts)))
     thread.join(30)
     assert not thread.is_alive()

@@ -16,6 +16,7 @@ from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.sweep.journal import NAME
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.host import Host
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +57,14 @@ def results(cli: Any, job: str) -> dict[tuple[int, int], float]:
     return {(each["trial"], each["rung"]): each["value"] for each in ends}
 
 
-def test_sweep_ends_without_a_launcher(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+def test_sweep_ends_without_a_launcher(cli: Any, tmp_path: Path) -> None:
     """After `submit -d` no command looks: the sweep ends within its limit, exports the best, and leaves no process."""
     folder = write(tmp_path / "project", LOCAL)
     assert cli("submit", "-d", "-y", "--name", "alone", cwd=folder).code == 0
     node = cli.home / "local" / "alone" / "attempt-1" / "node-0"
-    wait_until((node / "exit.json").exists, 120, 0.2)
-    wait_until(lambda: node_folder.agent_pid(node) is None, 20, 0.1)  # the job runs until the end of its agent
-    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_JOB="alone"), 20, 0.1)
+    until((node / "exit.json").exists, 120, 0.2)
+    until(lambda: node_folder.agent_pid(node) is None, 20, 0.1)  # the job runs until the end of its agent
+    until(lambda: not processes.with_environment(CLOUDTRAIN_JOB="alone"), 20, 0.1)
     shown = cli("status", "alone", "--json").json
     trials = shown["sweep"]
     assert (shown["state"], trials["trials"], trials["is_finished"]) == ("succeeded", 4, True)

@@ -15,6 +15,7 @@ import pytest
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
 from doubles.killed import KILLED
+from doubles.waiting import until
 
 CONFIG = f"""\
 name: j
@@ -118,13 +119,13 @@ def digest() -> str:
 
 
 @pytest.mark.slow
-def test_late_job_finds_its_place_taken(vertex: Any, folder: Path, google: Google, wait_until: Any) -> None:
+def test_late_job_finds_its_place_taken(vertex: Any, folder: Path, google: Google) -> None:
     """The replicas of the late job see that the order is not theirs, and end; the job runs once, with its secret."""
     google.settings(execute=True)
     google.fault("jobs.create", "late", count=1, delay_s=2.0)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder, env=TOKEN)
     assert done.code == 0, done.stderr
-    wait_until(lambda: len(google.jobs()) == 2)
+    until(lambda: len(google.jobs()) == 2)
     first, late = (job["id"] for job in google.jobs())
     google.wait(late, "FAILED")
     assert "a later submit of this job replaced this one, which must not run" in google.log(late)
@@ -137,9 +138,7 @@ def test_late_job_finds_its_place_taken(vertex: Any, folder: Path, google: Googl
 
 @pytest.mark.soak  # test_late_job_finds_its_place_taken
 @pytest.mark.slow
-def test_job_that_arrives_after_the_give_up_runs_nothing(
-    vertex: Any, folder: Path, google: Google, wait_until: Any
-) -> None:
+def test_job_that_arrives_after_the_give_up_runs_nothing(vertex: Any, folder: Path, google: Google) -> None:
     """All tries arrive after the report that nothing runs, and the report stays true."""
     google.settings(execute=True)
     google.fault("jobs.create", "late", delay_s=8.0)
@@ -147,7 +146,7 @@ def test_job_that_arrives_after_the_give_up_runs_nothing(
     assert "nothing runs" in vertex("status", "one", "--json").json["detail"]
     assert google.jobs() == []
     google.clear_faults()
-    wait_until(lambda: len(google.jobs()) == 3)
+    until(lambda: len(google.jobs()) == 3)
     for job in google.jobs():
         google.wait(job["id"], "FAILED")
         assert "the container order was withdrawn: this job must not run" in google.log(job["id"])

@@ -8,6 +8,7 @@ import wholejobs
 
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
+from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +30,11 @@ def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, t
 
 @pytest.mark.soak
 def test_killed_replica_changes_nothing(
-    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: wholejobs.Results
+    cli: Any, google_project: Google, folder: Path, whole: wholejobs.Results
 ) -> None:
     """A machine is lost in mid-run and Vertex AI restarts all replicas, on empty disks: the weights are the same."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
-    wait_until(lambda: "cloudtrain/checkpoints/broken/latest.json" in google_project.objects(), 120, 0.1)
+    until(lambda: "cloudtrain/checkpoints/broken/latest.json" in google_project.objects(), 120, 0.1)
     google_project.preempt("broken-1", "workerpool1-0")
     shown, said = process.communicate(timeout=200)
     assert process.returncode == 0, shown + said
@@ -66,14 +67,12 @@ Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], f"out-{rank}").write_text("done")
 
 @pytest.mark.soak  # a task after the loss of a machine: the test above; scripts: tests/entrypoints/test_keep.py
 @pytest.mark.parametrize("lost", ["machine", "rank"])
-def test_scripts_checkpoints_survive_a_loss(
-    cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
-) -> None:
+def test_scripts_checkpoints_survive_a_loss(cli: Any, google_project: Google, folder: Path, lost: str) -> None:
     """After the loss of a machine or a rank, all nodes find the save of one node; the output is fetched."""
     wholejobs.as_script(folder, SAVER)
     process = cli.start("submit", "--force", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
     if lost == "machine":
-        wait_until(lambda: "cloudtrain/checkpoints/saves/last" in google_project.objects(), 120, 0.1)
+        until(lambda: "cloudtrain/checkpoints/saves/last" in google_project.objects(), 120, 0.1)
         google_project.preempt("saves-1", "workerpool0-0")
     shown, said = process.communicate(timeout=200)
     assert process.returncode == 0, shown + said

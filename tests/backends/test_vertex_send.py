@@ -18,6 +18,7 @@ from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store.registry import Registry
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION
+from doubles.waiting import until
 
 ACCESS = VertexAccess(PROJECT, REGION)
 CONFIG = f"""\
@@ -125,7 +126,7 @@ def test_lost_answer_leaves_one_job(vertex: Any, folder: Path, google: Google, k
 
 @pytest.mark.parametrize("kind", ["hang", "slow"])
 def test_slow_answer_is_not_awaited_endlessly(
-    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch, kind: str, wait_until: Any
+    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Google's client has no time limit of its own. A late job does not run."""
     monkeypatch.setattr(jobs, "CREATE_S", 1.0)
@@ -133,9 +134,9 @@ def test_slow_answer_is_not_awaited_endlessly(
     done = vertex(*SUBMIT, "--name", "one", cwd=folder)
     assert done.code == 0, done.stderr
     if kind == "slow":
-        wait_until(lambda: len(google.jobs()) == 2)
+        until(lambda: len(google.jobs()) == 2)
     assert vertex("status", "one", "--json").json["state"] == "pending"
-    wait_until(lambda: active(google) == ["one-1"])
+    until(lambda: active(google) == ["one-1"])
     [kept] = [job for job in google.jobs() if job["state"] == "JOB_STATE_PENDING"]
     assert fences(google.job(kept["id"])["body"]) == {order_of(google, "one")["fence"]}
 
@@ -149,16 +150,14 @@ def test_failing_calls_are_retried(vertex: Any, folder: Path, google: Google, op
     assert (done.code, active(google)) == (0, ["one-1"]), done.stderr
 
 
-def test_late_duplicate_of_a_job_with_an_order_is_cancelled(
-    vertex: Any, folder: Path, google: Google, wait_until: Any
-) -> None:
+def test_late_duplicate_of_a_job_with_an_order_is_cancelled(vertex: Any, folder: Path, google: Google) -> None:
     """Of two jobs the one with the order's mark counts: the next poll cancels the other."""
     google.fault("jobs.create", "late", count=1, delay_s=8.0)  # after the retry, on a busy machine too
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     [first] = google.jobs()
-    wait_until(lambda: len(google.jobs()) == 2)
+    until(lambda: len(google.jobs()) == 2)
     assert vertex("status", "one", "--json").json["state"] == "pending"
-    wait_until(lambda: active(google) == ["one-1"])
+    until(lambda: active(google) == ["one-1"])
     assert google.job(first["id"])["state"] == "JOB_STATE_PENDING"
     assert fences(body_of(google, first["id"])) == {order_of(google, "one")["fence"]}
 

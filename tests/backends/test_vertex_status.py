@@ -11,6 +11,7 @@ from cloudtrain.backends.vertex import api, status
 from cloudtrain.launcher.job import State
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION, rfc3339
+from doubles.waiting import until
 
 BEGIN_S = 1_000_000.0
 ERROR = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
@@ -256,15 +257,15 @@ def test_stop_succeeds_despite_faults(vertex: Any, running: Google, kind: str) -
     running.wait("one-1", "CANCELLED")
 
 
-def test_preempted_attempt_is_retried(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:
+def test_preempted_attempt_is_retried(cli: Any, folder: Path, google: Google) -> None:
     """With a config for retries and a follower, the retry has the same checkpoints, and its own label."""
     process = cli.start("submit", "-y", "--force", "--set", "retry.max_attempts=2", "--name", "one", cwd=folder)
-    wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
+    until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
     google.begin("one-1")
     tell(google, SIGNALLED)
     google.write_ends("one-1")
     google.end("one-1", "JOB_STATE_FAILED", (14, TAKEN))
-    wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1", "one-2"], 90, 0.1)
+    until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1", "one-2"], 90, 0.1)
     google.begin("one-2")
     google.write_ends("one-2")
     google.end("one-2")

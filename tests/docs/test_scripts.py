@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands.submit import command
+from doubles.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -54,7 +55,7 @@ def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytes
 
 
 @pytest.fixture
-def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callable[[str], str]:
+def long_job(cli: Any, tmp_path: Path) -> Callable[[str], str]:
     """Return a function that starts a script without an end, and returns the job once a checkpoint exists."""
 
     def start(name: str) -> str:
@@ -66,7 +67,7 @@ def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callab
         job = str(sent.json["job"])
         kept = cli.home / "local" / job / "checkpoints"
         last = ".metadata" if name == "fsdp2" else "[!.]*"  # the last file of a save
-        wait_until(lambda: any(path.is_file() for path in kept.rglob(last)), 120)
+        until(lambda: any(path.is_file() for path in kept.rglob(last)), 120)
         return job
 
     return start

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.launcher.job import Job
 from doubles.terminals import Terminal
@@ -11,4 +10,3 @@ MakeJob = Callable[..., Job]
 MakeProject = Callable[..., Path]
 OpenTerminal = Callable[..., Terminal]
 SetAnswers = Callable[..., None]
-WaitUntil = Callable[..., Any]

@@ -11,7 +11,7 @@ from doubles import sandbox
 from doubles.google.client import job_body
 from doubles.google.handle import Google
 from doubles.google.names import NUMBER, REGION
-from doubles.signatures import WaitUntil
+from doubles.waiting import until
 
 # Without namespaces replicas have no names, and only paths in the request can be moved to private folders.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
@@ -139,7 +139,7 @@ def test_retries_are_limited(google: Google) -> None:
     assert (told["attempts"], told["replicas"][0]["codes"]) == (4, [139] * 24)
 
 
-def test_reset_kills_all_processes(google: Google, wait_until: WaitUntil) -> None:
+def test_reset_kills_all_processes(google: Google) -> None:
     """Reset kills all processes, and forgets all jobs, logs and objects."""
     job = google.submit("job", *sh(f"echo begun; {FOREVER}"), workers=1)
     google.wait_log(job, "begun", count=2)
@@ -147,7 +147,7 @@ def test_reset_kills_all_processes(google: Google, wait_until: WaitUntil) -> Non
     google.put_object("a", "b")
     google.reset()
     assert len(pids) >= 2
-    wait_until(lambda: not alive(pids))
+    until(lambda: not alive(pids))
     assert (google.jobs(), google.objects()) == ([], [])
 
 

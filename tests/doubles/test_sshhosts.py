@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from doubles import process
-from doubles.signatures import WaitUntil
 from doubles.sshhosts.cluster import Cluster, missing
+from doubles.waiting import until
 
 PYTHON = sys.executable
 KINDS = ("pid", "net", "mnt")
@@ -85,11 +85,11 @@ def test_home_folders_are_private(ssh_pair: Cluster) -> None:
     assert (ssh_pair.hosts[0].home_of("alice") / "mine").stat().st_uid == 2001
 
 
-def test_power_off_kills_all_processes_and_boot_restores_the_disks(ssh_pair: Cluster, wait_until: WaitUntil) -> None:
+def test_power_off_kills_all_processes_and_boot_restores_the_disks(ssh_pair: Cluster) -> None:
     """A boot has a new boot id; memory is lost, disks stay."""
     host, boot_id = ssh_pair.hosts[0], "cat /proc/sys/kernel/random/boot_id"
     ssh_pair.ssh("h0", "touch ~/a /data/b /dev/shm/c; setsid sleep 6543 >/dev/null 2>&1 &")
-    wait_until(lambda: [line for _, line in host.processes()] == ["sleep 6543"])
+    until(lambda: [line for _, line in host.processes()] == ["sleep 6543"])
     first, living = ssh_pair.ssh("h0", boot_id).stdout, _in_namespace(_namespaces(host.pid))
     host.power_off()
     assert not [pid for pid in living if Path(f"/proc/{pid}").exists()]
@@ -176,7 +176,7 @@ def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
     assert ssh_pair.ssh("h1", "true").returncode == 0
 
 
-def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until: WaitUntil) -> None:
+def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     """Killing the process that started the hosts ends the hosts."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     argv = [PYTHON, "-c", START, str(tmp_path / "hosts")]
@@ -187,7 +187,7 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until
         with _held(pids) as spaces:
             assert len(_in_namespace(spaces)) >= 5  # two inits, two sshd, a sleep
             starter.send_signal(signal.SIGKILL)
-            wait_until(lambda: not _in_namespace(spaces))
+            until(lambda: not _in_namespace(spaces))
 
 
 def test_missing_rights_or_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import make_job
-from doubles.signatures import MakeProject, WaitUntil
+from doubles.signatures import MakeProject
+from doubles.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -168,9 +169,7 @@ def test_submit_reserves_is_refused_and_frees_at_the_end(cli: Any, project: Make
 
 
 @pytest.mark.slow
-def test_submit_polls_jobs_that_fill_the_budget(
-    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil
-) -> None:
+def test_submit_polls_jobs_that_fill_the_budget(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """A job has ended without a poll: the submit polls and finds room. A resume reserves for itself."""
     script = idle_python.with_name("brief-python")
     script.write_text("#!/bin/sh\nexit 1\n")
@@ -179,7 +178,7 @@ def test_submit_polls_jobs_that_fill_the_budget(
     assert cli("budget", "set", "vision", "15").code == 0
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     node = cli.home / "local/one/attempt-1/node-0"
-    wait_until(lambda: (node / "exit.json").exists() and node_folder.agent_pid(node) is None)
+    until(lambda: (node / "exit.json").exists() and node_folder.agent_pid(node) is None)
     (folder / "cloudtrain.yaml").write_text((folder / "cloudtrain.yaml").read_text().replace("brief", "idle"))
     cli.ok("submit", "-d", "-y", "--name", "two", cwd=folder)
     refused = cli("resume", "one", "-d", "-y")

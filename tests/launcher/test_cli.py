@@ -16,8 +16,9 @@ from cloudtrain.launcher import cli as commandline
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import make_job
-from doubles.signatures import MakeJob, MakeProject, OpenTerminal, WaitUntil
+from doubles.signatures import MakeJob, MakeProject, OpenTerminal
 from doubles.terminals import COMMAND
+from doubles.waiting import until
 
 ESCAPE = "\x1b["
 
@@ -191,11 +192,11 @@ def test_wait_gives_up_or_has_the_first_bad_exit_code(cli: Any, seed: MakeJob) -
     assert cli("wait", "c", "b").code == 1
 
 
-def test_wait_interrupted_is_exit_code_130(cli: Any, seed: MakeJob, wait_until: WaitUntil) -> None:
+def test_wait_interrupted_is_exit_code_130(cli: Any, seed: MakeJob) -> None:
     """Ctrl-C ends the command, not the job."""
     seed("pending")
     waiting = cli.start("wait", "pending")
-    wait_until(lambda: any("registry.sqlite" in name for name in open_files(waiting.pid)))
+    until(lambda: any("registry.sqlite" in name for name in open_files(waiting.pid)))
     waiting.send_signal(signal.SIGINT)
     told = waiting.communicate(timeout=30)[1]
     assert waiting.returncode == 130, told

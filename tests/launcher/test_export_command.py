@@ -30,7 +30,8 @@ from cloudtrain.launcher.planning import shipped
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.extras import install
 from doubles import modelfolders
-from doubles.signatures import MakeJob, WaitUntil
+from doubles.signatures import MakeJob
+from doubles.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -284,7 +285,7 @@ with exporting.hidden_beside(pathlib.Path(order.place)):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_ended_command_leaves_no_process_and_no_folder(
-    tmp_path: Path, wait_until: WaitUntil, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal ends all processes of an export and removes the hidden folders; a later export removes those left."""
     monkeypatch.setenv("COLD_PYTHON", "1")  # a warm process has another parent
@@ -301,12 +302,12 @@ def test_ended_command_leaves_no_process_and_no_folder(
     )
     command = [sys.executable, "-c", PARENT, json.dumps(order.dump()), str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as parent:
-        wait_until(lambda: list((tmp_path / "out").glob(".model.exporting-*/work/reference.log")))
-        wait_until(lambda: len(processes.descendants(parent.pid)) == 2)
+        until(lambda: list((tmp_path / "out").glob(".model.exporting-*/work/reference.log")))
+        until(lambda: len(processes.descendants(parent.pid)) == 2)
         below = [(pid, processes.stamp(pid)) for pid in processes.descendants(parent.pid)]
         parent.send_signal(number)
         parent.wait(20)
-    wait_until(lambda: not any(processes.alive(*each) for each in below))
+    until(lambda: not any(processes.alive(*each) for each in below))
     left = list((tmp_path / "out").iterdir())
     assert len(left) == (1 if number is signal.SIGKILL else 0)
     scratch.remove_dead(tmp_path / "out/model")

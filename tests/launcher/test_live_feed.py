@@ -24,7 +24,8 @@ from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 from doubles import swept
-from doubles.signatures import MakeJob, SetAnswers, WaitUntil
+from doubles.signatures import MakeJob, SetAnswers
+from doubles.waiting import until
 
 MakeFeed = Callable[..., JobFeed]
 
@@ -61,9 +62,7 @@ def watched_job(feed: JobFeed, job_id: str) -> WatchedJob:
     return found
 
 
-def test_scene_is_available_before_any_backend_answers(
-    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
-) -> None:
+def test_scene_is_available_before_any_backend_answers(seed: MakeJob, feed: MakeFeed, answers: SetAnswers) -> None:
     """The view shows the registry's state at once, and the time since when the poll waits."""
     is_answered = threading.Event()
 
@@ -76,17 +75,15 @@ def test_scene_is_available_before_any_backend_answers(
     watched = feed("slow")
     try:
         assert watched_job(watched, "slow").job.active
-        wait_until(lambda: watched_job(watched, "slow").asks_since_s)
+        until(lambda: watched_job(watched, "slow").asks_since_s)
         assert watched_job(watched, "slow").seen_s is None
     finally:
         is_answered.set()
-    wait_until(lambda: watched_job(watched, "slow").seen_s)
+    until(lambda: watched_job(watched, "slow").seen_s)
     assert watched_job(watched, "slow").asks_since_s is None
 
 
-def test_backends_of_the_jobs_do_not_affect_each_other(
-    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil
-) -> None:
+def test_backends_of_the_jobs_do_not_affect_each_other(seed: MakeJob, feed: MakeFeed, answers: SetAnswers) -> None:
     """Each job is polled separately: a silent backend's job keeps its state, and a broken one shows its fault."""
 
     def silent(ref: Any) -> State:
@@ -95,14 +92,14 @@ def test_backends_of_the_jobs_do_not_affect_each_other(
     answers(silent)
     seed("far", runs())
     watched = feed("far")
-    wait_until(lambda: watched_job(watched, "far").job.attempt.unreachable_since_s)
+    until(lambda: watched_job(watched, "far").job.attempt.unreachable_since_s)
     assert watched_job(watched, "far").job.attempt.state.state == "running"
     answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ended(), ended_s=time.time()))
     for name in ("broken", "ends"):
         seed(name, runs())
     watched = feed()
-    wait_until(lambda: not watched_job(watched, "ends").job.active)
-    assert wait_until(lambda: watched_job(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
+    until(lambda: not watched_job(watched, "ends").job.active)
+    assert until(lambda: watched_job(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
 
 
 def test_first_answer_brings_the_trials_with_the_counts(registry: Registry) -> None:
@@ -119,9 +116,7 @@ def test_first_answer_brings_the_trials_with_the_counts(registry: Registry) -> N
     assert "8 done, 1 failed" in watched_job(watched, job.id).trials[0]
 
 
-def test_live_view_sends_an_earned_retry(
-    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
-) -> None:
+def test_live_view_sends_an_earned_retry(seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The live view acts like the plain `watch`."""
 
     def send_if_due(registry: Registry, job: Job) -> Job:
@@ -130,10 +125,10 @@ def test_live_view_sends_an_earned_retry(
     monkeypatch.setattr(retry, "send_if_due", send_if_due)
     seed("again", replace(ended(), reason="preempted", ended_s=time.time()))
     watched = feed("again")
-    wait_until(lambda: watched_job(watched, "again").job.attempt.number == 2)
+    until(lambda: watched_job(watched, "again").job.attempt.number == 2)
 
 
-def test_new_job_joins_the_table(seed: MakeJob, feed: MakeFeed, answers: SetAnswers, wait_until: WaitUntil) -> None:
+def test_new_job_joins_the_table(seed: MakeJob, feed: MakeFeed, answers: SetAnswers) -> None:
     """Active jobs come first, and the newest job comes first among them."""
     answers(lambda ref: runs())
     seed("ended", ended())
@@ -141,13 +136,11 @@ def test_new_job_joins_the_table(seed: MakeJob, feed: MakeFeed, answers: SetAnsw
     assert [each.job.id for each in watched.scene(0.0).jobs] == ["ended"]
     seed("older", runs())
     seed("newer", runs())
-    wait_until(lambda: len(watched.scene(0.0).jobs) == 3)
+    until(lambda: len(watched.scene(0.0).jobs) == 3)
     assert [each.job.id for each in watched.scene(0.0).jobs] == ["newer", "older", "ended"]
 
 
-def test_opened_job_has_its_curves_and_alerts(
-    registry: Registry, seed: MakeJob, feed: MakeFeed, wait_until: WaitUntil
-) -> None:
+def test_opened_job_has_its_curves_and_alerts(registry: Registry, seed: MakeJob, feed: MakeFeed) -> None:
     """Only an opened job needs curves and alerts."""
     seed("told", ended())
     event = 'step 1  ::ct {"e":"step","step":1,"loss":0.5}'
@@ -157,13 +150,13 @@ def test_opened_job_has_its_curves_and_alerts(
         outbox.mark_sent(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
     watched = feed("told")
     watched.opened = "told"
-    curves = wait_until(lambda: watched_job(watched, "told").curves)
+    curves = until(lambda: watched_job(watched, "told").curves)
     assert curves.loss.newest == 0.5
     assert watched_job(watched, "told").alerts == (outbox.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
 
 
 def test_stop_from_the_live_view_saves_first(
-    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The view stops a job like the command and shows the result."""
     asked: list[bool] = []
@@ -172,7 +165,7 @@ def test_stop_from_the_live_view_saves_first(
     seed("runs", runs())
     watched = feed("runs")
     watched.stop("runs")
-    assert wait_until(lambda: watched.scene(0.0).notes)[0][1] == "stopping runs after saving"
+    assert until(lambda: watched.scene(0.0).notes)[0][1] == "stopping runs after saving"
     assert asked == [False]
 
 
@@ -197,7 +190,7 @@ def test_running_stop_is_waited_for(seed: MakeJob, feed: MakeFeed, monkeypatch: 
 
 
 def test_job_that_ended_long_ago_leaves_the_table(
-    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An opened or marked job stays in the table."""
     for name in ("old", "opened", "marked"):
@@ -213,11 +206,11 @@ def test_job_that_ended_long_ago_leaves_the_table(
     monkeypatch.setattr(watching, "chosen", chosen)
     seed("newer", ended())
     shown = {"newer", "opened", "marked"}
-    wait_until(lambda: {each.job.id for each in watched.scene(0.0).jobs} == shown)
+    until(lambda: {each.job.id for each in watched.scene(0.0).jobs} == shown)
 
 
 def test_busy_registry_stops_polls_only_for_a_moment(
-    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, feed: MakeFeed, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile each job shows the reason."""
     answers(lambda ref: runs())
@@ -235,11 +228,11 @@ def test_busy_registry_stops_polls_only_for_a_moment(
     monkeypatch.setattr(watching, "BACK_OFF_S", 0.05)
     monkeypatch.setattr(poller, "_SILENT_S", 0.05)
     watched = feed("runs")
-    assert "too many open files" in wait_until(lambda: watched.scene(0.0).notes)[0][1]
+    assert "too many open files" in until(lambda: watched.scene(0.0).notes)[0][1]
     watched.watcher.poller.take(job)
-    assert "too many open files" in wait_until(lambda: watched_job(watched, "runs").fault)
+    assert "too many open files" in until(lambda: watched_job(watched, "runs").fault)
     is_full.clear()
-    wait_until(lambda: watched_job(watched, "runs").seen_s and not watched_job(watched, "runs").fault)
+    until(lambda: watched_job(watched, "runs").seen_s and not watched_job(watched, "runs").fault)
 
 
 def test_suspension_waits_for_running_polls(
@@ -297,12 +290,12 @@ def test_quiesce_lock_lets_running_workers_finish() -> None:
     assert begun == ["deeper", "late"]
 
 
-def test_log_tail_reads_the_chosen_ranks(seed: MakeJob, home: Path, wait_until: WaitUntil) -> None:
+def test_log_tail_reads_the_chosen_ranks(seed: MakeJob, home: Path) -> None:
     """A thread reads the log of an ended job to the end."""
     seed("ended", ended(), {"0": "one\ntwo\n", "1": "other\n"})
     for ranks, lines in ((None, {"one", "two", "other"}), (frozenset({1}), {"other"})):
         tail = LogTail(home, "ended", ranks)
-        shot = wait_until(lambda tail=tail: tail.shot() if tail.shot().is_over else None)
+        shot = until(lambda tail=tail: tail.shot() if tail.shot().is_over else None)
         assert ({line.text for line in shot.lines if line.rank is not None}, shot.fault) == (lines, "")
         tail.close()
 
@@ -311,7 +304,7 @@ def test_log_tail_reads_the_chosen_ranks(seed: MakeJob, home: Path, wait_until: 
     ("error", "words"), [(UnreachableError("no route to host"), "no route to host"), (OSError(), "OSError")]
 )
 def test_unreadable_log_reports_the_reason(
-    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, error: Exception, words: str
+    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     """A fault without a message is reported by its type; no fault ends the reader silently."""
 
@@ -324,13 +317,11 @@ def test_unreadable_log_reports_the_reason(
         monkeypatch.setattr(backends.load("local"), "logs", broken)
     seed("far", runs())
     tail = LogTail(home, "far")
-    assert words in wait_until(lambda: tail.shot().fault)
+    assert words in until(lambda: tail.shot().fault)
     tail.close(10.0)
 
 
-def test_hanging_log_readers_are_bounded(
-    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
-) -> None:
+def test_hanging_log_readers_are_bounded(seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each `r` or Enter starts a reader; a new reader waits until a hanging reader has its answer."""
     is_asked, goes_on = threading.Event(), threading.Event()
 
@@ -346,7 +337,7 @@ def test_hanging_log_readers_are_bounded(
     assert is_asked.wait(60)
     first.close()
     second = LogTail(home, "hangs")
-    assert "still wait for their backends" in wait_until(lambda: second.shot().fault)
+    assert "still wait for their backends" in until(lambda: second.shot().fault)
     goes_on.set()
-    wait_until(lambda: second.shot().is_read)
+    until(lambda: second.shot().is_read)
     second.close(10.0)

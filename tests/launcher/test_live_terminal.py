@@ -10,8 +10,9 @@ import pytest
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.live import screen as screens
 from cloudtrain.launcher.live.screen import Screen
-from doubles.signatures import MakeJob, OpenTerminal, WaitUntil
+from doubles.signatures import MakeJob, OpenTerminal
 from doubles.terminals import COMMAND, ENTER, LEAVE, Terminal
+from doubles.waiting import until
 
 ENDED = State("failed", "error", error={"rank": 1, "type": "ValueError", "message": "no such thing"}, ended_s=1.0)
 
@@ -28,9 +29,7 @@ def waiting(terminal: OpenTerminal, seed: MakeJob) -> Terminal:
     return shown
 
 
-def test_single_job_is_shown_until_the_user_leaves(
-    terminal: OpenTerminal, seed: MakeJob, wait_until: WaitUntil
-) -> None:
+def test_single_job_is_shown_until_the_user_leaves(terminal: OpenTerminal, seed: MakeJob) -> None:
     """The view has the log and the advice; the status stays on the terminal, and the exit code is the job's."""
     seed("ended", ENDED, {"0": "a line of rank 0\n"})
     shown = terminal("ended")
@@ -38,7 +37,7 @@ def test_single_job_is_shown_until_the_user_leaves(
     shown.see("a line of rank 0")
     shown.press("q")
     assert shown.end() == 1
-    wait_until(lambda: "no such thing" in shown.after())
+    until(lambda: "no such thing" in shown.after())
     assert shown.is_given_back()
 
 
@@ -148,9 +147,7 @@ main()
 """
 
 
-def test_foreign_output_is_a_note_and_is_printed_after_the_view(
-    terminal: OpenTerminal, seed: MakeJob, wait_until: WaitUntil
-) -> None:
+def test_foreign_output_is_a_note_and_is_printed_after_the_view(terminal: OpenTerminal, seed: MakeJob) -> None:
     """The output never appears inside the view."""
     shown = terminal(argv=[sys.executable, "-c", LOUD, "watch", waits(seed)])
     shown.see("by a child of it")
@@ -158,7 +155,7 @@ def test_foreign_output_is_a_note_and_is_printed_after_the_view(
     assert during.count(b"by a child of it") == during.count(b"! by a child of it")
     shown.press("q")
     shown.end()
-    wait_until(lambda: "by the process itself\r\nby a child of it" in shown.after())
+    until(lambda: "by the process itself\r\nby a child of it" in shown.after())
 
 
 SLOW = """\

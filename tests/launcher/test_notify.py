@@ -9,7 +9,8 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from doubles import receivers
-from doubles.signatures import MakeProject, WaitUntil
+from doubles.signatures import MakeProject
+from doubles.waiting import until
 
 HEAD = "name: x\nscript: loop.py\n"
 
@@ -125,9 +126,7 @@ while not pathlib.Path({end!r}).exists():
 
 
 @pytest.mark.slow
-def test_followers_of_a_real_job_send_each_notice_once(
-    cli: Any, project: MakeProject, wait_until: WaitUntil, tmp_path: Path
-) -> None:
+def test_followers_of_a_real_job_send_each_notice_once(cli: Any, project: MakeProject, tmp_path: Path) -> None:
     """Three processes follow the job, and a process is killed: hook and mail get the threshold and the end once.
 
     The job ends after both surviving followers have shown the alert, because a busy machine starts them late.
@@ -144,7 +143,7 @@ notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
         cli.ok("submit", "-d", "-y", "--name", "told", cwd=where, env=env)
         crowd = [cli.start("logs", "-f", "told", cwd=where, env=env) for _ in range(2)]
         victim = cli.start("wait", "told", cwd=where, env=env)
-        wait_until(lambda: told.asked, 60.0)
+        until(lambda: told.asked, 60.0)
         alert = "[alert] told: 3 % of the budget is spent"
         assert all(any(alert in line for line in one.stderr) for one in crowd)
         victim.kill()

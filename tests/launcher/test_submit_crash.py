@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
-from doubles.signatures import MakeProject, WaitUntil
+from doubles.signatures import MakeProject
+from doubles.waiting import until
 
 LOCAL = "cloudtrain.backends.local.backend"
 NOTHING, NEVER_SENT, RUNS, EITHER = "nothing", "never sent", "runs", "either"
@@ -34,7 +35,7 @@ AGAIN = [pytest.param(step, id=f"{step} {number}", marks=pytest.mark.soak) for n
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [*STEPS, *AGAIN])
 def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
-    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, wait_until: WaitUntil, step: str
+    cli: Any, project: MakeProject, idle_python: Path, killed_submit: Any, step: str
 ) -> None:
     """The result is no job, a running job that can be stopped, or a job in the state never sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
@@ -52,7 +53,7 @@ def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
         assert cli("stop", "last", "--now", "-y", "--json").json["state"] == "stopped"
     assert cli("list", "--json", "--active").json["jobs"] == []
     # A late starter may still be about to exit.
-    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
+    until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
 
 
 @pytest.mark.slow
@@ -96,9 +97,7 @@ def test_key_of_a_killed_submit_gives_one_job(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.soak)])
-def test_simultaneous_submits_are_distinct_jobs(
-    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil, count: int
-) -> None:
+def test_simultaneous_submits_are_distinct_jobs(cli: Any, project: MakeProject, idle_python: Path, count: int) -> None:
     """Each of the processes with a single config gives a job in the list and an attempt on disk; all share a bundle."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submits = [cli.start("submit", "-d", "--json", cwd=folder) for _ in range(count)]
@@ -112,31 +111,29 @@ def test_simultaneous_submits_are_distinct_jobs(
     assert [stop.wait(120) for stop in stops] == [0] * count
     for stop in stops:
         stop.communicate()
-    wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
+    until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
 
 
 @pytest.mark.slow
-def test_job_survives_its_command_line(cli: Any, project: MakeProject, wait_until: WaitUntil) -> None:
+def test_job_survives_its_command_line(cli: Any, project: MakeProject) -> None:
     """After `kill -9` of a following submit the ranks run on, and `stop` leaves no process."""
     following = cli.start("submit", cwd=project())
-    wait_until(lambda: following.poll() is None and list(cli.home.glob("local/*/attempt-1/node-0/log/rank-0.log")))
+    until(lambda: following.poll() is None and list(cli.home.glob("local/*/attempt-1/node-0/log/rank-0.log")))
     following.kill()
     following.communicate()
-    wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
+    until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
     assert cli("status", "last", "--json").json["state"] == "running"
     stopped = cli("stop", "last", "-y", "--json").json
     assert (stopped["state"], stopped["reason"]) == ("stopped", "user")
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_followed_job_running(
-    cli: Any, project: MakeProject, idle_python: Path, wait_until: WaitUntil
-) -> None:
+def test_ctrl_c_leaves_a_followed_job_running(cli: Any, project: MakeProject, idle_python: Path) -> None:
     """The exit code is 130, and the output has the commands to follow and to stop."""
     following = cli.start("submit", cwd=project(f"local: {{python: {idle_python}}}\n"))
     said = following.stderr
     assert any(line.startswith("sent: ") for line in iter(said.readline, ""))
-    wait_until(lambda: cli("list", "--json", "--active").json["jobs"])
+    until(lambda: cli("list", "--json", "--active").json["jobs"])
     following.send_signal(signal.SIGINT)
     _, rest = following.communicate(timeout=30)
     assert (following.returncode, "cloudtrain logs -f" in rest, "cloudtrain stop" in rest) == (130, True, True)
@@ -199,14 +196,12 @@ def test_relative_interpreter_path_counts_from_the_config_file(
 
 
 @pytest.mark.slow
-def test_stopped_job_leaves_no_temporary_files(
-    cli: Any, project: MakeProject, tmp_path: Path, wait_until: WaitUntil
-) -> None:
+def test_stopped_job_leaves_no_temporary_files(cli: Any, project: MakeProject, tmp_path: Path) -> None:
     """Neither cloudtrain nor torchrun leaves files that would fill up a long-lived machine."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     assert cli("submit", "-d", cwd=project(), env={"TMPDIR": str(scratch)}).code == 0
-    wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
+    until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
     assert cli("stop", "last", "--now", "-y").code == 0
     assert [path.name for path in scratch.iterdir()] == []
 

@@ -22,7 +22,8 @@ from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
 from cloudtrain.launcher.ui.site import Pages, Pool, assets
 from doubles.plans import make_job
-from doubles.signatures import MakeJob, SetAnswers, WaitUntil
+from doubles.signatures import MakeJob, SetAnswers
+from doubles.waiting import until
 
 RUNS = State("running", started_s=time.time() - 60)
 StartWatcher = Callable[..., Watcher]
@@ -58,7 +59,7 @@ def state_of(home: Path, name: str) -> str:
 
 
 def test_open_page_sends_an_earned_retry(
-    seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watcher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
@@ -67,7 +68,7 @@ def test_open_page_sends_an_earned_retry(
     seed("runs", RUNS)
     seed("just-ended", State("failed", "preempted", ended_s=time.time() - 5))
     watcher()
-    wait_until(lambda: set(asked) == {"runs", "just-ended"})
+    until(lambda: set(asked) == {"runs", "just-ended"})
 
 
 def test_read_only_page_updates_the_registry_and_sends_nothing(
@@ -76,18 +77,17 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
     watcher: StartWatcher,
     answers: SetAnswers,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: WaitUntil,
 ) -> None:
     """The page brings the registry up to date, as `status` does."""
     monkeypatch.setattr(retry, "send_if_due", lambda registry, job: pytest.fail("an attempt was sent"))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
     watcher(is_quiet=True)
-    wait_until(lambda: state_of(home, "runs") == "failed")
+    until(lambda: state_of(home, "runs") == "failed")
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
-    home: Path, registry: Registry, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
+    home: Path, registry: Registry, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers
 ) -> None:
     """The remaining backends are polled, and the list is served."""
     hangs = threading.Event()
@@ -97,13 +97,13 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
     seed("near", RUNS)
     watcher()
-    wait_until(lambda: state_of(home, "near") == "succeeded")
+    until(lambda: state_of(home, "near") == "succeeded")
     assert [job["state"] for job in pages.listed(registry, pages.JobListQuery())["jobs"]] == ["succeeded", "running"]
     hangs.set()
 
 
 def test_unreachable_backend_is_polled_seldom(
-    home: Path, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers, wait_until: WaitUntil
+    home: Path, seed: MakeJob, watcher: StartWatcher, answers: SetAnswers
 ) -> None:
     """The registry keeps the job's last state."""
     asked: list[float] = []
@@ -115,22 +115,20 @@ def test_unreachable_backend_is_polled_seldom(
     answers(silent)
     seed("far", RUNS)
     found = watcher()
-    wait_until(lambda: state_of(home, "far") == "unreachable")
+    until(lambda: state_of(home, "far") == "unreachable")
     assert len(asked) == 1
     found.wake()  # as after a click on a button
-    wait_until(lambda: len(asked) >= 2)
+    until(lambda: len(asked) >= 2)
     assert state_of(home, "far") == "unreachable"
 
 
-def test_pages_share_a_feed_and_each_gets_every_line_once(
-    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil
-) -> None:
+def test_pages_share_a_feed_and_each_gets_every_line_once(open_feeds: feeds.Feeds, seed: MakeJob) -> None:
     """Each page asks for the lines after the last number that the page has."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
     wanted = feeds.LogQuery("job", 1, ranks=frozenset({0}))
     one, two = open_feeds.enter(wanted), open_feeds.enter(wanted)
     assert one is two
-    wait_until(lambda: one.is_over)
+    until(lambda: one.is_over)
     assert [line[3] for line in one.since(0)[0]] == ["a", "b", "c"]
     assert [line[3] for line in one.since(2)[0]] == ["c"]
     assert one.since(3) == ([], 3)
@@ -138,7 +136,7 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
 
 
 def test_feed_continues_after_an_expired_login(
-    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed reports the fault while the fault lasts; then all lines arrive."""
     expired, read = threading.Event(), LogStream.tail
@@ -153,28 +151,28 @@ def test_feed_continues_after_an_expired_login(
     monkeypatch.setattr(reader, "BACK_OFF_S", 0.02)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
     feed = open_feeds.enter(feeds.LogQuery("job", 1))
-    wait_until(lambda: feed.trouble)
+    until(lambda: feed.trouble)
     assert feed.trouble.endswith("the job is unaffected: the login has expired (log in)")
     assert not feed.is_ready
     expired.clear()
-    wait_until(lambda: feed.is_over)
+    until(lambda: feed.is_over)
     assert (feed.trouble, [line[3] for line in feed.since(0)[0]]) == ("", ["a", "b"])
 
 
 def test_feed_keeps_only_the_last_lines(
-    open_feeds: feeds.Feeds, seed: MakeJob, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+    open_feeds: feeds.Feeds, seed: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feed is bounded in lines and characters, and the numbers continue; a failed feed is replaced by a new one."""
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
     feed = open_feeds.enter(feeds.LogQuery("job", 1))
-    wait_until(lambda: feed.is_over)
+    until(lambda: feed.is_over)
     lines, last = feed.since(0)
     assert (len(lines), last) == (4, 9)
     monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
     seed("other", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
     first = open_feeds.enter(feeds.LogQuery("other", 1))
-    wait_until(lambda: first.is_closed)
+    until(lambda: first.is_closed)
     assert "ZeroDivisionError" in first.trouble
     assert open_feeds.enter(feeds.LogQuery("other", 1)) is not first
 

@@ -17,7 +17,7 @@ from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.ui import server
 from doubles.plans import plan_of
-from doubles.signatures import WaitUntil
+from doubles.waiting import until
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 1.5, "cap_s": 3600}
 HOSTILE = "<script>alert(1)</script>"
@@ -282,7 +282,7 @@ def test_tunnel_leads_to_the_host_of_the_ssh_connection(monkeypatch: pytest.Monk
 
 
 def test_browser_opens_a_private_file_with_the_address(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_until: WaitUntil
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The address is in no process's arguments; only its owner can read the file, and the first visit deletes it."""
     seen = tmp_path / "seen"
@@ -291,7 +291,7 @@ def test_browser_opens_a_private_file_with_the_address(
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{browser} %s")
     server._open("http://127.0.0.1:1/?token=secret&x=1")
-    argument = wait_until(lambda: seen.exists() and seen.read_text().strip())
+    argument = until(lambda: seen.exists() and seen.read_text().strip())
     page = home / f"ui-{os.getpid()}.html"
     assert (argument, "secret" in argument) == (page.as_uri(), False)
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
@@ -353,7 +353,7 @@ def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
         assert served.get("/").status == 200
 
 
-def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: WaitUntil) -> None:
+def test_cancelled_downloads_are_released(tmp_path: Path) -> None:
     """After 20 cancelled downloads the descriptors of the log are closed, and memory does not grow further."""
     put(tmp_path, "big")
     log = tmp_path / "local" / "big" / "attempt-1" / "node-0" / "log" / "rank-0.log"
@@ -367,6 +367,6 @@ def test_cancelled_downloads_are_released(tmp_path: Path, wait_until: WaitUntil)
             for connection in open_ones:
                 connection.close()
             # SQLite keeps the descriptors of closed connections to the registry: at most one for each thread.
-            wait_until(lambda: usage(served)[0] <= descriptors + 16, 10)
+            until(lambda: usage(served)[0] <= descriptors + 16, 10)
         assert usage(served)[1] < resident + 50
-        wait_until(lambda: served.get("/jobs/big/log").status == 200, 10)  # the last ones may still be closing
+        until(lambda: served.get("/jobs/big/log").status == 200, 10)  # the last ones may still be closing

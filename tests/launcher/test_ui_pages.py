@@ -16,7 +16,8 @@ from cloudtrain.launcher.job import State
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import overview
 from doubles import swept
-from doubles.signatures import MakeJob, MakeProject, WaitUntil
+from doubles.signatures import MakeJob, MakeProject
+from doubles.waiting import until
 
 # Reports a step each twentieth of a second, like the trainer; obeys SIGTERM.
 TELLING = """\
@@ -50,9 +51,7 @@ def visit(served: Served, open_page: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_job_is_shown_running_stopped_and_resumed(
-    cli: Any, project: MakeProject, served: Served, visit: Any, wait_until: WaitUntil
-) -> None:
+def test_job_is_shown_running_stopped_and_resumed(cli: Any, project: MakeProject, served: Served, visit: Any) -> None:
     """From the list to the job's page: lines and curve are live, and a stop and a resume within the budget work."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
     cli.ok("submit", "-d", "-y", "--name", "live", cwd=where)
@@ -82,10 +81,10 @@ def test_job_is_shown_running_stopped_and_resumed(
 
     def rests() -> bool:  # lines that had come are still drawn, on a busy machine many
         shown = max(_steps(log))
-        wait_until(lambda: cli("status", "live", "--json").json["step"] > shown + 10)
+        until(lambda: cli("status", "live", "--json").json["step"] > shown + 10)
         return max(_steps(log)) == shown
 
-    wait_until(rests)
+    until(rests)
     shown = max(_steps(log))
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     page.wait_for_function("n => document.querySelectorAll('#log div').length > n", arg=shown + 20)

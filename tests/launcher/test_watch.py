@@ -29,7 +29,8 @@ from cloudtrain.launcher.jobs.watch import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
-from doubles.signatures import MakeJob, MakeProject, SetAnswers, WaitUntil
+from doubles.signatures import MakeJob, MakeProject, SetAnswers
+from doubles.waiting import until
 
 
 def runs() -> State:
@@ -49,9 +50,7 @@ def look(home: Path) -> Callable[[Job], Seen]:
     return seen
 
 
-def test_only_a_single_watcher_acts_on_a_job(
-    seed: MakeJob, look: Any, home: Path, tmp_path: Path, wait_until: WaitUntil
-) -> None:
+def test_only_a_single_watcher_acts_on_a_job(seed: MakeJob, look: Any, home: Path, tmp_path: Path) -> None:
     """A process locks a byte of the lock file per job; the lock ends with the process."""
     job = seed("held", runs())
     other = os.fork()
@@ -64,7 +63,7 @@ def test_only_a_single_watcher_acts_on_a_job(
         finally:
             os._exit(1)
     try:
-        wait_until((tmp_path / "holds").exists)
+        until((tmp_path / "holds").exists)
         assert not look(job).is_mine
     finally:
         os.kill(other, signal.SIGKILL)
