@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,10 +177,7 @@ def test_stop_after_the_death_of_all_agents_leaves_no_process(cli: Any, training
     cli("wait", "last")
     assert cli("status", "last", "--json").json["reason"] == "node_failure"
     cli("stop", "last", "-y")
-    end = time.monotonic() + 10
-    while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert left == []
+    until(lambda: pids(training, 0, "") + pids(training, 1, "") == [], 10)
 
 
 @pytest.mark.slow

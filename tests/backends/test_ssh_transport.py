@@ -22,6 +22,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts import host as sshhost
 from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.fleet import end, fleet, forget
+from doubles.waiting import until
 
 CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 
@@ -243,7 +244,7 @@ def test_master_that_was_killed_is_replaced(pair: Cluster) -> None:
     new_command()
     first = master_of(target)
     os.kill(first, signal.SIGKILL)
-    _gone(first)
+    until(lambda: (fields := processes._stat(first)) is None or fields[0] == "Z", 10)
     assert fleet().masters.socket(target).exists()
     assert ask(target).error is None
     assert master_of(target) != first
@@ -360,14 +361,6 @@ def test_sixteen_hosts_through_a_bastion(
     end(home)
     assert errors == {}
     assert not Path("pwned").exists()
-
-
-def _gone(pid: int) -> None:
-    end_s = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end_s:
-        if (fields := processes._stat(pid)) is None or fields[0] == "Z":
-            return
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("path", "is_good"), [("~/.ssh/config", True), ("/x/config", True), ("config", False)])

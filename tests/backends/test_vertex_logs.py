@@ -17,6 +17,7 @@ from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from doubles.google.handle import Google
 from doubles.google.names import PROJECT, REGION
+from doubles.waiting import until
 
 
 @dataclass
@@ -177,10 +178,7 @@ def test_faults_of_all_kinds_lose_no_line(google_project: Google, writer: Writer
             try_page(reader)
     writer.end(0)
     writer.end(1)
-    end_s = time.monotonic() + 90
-    while not (page := try_page(reader)) or not complete(page):
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
+    until(lambda: (page := try_page(reader)) and complete(page), 90, 0.2)
     assert sorted(map(int, reader.texts(0))) == list(range(60))
 
 

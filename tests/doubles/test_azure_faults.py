@@ -4,21 +4,9 @@ import pytest
 
 from doubles.azure.client import job_body
 from doubles.azure.handle import Azure
-from doubles.azure.names import ACCOUNT, CONTAINER, REGION, workspace_id
+from doubles.azure.names import REGION, workspace_id
 
 HISTORY = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs"
-BLOB = f"https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a"
-STORAGE = "https://storage.azure.com"
-
-
-def test_storage_errors_have_the_format_of_storage(azure: Azure) -> None:
-    """Storage answers 503 in its own format, until the fault is cleared."""
-    azure.put_blob("a", "1")
-    azure.fault("blob.get", "503")
-    busy = azure.call("GET", BLOB, audience=STORAGE)
-    assert (busy.status, busy.headers["x-ms-error-code"]) == (503, "ServerBusy")
-    azure.clear_faults()
-    assert azure.call("GET", BLOB, audience=STORAGE).status == 200
 
 
 @pytest.mark.parametrize(("kind", "jobs", "status"), [("drop", [], 201), ("lost", ["job"], 200)])

@@ -12,7 +12,6 @@ from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
 
 OBJECT = f"https://storage.googleapis.com/storage/v1/b/{BUCKET}/o/a"
-TOKEN = "https://oauth2.googleapis.com/token"
 needs_namespaces = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 
@@ -20,35 +19,6 @@ def create(google: Google, name: str = "job") -> int:
     """Create a job that is not executed; return the answer's status."""
     google.settings(execute=False)
     return google.call("POST", "/customJobs", job_body(name, "true")).status
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "code"),
-    [
-        ("429", 429, "RESOURCE_EXHAUSTED"),
-        ("500", 500, "INTERNAL"),
-        ("502", 502, "UNAVAILABLE"),
-        ("503", 503, "UNAVAILABLE"),
-        ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED"),
-        ("UNAUTHENTICATED", 401, "UNAUTHENTICATED"),
-        ("PERMISSION_DENIED", 403, "PERMISSION_DENIED"),
-    ],
-)
-def test_codes_and_statuses_agree(google: Google, kind: str, status: int, code: str) -> None:
-    """A fault is named by its code or by its HTTP status."""
-    google.fault("jobs.list", kind, message="for a test")
-    answer = google.call("GET", "/customJobs")
-    assert (answer.status, answer.json["error"]) == (status, {"code": status, "message": "for a test", "status": code})
-
-
-def test_storage_errors_have_reasons(google: Google) -> None:
-    """Storage errors have reasons in place of codes."""
-    google.put_object("a", "1")
-    google.fault("storage.get", "503")
-    error = google.call("GET", OBJECT).json["error"]
-    assert (error["code"], error["errors"][0]["reason"]) == (503, "backendError")
-    google.clear_faults()
-    assert google.call("GET", OBJECT).json["size"] == "1"
 
 
 def test_reset_cancels_late_calls(google: Google) -> None:
@@ -106,23 +76,6 @@ def test_metadata_server_answers_only_replicas(google: Google) -> None:
     connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
     assert connection.getresponse().status == 502
     connection.close()
-
-
-def test_journal_records_request_and_answer(google: Google) -> None:
-    """The journal has operation, range, bytes of the answer, and status."""
-    google.put_object("a", "0123456789")
-    google.call("GET", f"{OBJECT}?alt=media", headers={"Range": "bytes=4-"})
-    call = google.journal("storage.download")[0]
-    names = ("host", "protocol", "range", "status", "sent", "outcome", "is_from_container")
-    assert {name: call[name] for name in names} == {
-        "host": "storage.googleapis.com",
-        "protocol": "rest",
-        "range": "bytes=4-",
-        "status": 206,
-        "sent": 6,
-        "outcome": "ok",
-        "is_from_container": False,
-    }
 
 
 def test_unserved_calls_are_recorded(google: Google) -> None:

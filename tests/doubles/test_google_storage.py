@@ -84,15 +84,6 @@ def test_ranges_are_answered(gcs: Served, asked: str, status: int, body: bytes |
     assert status >= 400 or found.headers["x-goog-hash"].endswith(f"md5={md5}")
 
 
-def test_old_generation_is_gone(gcs: Served) -> None:
-    """A bucket without versions keeps only the newest generation."""
-    generation = gcs.put("a", "1").json()["generation"]
-    gcs.put("a", "2")
-    assert gcs.call("GET", f"{OBJECTS}/a?generation={generation}").status_code == 404
-    assert gcs.call("DELETE", f"{OBJECTS}/a?generation={generation}").status_code == 404
-    assert gcs.storage.read(BUCKET, "a") == b"2"
-
-
 def begin(gcs: Served, name: str = "a", **query: str) -> str:
     """Return the address of a new upload, without the host."""
     started = gcs.call("POST", UPLOADS, "{}", params={"uploadType": "resumable", "name": name, **query})
@@ -145,14 +136,6 @@ def test_missing_object_and_bucket_are_not_found(gcs: Served) -> None:
     assert "bucket does not exist" in gcs.call("GET", "/storage/v1/b/none").json()["error"]["message"]
     assert gcs.call("POST", "/upload/storage/v1/b/none/o?uploadType=media&name=a", "1").status_code == 404
     assert gcs.call("GET", "/storage/v2/b").status_code == 404
-
-
-def test_bucket_of_another_project_is_not_accessible(gcs: Served) -> None:
-    """A bucket has a location; a bucket of another project is not accessible."""
-    assert gcs.call("GET", f"/storage/v1/b/{BUCKET}").json()["location"] == "US-CENTRAL1"
-    gcs.storage.add_bucket("theirs", project="another")
-    assert gcs.call("GET", "/storage/v1/b/theirs").status_code == 403
-    assert gcs.call("POST", "/upload/storage/v1/b/theirs/o?uploadType=media&name=a", "1").status_code == 403
 
 
 def test_replacing_needs_the_right_to_delete(gcs: Served) -> None:

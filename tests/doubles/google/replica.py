@@ -30,7 +30,6 @@ CA = f"{HOME}/.ca.pem"
 PORT = 2222  # in CLUSTER_SPEC
 MASTER_PORT = "3333"  # as in block-cascade
 RANKED_POOLS = (0, 1)  # replicas of other pools serve: parameter servers or reducers, and an evaluator
-_TF_ROLES = ("chief", "worker", "ps", "evaluator")
 GCS = "/gcs"
 # Installs the folder's packages and becomes the module, whose name is in $0.
 _PACKAGES = f"""
@@ -223,11 +222,7 @@ def _cluster(job: Job, replica: Replica) -> dict[str, str]:
         pools.setdefault(one.pool.name, []).append(f"{_host(one)}:{PORT}")
     task: dict[str, Any] = {"type": replica.pool.name, "index": replica.index, "trial": ""}
     told = json.dumps({"job_id": job.id, "display_name": job.asked.display_name})  # a string of undocumented content
-    spec = json.dumps({"cluster": pools, "environment": "cloud", "task": task, "job": told})
-    tf_cluster = {_TF_ROLES[int(name[-1])]: hosts for name, hosts in pools.items()}
-    tf_task = {**task, "type": _TF_ROLES[replica.pool.number]}
-    tf_config = json.dumps({"cluster": tf_cluster, "environment": "cloud", "task": tf_task, "job": told})
-    return {"CLUSTER_SPEC": spec, "TF_CONFIG": tf_config}
+    return {"CLUSTER_SPEC": json.dumps({"cluster": pools, "environment": "cloud", "task": task, "job": told})}
 
 
 def _ranks(job: Job, replica: Replica) -> dict[str, str]:
