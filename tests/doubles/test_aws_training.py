@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Callable
 
 import pytest
@@ -100,32 +99,6 @@ def test_stop_kills_all_processes_after_the_grace_period(aws: Aws, submit: Submi
     aws.client("sagemaker").stop_training_job(TrainingJobName=job)
     assert aws.wait(job)["SecondaryStatus"] == "Stopped"
     assert sleepers(mark) == []
-
-
-def test_maximum_wait_stops_a_job_without_machines(aws: Aws, submit: Submit) -> None:
-    """A spot job waits in Starting no longer than its limit."""
-    aws.settings(pending=True)
-    limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
-    job = submit("true", **{**SPOT, "StoppingCondition": limits})
-    time.sleep(0.2)
-    assert "Insufficient capacity" in aws.describe(job)["SecondaryStatusTransitions"][-1]["StatusMessage"]
-    told = aws.wait(job)
-    assert (told["TrainingJobStatus"], told["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
-    assert "TrainingStartTime" not in told
-
-
-def test_job_waits_for_capacity(aws: Aws, submit: Submit) -> None:
-    """With capacity for one job, the second starts after the first has ended."""
-    aws.settings(capacity=1, execute=False)
-    submit("true", name="one")
-    aws.wait("one", "Training")
-    submit("true", name="two")
-    time.sleep(0.2)
-    assert aws.describe("two")["SecondaryStatus"] == "Starting"
-    aws.end("one", training_s=7200)
-    told = aws.wait("one")
-    assert (told["TrainingTimeInSeconds"], told["BillableTimeInSeconds"]) == (7200, 7200)
-    aws.wait("two", "Training")
 
 
 def test_checkpoints_are_copied_while_training_and_at_the_end(aws: Aws, submit: Submit, stored: Stored) -> None:

@@ -116,8 +116,8 @@ def test_worker_restart_restarts_the_job_if_configured(google: Google) -> None:
     google.wait_log(job, "begun", count=2)
     before = google.job(job)
     google.kill(job, "workerpool1-0")
-    after = google.wait_attempt(job, 2)
     google.wait_log(job, "begun", count=4)
+    after = google.job(job)
     assert google.log(job) == "begun\n" * 4
     assert [one["hostname"] for one in after["replicas"]] == [one["hostname"] for one in before["replicas"]]
     assert (after["started"], google.states(job)) == (before["started"], ["PENDING", "RUNNING"] * 2)

@@ -15,10 +15,6 @@ class Settings(settings.Settings):
     """The same, when spot machines are taken away."""
     log_lag_s: float = 0.0
     """From a log event's arrival to its first appearance in an answer."""
-    pending: bool = False
-    """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
-    capacity: int | None = None
-    """How many jobs may have machines at a time; further jobs stay in Starting."""
     s3_page_size: int = 1000
     """Objects per page of S3's list."""
     price_page_size: int = 100

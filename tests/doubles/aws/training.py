@@ -1,4 +1,4 @@
-"""The course of a training job, in a separate thread: from waiting for machines to the archive of the model."""
+"""The course of a training job, in a separate thread: from the download of its input to the archive of the model."""
 
 import contextlib
 import math
@@ -17,8 +17,6 @@ from doubles.kit import life
 
 SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
-NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"
-INTERNAL_ERROR = "InternalServerError: We encountered an internal error. Please try again."
 FAILED_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for the remaining containers after a container has failed
 SYNC_EVERY_S = 1.0  # between two copies of checkpoints to S3
 
@@ -48,7 +46,6 @@ def begin(world: World, job: Job) -> None:
 
 
 def _live(world: World, job: Job) -> None:
-    ending = Ending("Failed", INTERNAL_ERROR)
     try:
         ending = _attempts(world, job)
     except life.Abandoned:
@@ -58,8 +55,6 @@ def _live(world: World, job: Job) -> None:
     except Exception:
         traceback.print_exc()
         ending = Ending("Failed", f"InternalServerError: the stand-in itself: {traceback.format_exc()[-800:]}")
-    finally:
-        world.give_back_machines(job.name)
     _finish(world, job, ending)
 
 
@@ -68,25 +63,11 @@ def _attempts(world: World, job: Job) -> Ending:
     number = 0
     while True:
         number += 1
-        ending = _wait_for_machines(world, job) or _attempt(world, job, number)
-        world.give_back_machines(job.name)
+        ending = _ended(job) or _attempt(world, job, number)
         if ending.kind != "Interrupted":
             return ending
         job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
         job.enter_secondary("Starting", "Preparing the instances for training")
-
-
-def _wait_for_machines(world: World, job: Job) -> Ending | None:
-    """Wait in Starting; return the job's ending if the job ends meanwhile."""
-    while True:
-        if (ending := _ended(job)) is not None:
-            return ending
-        if world.take_machines(job.name):
-            return None
-        if job.transitions[-1]["StatusMessage"] != NO_CAPACITY:
-            job.enter_secondary("Starting", NO_CAPACITY)
-        with job.changed:
-            job.changed.wait(0.1)
 
 
 def _attempt(world: World, job: Job, number: int) -> Ending:

@@ -18,7 +18,7 @@ ENDS = ("Completed", "Failed", "Canceled")
 class Azure(handle.Handle):
     """A running stand-in; `url` is the proxy's."""
 
-    NAME, RUNNING = "azure", ("status", "Running")
+    NAME = "azure"
     ca: str  # file with the certificate that clients must trust
 
     @property

@@ -91,24 +91,20 @@ def _attempts(world: World, job: Job) -> Ending:
     """Repeat attempts until the job is over: a preemption starts the job again."""
     while True:
         job.attempts += 1
-        ending = _wait_for_nodes(world, job) or _attempt(world, job)
+        ending = _prepare(world, job) or _attempt(world, job)
         _release(world, job)
         if ending.kind != "Preempted":
             return ending
 
 
 def _release(world: World, job: Job) -> None:
-    world.give_back_machines(job.name)
     with job.changed:
         job.active_s, job.active_since = job.active_now_s(), None
 
 
-def _wait_for_nodes(world: World, job: Job) -> Ending | None:
-    """Wait in Queued, then prepare; return the job's ending if the job ends meanwhile."""
+def _prepare(world: World, job: Job) -> Ending | None:
+    """Enter the states before Running; return the job's ending if the job ends meanwhile."""
     job.enter("Queued")
-    while not world.take_machines(job.name):
-        if (ending := life.pause(job, 0.1, lambda: _ordered(job))) is not None:
-            return ending
     job.active_since = time.time()
     for status in ("Preparing", "Starting"):
         job.enter(status)

@@ -20,10 +20,6 @@ class Settings(settings.Settings):
     }
     restart_logs: str = "append"
     """Log files after a restart: continued ("append"), or new blobs with a new creation time ("replace")."""
-    pending: bool = False
-    """Whether new jobs find no nodes: jobs stay in Queued until the setting is false again."""
-    capacity: int | None = None
-    """How many jobs may have nodes at a time; further jobs stay in Queued."""
     token_s: float = 3600.0
     """Lifetime of a token."""
     datastore_credentials: str = "key"

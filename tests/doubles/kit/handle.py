@@ -28,7 +28,6 @@ class Handle:
     """A running stand-in."""
 
     NAME: ClassVar[str]  # of the package that the process runs
-    RUNNING: ClassVar[tuple[str, str]]  # key and value of a running job's status in the answer of `job`
     url: str
     process: subprocess.Popen[str]
 
@@ -109,16 +108,6 @@ class Handle:
     def log(self, name: str, part: str = "") -> str:
         """Return the job's log, or a part of the log, up to now."""
         raise NotImplementedError
-
-    def wait_attempt(self, name: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until the job's n-th attempt runs, after preemptions; return job(name)."""
-        key, running = self.RUNNING
-        return self.until(
-            lambda: self.job(name),
-            lambda told: told["attempts"] >= attempt and told[key] == running,
-            lambda told: f"{name} is {told[key]} in its attempt {told['attempts']}",
-            timeout_s,
-        )
 
     def wait_log(self, name: str, text: str, *part: str, count: int = 1, timeout_s: float = 60.0) -> str:
         """Wait until the log, or the part of the log, contains the text `count` times; return the log."""

@@ -1,17 +1,14 @@
 """A job's state and orders, and the steps that the courses of jobs share in all clouds."""
 
-import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from doubles import sandbox
-
-Ending = TypeVar("Ending")
 
 
 class Abandoned(Exception):
@@ -104,17 +101,6 @@ def begin(job: Job, live: Callable[[], None]) -> None:
     """Start the job's thread, with which its containers die."""
     job.thread = threading.Thread(target=live, name=f"job-{job.number}", daemon=True)
     job.thread.start()
-
-
-def pause(job: Job, wait_s: float, ordered: Callable[[], Ending | None], limit: float = math.inf) -> Ending | None:
-    """Wait for some seconds; return the job's ending if the job ends meanwhile, by an order or at the time `limit`."""
-    until = time.time() + wait_s
-    while True:
-        with job.changed:
-            ending = ordered()
-            if ending is not None or time.time() >= until:
-                return ending
-            job.changed.wait(max(min(until, limit) - time.time(), 0.001))
 
 
 def sleep_anyhow(job: Job, wait_s: float) -> None:

@@ -34,7 +34,6 @@ class World(Generic[SettingsT, FaultT, JobT]):
         self.faults.clear()
         self.journal: list[dict[str, Any]] = []
         self.jobs: dict[Any, JobT] = {}
-        self.running: set[str] = set()  # jobs that have machines
         self._numbers = itertools.count(1)
 
     def set(self, values: dict[str, Any]) -> None:
@@ -47,24 +46,6 @@ class World(Generic[SettingsT, FaultT, JobT]):
         """Return the jobs in the order of their creation."""
         with self.lock:
             return list(self.jobs.values())
-
-    def take_machines(self, job: str) -> bool:
-        """Return whether the job has machines from now on, by the settings `pending` and `capacity`."""
-        settings: Any = self.settings
-        with self.lock:
-            is_full = settings.capacity is not None and len(self.running) >= settings.capacity
-            if not settings.pending and not is_full:
-                self.running.add(job)
-            return job in self.running
-
-    def give_back_machines(self, job: str) -> None:
-        """Let the job have no machines."""
-        with self.lock:
-            self.running.discard(job)
-
-    def active(self) -> list[JobT]:
-        """Return the jobs that have not ended."""
-        return [job for job in self.all_jobs() if not job.has_ended]
 
     def reset(self) -> None:
         """Kill all jobs and forget all state."""
