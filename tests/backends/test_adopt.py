@@ -93,7 +93,7 @@ def adopted(run: Any, home: Path, folder: Path, backend: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.soak  # the jobs of Azure ML below, and of hosts
+@pytest.mark.soak  # test_job_of_a_different_home_is_adopted_only_by_name adopts from a cloud
 def test_vertex_job_is_adopted(vertex: Any, google_project: Google, home: Path, folder: Callable[[str], Path]) -> None:
     """Row, handle and held money equal those of the submit."""
     google_project.settings(execute=False)
