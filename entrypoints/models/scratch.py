@@ -18,8 +18,7 @@ _own: set[Path] = set()
 
 @contextlib.contextmanager
 def scratch(place: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside the place; first remove the folders of dead exports. Raises OSError."""
-    remove_dead(place)
+    """Yield a new hidden folder beside the place. Raises OSError."""
     path = Path(tempfile.mkdtemp(prefix=_prefix(place), dir=place.parent))
     _own.add(path)
     held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -160,6 +160,7 @@ def export_path(
 @contextlib.contextmanager
 def hidden_beside(place: Path) -> Iterator[Path]:
     """Yield a hidden folder beside the place. Raises UsageError if the place is taken, ConfigError if not writable."""
+    scratch.remove_dead(place)  # also if the place exists: an export may die between the name and its own removal
     if os.path.lexists(place):  # also a link to nothing
         raise UsageError(f"{place} exists", hint="name another folder with -o, or remove it")
     with contextlib.ExitStack() as stack:

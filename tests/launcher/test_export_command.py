@@ -249,6 +249,15 @@ def test_place_that_cannot_be_written_is_named(
         exporting.export_path(registry, tmp_path / "step-00000010", tmp_path / place, key=None, is_unchecked=True)
 
 
+def test_dead_export_is_removed_although_its_model_exists(tmp_path: Path) -> None:
+    """An export that dies after the model has its name leaves a folder, perhaps with a copy of the checkpoints."""
+    (tmp_path / ".model.exporting-dead/step-00000010").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UsageError, match="model exists"), exporting.hidden_beside(tmp_path / "model"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_export_is_refused_before_it_begins(registry: Registry, tmp_path: Path, seed: MakeJob) -> None:
     """A script's files have a form of their own; a state that is no tensor has no room in safetensors."""
     saved(tmp_path, 10, extra={"norm._extra_state": {"seen": torch.ones(2), "size": torch.Size([3])}})
