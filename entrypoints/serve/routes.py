@@ -161,8 +161,8 @@ def _v2_outputs(request: Any, results: Tensors, engine: Engine) -> dict[str, Any
     listed = wanted if isinstance(wanted, list) else []
     asked = [each.get("name") if isinstance(each, dict) else None for each in listed]
     names = [name for name in asked if isinstance(name, str) and name in results]
-    if not names or len(names) < len(asked):
-        raise BadInput(f"the outputs are {', '.join(results)}")
+    if not names or len(set(names)) < len(asked):  # an output asked for often would fill the memory
+        raise BadInput(f"the outputs are {', '.join(results)}, each at most once")
     outputs = [
         {
             "name": name,
@@ -203,10 +203,11 @@ def _tensor(value: Any, slot: TensorSlot) -> torch.Tensor:
     dtype = getattr(torch, slot.dtype)
     try:
         tensor = torch.tensor(value, dtype=dtype if dtype.is_floating_point else None)
+        is_finite = bool(tensor.isfinite().all())  # RuntimeError above 64 sides
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"the values of {slot.name} are no even list of numbers: {why:.200}") from None
-    if tensor.dtype is dtype and dtype.is_floating_point and not bool(tensor.isfinite().all()):
+    if tensor.dtype is dtype and dtype.is_floating_point and not is_finite:
         raise BadInput(f"{slot.name} has values outside {slot.dtype}")
     if tensor.dtype is dtype or not tensor.numel():
         return tensor.to(dtype)

@@ -195,10 +195,12 @@ HOSTILE = [
     (with_input(0, datatype=[["INT64"]]), "words has the datatype INT64"),
     (with_input(0, datatype="FP32"), "has the datatype INT64"),
     (with_input(0, data={}), "must be a list"),
+    (with_input(1, data=json.loads("[" * 70 + "1" + "]" * 70)), "no even list of numbers"),
     (with_input(1, shape=[2], data=[1, 1]), "different numbers of samples: 1, 2"),
     ({**V2, "outputs": [{"name": "other"}]}, "the outputs are output.sums, output.count"),
     ({**V2, "outputs": [3]}, "the outputs are"),
     ({**V2, "outputs": [{"name": ["output.count"]}]}, "the outputs are"),
+    ({**V2, "outputs": [{"name": "output.count"}] * 2}, "each at most once"),
 ]
 
 
