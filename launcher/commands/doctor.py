@@ -28,6 +28,7 @@ from ..backend import BUILT_IN, Check
 from ..backend_table import ALL, DEFAULT, traits
 from ..completion import SHELLS, installed_at
 from ..errors import CloudtrainError, ConfigError, UsageError
+from ..store.database import FAULTS, words_of
 from ..store.home import where
 from ..text.terminal import print_json, print_text, say
 from .options import DEFAULT_FILE, completes, examples, file_option, json_option
@@ -182,8 +183,8 @@ def _registry(path: Path) -> Check:
             answer = str(database.execute("PRAGMA quick_check(1)").fetchone()[0]) if is_small else "ok"
     except sqlite3.OperationalError as error:
         return Check("registry", "fail", f"{path}: {error}", f"look who may read it, and who holds it: ls -l {path}")
-    except (sqlite3.Error, OSError) as error:
-        return Check("registry", "fail", f"{path}: {error}", unlike)
+    except (*FAULTS, OSError) as error:
+        return Check("registry", "fail", f"{path}: {words_of(error)}", unlike)
     if answer != "ok":
         return Check("registry", "fail", f"{path}: {answer.splitlines()[0]}", unlike)
     if not os.access(path, os.W_OK):

@@ -178,7 +178,7 @@ def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PATIENCE_S)) as database:
             return database.execute(sql, values).fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # as FAULTS of store/database.py
         return []
 
 

@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from .home import home
 
 BUSY_TIMEOUT_S = 60.0
+FAULTS = (sqlite3.Error, UnicodeDecodeError)  # the second is of a message that holds bytes of a damaged schema
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
 
 _SCHEMA = """
@@ -224,7 +225,7 @@ class Database:
         self._unchecked = {"jobs", "attempts", "reservations", "spends", "budgets"}
         try:
             self._open()
-        except (sqlite3.Error, OSError) as error:
+        except (*FAULTS, OSError) as error:
             import shutil  # the import takes 2 ms
 
             # SQLite writes files even for a read: on a full disk, only the reserve's room lets users see and stop jobs.
@@ -233,7 +234,7 @@ class Database:
             try:
                 (self.folder / RESERVE).unlink(missing_ok=True)
                 self._open()
-            except (sqlite3.Error, OSError) as again:
+            except (*FAULTS, OSError) as again:
                 raise self._unusable(again) from again
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class Database:
         try:
             with WRITING.passing():
                 return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:  # a damaged page or a full disk shows only on access
+        except FAULTS as error:  # a damaged page or a full disk shows only on access
             raise self._unusable(error) from error
 
     def execute_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -335,8 +336,13 @@ class Database:
 
     def _unusable(self, error: Exception) -> ConfigError:
         return ConfigError(
-            f"the job registry cannot be used: {error}",
+            f"the job registry cannot be used: {words_of(error)}",
             where=self.path,
             hint="free some room, move the file away if it is damaged or of another version (`cloudtrain adopt` finds"
             " running jobs again), or set CLOUDTRAIN_HOME to another folder",
         )
+
+
+def words_of(error: Exception) -> str:
+    """Return the message of an error of FAULTS, as text."""
+    return error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)

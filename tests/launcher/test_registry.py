@@ -18,6 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from cloudtrain.launcher.backend import Bundle
+from cloudtrain.launcher.commands import doctor
+from cloudtrain.launcher.completion import candidates
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import period
@@ -194,6 +196,19 @@ def test_registry_refuses_the_file_of_another_version(registry: Registry) -> Non
     registry.close()
     with pytest.raises(ConfigError, match="schema 99"):
         Registry()
+
+
+def test_damaged_name_in_the_schema_is_a_config_error(registry: Registry) -> None:
+    """SQLite's message holds the damaged name, whose bytes need not be text; doctor and completion go on."""
+    with contextlib.closing(sqlite3.connect(registry.database.path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET name = CAST(x'78a8' AS TEXT), sql = 'x'")
+        db.commit()
+    registry.close()
+    with pytest.raises(ConfigError, match="malformed database schema"):
+        Registry()
+    assert candidates._read("SELECT id FROM jobs") == []
+    assert "malformed database schema" in doctor._registry(registry.database.path).found
 
 
 def test_registry_with_damaged_pages_is_a_config_error(registry: Registry) -> None:
