@@ -44,7 +44,7 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     known = _fold(handle, looks)
     if known is not None and not _must_ask(looks, known):
         return known
-    if known is None and time.time() - handle.sent_s < FIRST_S:
+    if known is None and abs(time.time() - handle.sent_s) < FIRST_S:
         return State("pending")
     told = login.call("slurm.ask", {"folder": handle.folder, "number": handle.number, "every_s": ASK_S})
     if told.get("error"):
@@ -182,7 +182,7 @@ def _judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) ->
         if found is not None and found.reason == "preempted" and told.state == "stopped":
             return replace(found, reason=told.reason, detail=told.detail)  # Slurm knows who has sent the signal
         return found or told
-    is_late = job.ended_s is not None and time.time() - job.ended_s < LATE_S
+    is_late = job.ended_s is not None and abs(time.time() - job.ended_s) < LATE_S  # clocks may be set back
     if known is None and told.state == "succeeded":  # the script found no open door, and left
         if is_late:
             return State("pending", detail="its report is on the way", started_s=told.started_s)

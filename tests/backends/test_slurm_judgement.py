@@ -68,9 +68,15 @@ def test_agents_own_count_stays() -> None:
     assert (told.error, told.billed_s) == ({"message": "no module"}, pytest.approx(140, abs=3))
 
 
-@pytest.mark.parametrize(("ended_ago_s", "state", "words"), [(5, "pending", ""), (300, "failed", "set slurm.workdir")])
+@pytest.mark.parametrize(
+    ("ended_ago_s", "state", "words"),
+    [(5, "pending", ""), (300, "failed", "set slurm.workdir"), (-7200, "failed", "set slurm.workdir")],
+)
 def test_job_without_agents_has_not_succeeded(ended_ago_s: float, state: str, words: str) -> None:
-    """On nodes that do not see the shared disk, the batch script leaves with code 0, and no agent begins."""
+    """On nodes that do not see the shared disk, the batch script leaves with code 0, and no agent begins.
+
+    A clock that was set back since the end delays the verdict by no hour.
+    """
     job = SlurmJob(7, "COMPLETED", exit_code="0:0", started_s=NOW - 310, ended_s=NOW - ended_ago_s, nodes="node0")
     told = jobs.judged(HANDLE, {0: NodeStatus(), 1: NodeStatus()}, job)
     assert told.state == state
