@@ -106,6 +106,18 @@ def test_sent_entries_and_residual_are_the_gradients(kind: str) -> None:
     assert list(keeper.state()) == ["residual.weight"]
 
 
+@pytest.mark.parametrize("kind", ["threshold", "topk"])
+@pytest.mark.parametrize(("inputs", "gradient"), [(3, 3.0), (300, 0.0)], ids=["no-large-tensor", "zeros"])
+def test_step_without_an_entry_to_send(kind: str, inputs: int, gradient: float) -> None:
+    """A model of small tensors, and a step at which all large gradients are zero, send nothing; each rank has a row."""
+    module = nn.Linear(inputs, 200)
+    keeper = SparseExchange(settings_of(kind), module, CPU, ranks=RANKS, silent=True)
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    keeper.exchange(0)
+    assert {float(value) for p in module.parameters() for value in p.grad.view(-1)} == {gradient / RANKS}
+
+
 def test_threshold_sends_two_means_and_topk_values() -> None:
     """With threshold the sent entries have two values; with topk the entries of the gradient, the largest ones."""
     gradient = torch.arange(-1000.0, 1000).view(40, 50)

@@ -232,12 +232,13 @@ class SparseExchange:
         sizes = lengths.tolist()
         if not all(finite for *_, finite in sizes):
             return None
-        longest = 4 * max(count + -(-words // 2) for count, words, _ in sizes)  # whole fp32 words, for the next row
+        # Whole fp32 words, for the next row; without a byte, row 1 would begin at byte 1.
+        longest = 4 * max(1, *(count + -(-words // 2) for count, words, _ in sizes))
         own = torch.zeros(longest, dtype=torch.uint8, device=values.device)
         own[: values.nbytes] = values.view(torch.uint8)
         own[values.nbytes : values.nbytes + code.nbytes] = code.view(torch.uint8)
         packed = own.repeat(self._ranks, 1)
-        if not self._silent and longest:
+        if not self._silent:
             all_gather(packed.view(-1), own)
             ring = 2 * (self._ranks - 1) / self._ranks * 4 * self._dense
             self._bytes += (self._ranks - 1) * (longest + lengths[0].nbytes) + ring
