@@ -53,6 +53,7 @@ def refresh(registry: Registry, job: Job) -> Job:
             if submitter_lives(attempt):
                 return job
             attempt = settle(registry, attempt, backend)
+            job = registry.find(job.id)  # of an attempt that was never sent, the job does not keep the config
         if attempt.phase == "sent":
             attempt = _update(registry, replace(job, attempt=attempt), backend)
     except UnreachableError:

@@ -120,6 +120,7 @@ def resend(
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
+    attempt.submitter["before"] = {"config": job.config, "bundle": job.bundle, "settings": list(job.attempt.settings)}
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
 
     def add() -> None:

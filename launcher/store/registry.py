@@ -149,6 +149,8 @@ class Registry:
         Only the first call stores a handle: a late call must not undo a newer state.
         """
         with self.database.transaction():
+            if self._update(attempt, "AND phase = 'never_sent'", phase="intent"):
+                self._exchange_config(attempt)
             self._update(attempt, "AND phase != 'sent'", State("pending"), phase="sent", ref=json.dumps(ref))
             ledger.revive(self.database, attempt.job_id, attempt.number)
 
@@ -173,6 +175,7 @@ class Registry:
         with self.database.transaction():
             if self._update(attempt, _UNSENT, state, phase="never_sent", unreachable_since_s=None):
                 ledger.release(self.database, attempt.job_id, attempt.number, time.time())
+                self._exchange_config(attempt)
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
         """Store the backend's state; at the end, the cost replaces the worst case in the ledger.
@@ -345,6 +348,19 @@ class Registry:
         if changed:
             self._unlist(attempt.job_id)
         return bool(changed)
+
+    def _exchange_config(self, attempt: Attempt) -> None:
+        """Give the job the config and the code before the attempt, if kept with the attempt, and keep the job's there.
+
+        Otherwise a repeated `resume --budget +50USD` would add to the budget of an attempt that was never sent.
+        """
+        job = self.find(attempt.job_id)
+        who = job.attempt.submitter
+        if job.attempt.number == attempt.number and (before := who.get("before")):
+            values = (json.dumps(before["config"]), json.dumps(before["bundle"]), job.id)
+            self.database.execute("UPDATE jobs SET config = ?, bundle = ? WHERE id = ?", values)
+            kept = {"config": job.config, "bundle": job.bundle, "settings": who["settings"]}
+            self._update(attempt, submitter=json.dumps({**who, "settings": before["settings"], "before": kept}))
 
     def _unlist(self, job_id: str) -> None:
         """Drop the job's line in a list (jobs/listing.py), because the job changes."""

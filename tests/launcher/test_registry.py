@@ -169,6 +169,22 @@ def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry) 
         registry.add_attempt(replace(second, number=3), {}, {})
 
 
+def test_config_of_an_attempt_that_was_never_sent_is_not_the_jobs(registry: Registry, make_job: MakeJob) -> None:
+    """The job has the config and the settings before the attempt, unless the attempt was sent after all."""
+    job, _ = registry.add("one", make_job, exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {})
+    registry.set_state(job.attempt, State("failed", "error"), {})
+    who = {"settings": ["a=1"], "before": {"config": job.config, "bundle": job.bundle, "settings": []}}
+    second = replace(job.attempt, number=2, phase="intent", submitter=who)
+    registry.add_attempt(second, {"name": "new"}, {})
+    registry.mark_never_sent(second, State("failed", "error"))
+    found = registry.find("one")
+    assert (found.config, found.bundle, found.attempt.settings) == (job.config, job.bundle, ())
+    registry.mark_sent(second, {"x": 1})
+    found = registry.find("one")
+    assert (found.config, found.bundle, found.attempt.settings) == ({"name": "new"}, {}, ("a=1",))
+
+
 def test_registry_refuses_an_unusable_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the file and overwrites no damaged file, or the state folder with the variable for its path."""
     home.mkdir()

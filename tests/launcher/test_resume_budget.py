@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +22,9 @@ from cloudtrain.launcher.metering.meter import spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
-from doubles.plans import make_job, plan_of
-from doubles.signatures import MakeProject
+from doubles.killed import KILLED
+from doubles.plans import plan_of
+from doubles.signatures import MakeJob, MakeProject
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
@@ -70,6 +74,17 @@ def test_named_command_repeats_all_options(cli: Any, ended: str) -> None:
         *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code")
     ]
     assert cli(*shlex.split(command[1]), "-d").code == 0
+
+
+def test_budget_of_a_resume_that_was_never_sent_is_added_once(registry: Registry, cli: Any, ended: str) -> None:
+    """After a kill before the send, the same command finds the budget as it was before."""
+    command = ("resume", "-d", "-y", "--budget", "+50USD", ended)
+    dying = [sys.executable, "-c", KILLED, "cloudtrain.backends.local.backend:LocalBackend.send", "before", *command]
+    done = subprocess.run(dying, cwd=cli.cwd, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    cli.ok(*command)
+    job = registry.find(ended)
+    assert (job.attempt.number, job.config["budget"]["limit"]) == (3, "135 USD")
 
 
 def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
