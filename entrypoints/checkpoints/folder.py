@@ -250,10 +250,10 @@ def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
 
 
 def best_step(folder: Path) -> int | None:
-    """Return the step that `mark_best` recorded last, or None."""
+    """Return the step that `mark_best` recorded last; None without a record, and for a damaged one."""
     best = atomic_json.read_json(folder / BEST)
     step = best.get("step") if isinstance(best, dict) else None
-    return step if type(step) is int else None
+    return step if type(step) is int and best.get("path") == step_name(step) else None
 
 
 def choose(folder: Path, wanted: str | None) -> Path:
@@ -262,6 +262,8 @@ def choose(folder: Path, wanted: str | None) -> Path:
     Raises CheckpointError if the folder lacks the checkpoint, OSError if the folder cannot be read.
     """
     steps, best = dict(list_steps(folder)), best_step(folder)
+    if wanted is None and best is None and (folder / BEST).exists():
+        raise CheckpointError(f"{folder / BEST} is damaged, so the best step is not known: name a step, or last")
     step = max(steps, default=None)
     if wanted == "best" or (wanted is None and best in steps):
         step = best

@@ -213,6 +213,9 @@ def choose(folder: Path, choice: str | None, *, is_copy: bool = False) -> Path:
     if not steps:
         raise CloudtrainError("the job has no checkpoint", where=where, hint="it saves at the steps of `checkpoint`")
     best = folders.best_step(folder)
+    if choice is None and best is None and (folder / folders.BEST).exists():
+        message = f"{folders.BEST} is damaged, so the best step is not known"
+        raise CloudtrainError(message, where=where, hint="--checkpoint last, or a step such as step-200")
     if choice == "last" or (choice is None and best not in steps):
         return steps[max(steps)]
     wanted = best if choice in (None, "best") else int((choice or "").removeprefix("step-"))

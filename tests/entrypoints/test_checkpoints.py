@@ -163,6 +163,21 @@ def test_file_without_an_end_is_not_read(tmp_path: Path, kind: Callable[[Path], 
             read(tmp_path / folders.BEST)
 
 
+def test_flipped_bit_makes_no_other_step_the_best(tmp_path: Path) -> None:
+    """A damaged mark of the best step is no mark, and an error where the best is meant."""
+    write(tmp_path, 5, 10)
+    folders.mark_best(tmp_path, 5, "loss", 0.5)
+    whole = (tmp_path / folders.BEST).read_bytes()
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / folders.BEST).write_bytes(flipped)
+        assert folders.best_step(tmp_path) in (5, None), flipped
+    (tmp_path / folders.BEST).write_bytes(whole[:9])
+    with pytest.raises(CheckpointError, match=r"best\.json is damaged"):
+        folders.choose(tmp_path, None)
+
+
 def test_mirror_brings_no_file_outside(tmp_path: Path) -> None:
     """A bucket's names may be any text: no name leads out of the checkpoint's folder."""
     names = ["step-00000005/manifest.json", "step-00000005/../../evil", f"step-00000005/{tmp_path}/evil"]

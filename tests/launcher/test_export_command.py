@@ -194,6 +194,15 @@ def test_absent_checkpoint_is_named(tmp_path: Path, choice: str | None, reason: 
     assert choice != "step-7" or raised.value.hint == "there are step-10, step-20"
 
 
+def test_damaged_mark_of_the_best_is_an_error(tmp_path: Path) -> None:
+    """Without a choice the last checkpoint is not taken for the best."""
+    saved(tmp_path, 10, 20, best=10)
+    (tmp_path / checkpoints.BEST).write_text('{"step": 1')
+    with pytest.raises(CloudtrainError, match=r"best\.json is damaged"):
+        exporting.choose(tmp_path, None)
+    assert exporting.choose(tmp_path, "last").name == checkpoints.step_name(20)
+
+
 def test_message_names_no_removed_folder(tmp_path: Path) -> None:
     """A job without checkpoints has an empty copy, which is gone when the message is read."""
     with pytest.raises(CloudtrainError, match="has no checkpoint") as raised:
