@@ -45,7 +45,7 @@ def advance_queue(registry: Registry) -> list[str]:
             continue
         status = {**(job.attempt.state.queue or {}), "place": place, "of": len(waiting)}
         tried_s = status.get("tried_s") or 0.0
-        if kind in refused or (now_s - tried_s < TRY_S and ended_s < tried_s):
+        if kind in refused or (abs(now_s - tried_s) < TRY_S and ended_s < tried_s):  # clocks may be set back
             refused.setdefault(kind, str(status.get("reason") or ""))
             _show(registry, job, status)
             continue
@@ -67,7 +67,7 @@ def _was_lost(job: Job) -> bool:
     """Return whether the job's agents were lost in line: the job has never started, and its wait is not over."""
     state, now_s = job.attempt.state, time.time()
     is_lost = state.state == "failed" and state.reason == "node_failure" and state.started_s is None
-    is_over = _is_over(job, now_s, job.created_s) or now_s - (state.ended_s or now_s) < TRY_S
+    is_over = _is_over(job, now_s, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
     return job.asked.waits and is_lost and job.attempt.phase == "sent" and not is_over
 
 

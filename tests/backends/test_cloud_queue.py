@@ -1,5 +1,6 @@
 """Jobs in line for a cloud's quota: rows of the registry that are not sent, on the clouds' stand-ins."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -60,6 +61,19 @@ def test_job_without_quota_waits_and_is_sent_later(
     assert (sent(account), ledger.held(registry.database)) == (["one-1"], held)
     assert cli("status", "one", "--json").json["queue"] is None
     registry.close()
+
+
+def test_clock_that_was_set_back_holds_no_job_in_line(
+    cli: Any, folder: Path, no_quota: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last try that lies hours ahead is no reason to wait."""
+    cli.ok(*QUEUE, "--name", "one", cwd=folder)
+    monkeypatch.setattr(queue, "TRY_S", 15.0)
+    no_quota()
+    with closing(Registry(home)) as registry:
+        attempt = registry.find("one").attempt
+        registry.mark_queued(attempt, {**(attempt.state.queue or {}), "tried_s": time.time() + 6 * 3600})
+        assert queue.advance_queue(registry) == ["sent: one"]
 
 
 def test_order_is_priority_then_time(cli: Any, folder: Path, account: Aws, no_quota: Any, home: Path) -> None:
