@@ -169,7 +169,7 @@ def test_registry_keeps_each_attempt_and_adds_one_at_a_time(registry: Registry) 
         registry.add_attempt(replace(second, number=3), {}, {})
 
 
-def test_config_of_an_attempt_that_was_never_sent_is_not_the_jobs(registry: Registry, make_job: MakeJob) -> None:
+def test_config_of_an_attempt_that_was_never_sent_is_not_the_jobs(registry: Registry) -> None:
     """The job has the config and the settings before the attempt, unless the attempt was sent after all."""
     job, _ = registry.add("one", make_job, exclusive=True, key=None)
     registry.mark_sent(job.attempt, {})

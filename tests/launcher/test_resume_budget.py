@@ -23,8 +23,8 @@ from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.planning.job_spec import resume_terms
 from cloudtrain.launcher.store.registry import Registry
 from doubles.killed import KILLED
-from doubles.plans import plan_of
-from doubles.signatures import MakeJob, MakeProject
+from doubles.plans import make_job, plan_of
+from doubles.signatures import MakeProject
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
