@@ -248,7 +248,7 @@ def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any)
     until(lambda: cli("status", job, "--json").json["state"] == "pending", 45, 0.5)
     waiting = cli("status", job, "--json").json
     assert (waiting["burn_usd_per_hour"], waiting["cap_at_s"]) == (0, None)
-    assert waiting["spend_usd"] > 2
+    assert waiting["spend_usd"] > 0
     assert str(waiting["platform_number"]) in cli("status", job).stdout
     assert cli("stop", job, "-y").code == 0
     assert cli("wait", job).code == 9
