@@ -66,5 +66,5 @@ def test_readme_commands_run(project: Path, cli: Any) -> None:
     for step in steps(text):
         if isinstance(step, Step):
             printed = session.run(step.command)
-            assert session.code == 0, (step.command, printed)
+            assert session.code == 0, (step.command, *printed)
             assert missing(step.shown, printed) is None, (step.command, printed)
