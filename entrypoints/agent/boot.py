@@ -43,6 +43,9 @@ SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; S
 LOOK_S = 1.0  # between two polls of the ranks' files
 EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun, which takes about 1 s
 EXIT_BARRIER_S = 300.0  # torchrun's own wait for ranks on all nodes, at its end (torch 2.13)
+OBEY_S = (
+    10.0  # from a signal to torchrun's end after its ranks have left: in that wait, native code, it obeys no signal
+)
 GRACE_S = 120.0  # for stopping, without CLOUDTRAIN_GRACE
 SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within its grace
 # Slurm sends SIGTERM to all processes of a job at once: torchrun needs no second signal, and a rank may have obeyed
@@ -179,12 +182,13 @@ class _Ended:
 
 def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: JobSpec) -> _Ended:
     """Run torchrun and relay signals, until torchrun ends or boot must end torchrun."""
-    asked_s: list[float] = []
+    told_s, asked_s = list[float](), list[float]()  # the times of all signals, and of those that are stop requests
     logs = os.environ.get("CLOUDTRAIN_LOG_DIR")
     with (Path(logs) / "torchrun.log").open("a") if logs else contextlib.nullcontext() as log:
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
+            told_s.append(time.monotonic())
             is_for_all = signum == signal.SIGTERM and SLURM in os.environ
             # A script may obey the signal at once.
             is_over = heartbeat.left_code(folder, spec.nproc_per_node) == EXIT_DONE
@@ -199,10 +203,12 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
 
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, relay)
-        return _watch(child, asked_s, folder, spec)
+        return _watch(child, told_s, asked_s, folder, spec)
 
 
-def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: JobSpec) -> _Ended:
+def _watch(
+    child: subprocess.Popen[bytes], told_s: list[float], asked_s: list[float], folder: Path, spec: JobSpec
+) -> _Ended:
     """Return when torchrun has ended, stays after the work or the job's deadline is over, or when a rank hangs."""
     supervisor = heartbeat.Supervisor(os.getppid())
     beats = heartbeat.Watch(folder, spec.hang_timeout_s or math.inf, time.monotonic())
@@ -217,6 +223,8 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
             return _Ended(None, True)
         if (patience_s := _patience_s(folder, spec.nproc_per_node)) is not None:
             over_s = now_s if over_s is None else over_s
+            if told_s and heartbeat.left_code(folder, spec.nproc_per_node) is not None:
+                over_s, patience_s = max(over_s, told_s[0]), OBEY_S
             if now_s - over_s > patience_s:
                 print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
                 return _Ended(None, bool(asked_s))

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import socket
 import string
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
 from cloudtrain.entrypoints.contract import JobSpec
+from doubles.waiting import until
 
 SPEC: dict[str, Any] = {
     "job": "digits-abcde",
@@ -195,7 +197,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have boot get SIGTERM as soon as torchrun runs."""
     handlers: dict[int, Any] = {}
 
-    def watch(child: subprocess.Popen[bytes], asked_s: list[float], *_: Any) -> boot._Ended:
+    def watch(child: subprocess.Popen[bytes], _told_s: list[float], asked_s: list[float], *_: Any) -> boot._Ended:
         handlers[signal.SIGTERM](signal.SIGTERM, None)
         return boot._Ended(child.wait(10), bool(asked_s))
 
@@ -229,7 +231,7 @@ def test_ranks_that_obey_a_stop_at_once_are_stopped(tmp_path: Path, monkeypatch:
 def watched(folder: Path, *asked_s: float) -> tuple[int, list[dict[str, Any]]]:
     """Return boot's outcome of two ranks after the watch of a torchrun that does not end by itself."""
     with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [*asked_s], folder, JobSpec(nproc_per_node=2))
+        ended = boot._watch(child, [*asked_s], [*asked_s], folder, JobSpec(nproc_per_node=2))
         child.kill()
     return boot._outcome(folder, ended, 2)
 
@@ -258,6 +260,40 @@ def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     asked_s = time.monotonic() - boot.SHUTDOWN_TIMEOUT_S - boot.EXIT_DEADLINE_S
     assert watched(tmp_path, asked_s) == (boot.EXIT_STOPPED, [])
+
+
+TWO_NODES = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+with open("met-" + os.environ["RANK"], "w") as met:
+    met.write(str(os.getpid()))
+time.sleep(600 * int(os.environ["RANK"]))
+"""
+
+
+@pytest.mark.slow
+def test_stop_after_the_end_of_rank_0_is_obeyed(tmp_path: Path) -> None:
+    """torchrun waits in native code for the ranks of node 1, which a stop has ended; boot ends that wait."""
+    (tmp_path / "train.py").write_text(TWO_NODES)
+    run = {"kind": "script", "target": "train.py", "args": []}
+    atomic_json.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        names = {"HEAD": f"127.0.0.1:{listening.getsockname()[1]}", "ADDRESS": "127.0.0.1", "NUM_NODES": "2"}
+    code = "from cloudtrain.entrypoints.agent import boot; boot.OBEY_S = 1.0; raise SystemExit(boot.main())"
+    started = []
+    for node in range(2):
+        (tmp_path / f"node-{node}").mkdir()
+        own = {"SPEC": f"{tmp_path}/spec.json", "RESULT_DIR": f"{tmp_path}/node-{node}", "NODE_RANK": str(node)}
+        env = os.environ | {f"CLOUDTRAIN_{name}": value for name, value in (names | own).items()}
+        started.append(subprocess.Popen([sys.executable, "-c", code], env=env, cwd=tmp_path))
+    until(lambda: (tmp_path / "node-0/left-0").exists() and (tmp_path / "met-1").exists(), 120)
+    until(lambda: not Path("/proc", (tmp_path / "met-0").read_text()).exists())
+    time.sleep(1.0)  # torchrun looks at its ranks each 0.1 s
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in started] == [boot.EXIT_DONE, boot.EXIT_STOPPED]
 
 
 @pytest.mark.parametrize("saved", [False, True])
