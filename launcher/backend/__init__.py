@@ -239,7 +239,7 @@ class LogPage:
     """After the job's end, no more lines can come."""
     left_out: int = 0
     counts: tuple[int, ...] = ()
-    """Of a search for events.MARK: how many events each line stands for (events.weights); empty if not counted."""
+    """Of a search of one rank for events.MARK, which may leave out steps: how many events each line stands for."""
 
     def only(self, ranks: frozenset[int]) -> LogPage:
         """Return the page with only the ranks' lines; `left_out` counts the remaining lines."""
@@ -469,10 +469,7 @@ class Searchable(Protocol):
     def logs_with(
         self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
     ) -> LogPage:
-        """Return a page as `logs`, perhaps without lines that do not match the regular expression, which is ASCII.
-
-        A search of one rank for `events.MARK` may also leave out steps, and then counts the events (`LogPage.counts`).
-        """
+        """Return a page as `logs`, perhaps without lines that do not match the regular expression, which is ASCII."""
 
 
 @runtime_checkable
