@@ -254,7 +254,7 @@ class Database:
         try:
             with WRITING.passing():
                 self._db.executemany(sql, rows)
-        except sqlite3.Error as error:
+        except FAULTS as error:
             raise self._unusable(error) from error
 
     def require_sound(self, *tables: str) -> None:
