@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cloudtrain.entrypoints.format import one_line
+from cloudtrain.entrypoints.stores.store import StoreError
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 NO_NAME = "its name cannot be looked up here (no network?)"
@@ -50,7 +51,10 @@ def answers(doing: str, classify: Classify) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (fault := classify(error)) is None:
+        fault = classify(error)
+        if fault is None and isinstance(error, StoreError):  # a stored address that no store can have
+            fault = RemoteFault(CloudtrainError, str(error))
+        if fault is None:
             raise
         raise translated(fault, doing) from error
 

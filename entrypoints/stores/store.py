@@ -80,9 +80,10 @@ def in_bucket(uri: str) -> tuple[str, str]:
     """Return the bucket, and the name below the bucket, of an address such as s3://BUCKET/NAME. Raises StoreError."""
     # Not by urlsplit: a `#` or a `?` would end the name.
     bucket, _, name = uri.partition("://")[2].partition("/")
-    kind = STORES[uri.partition(":")[0].lower()]
-    if not re.fullmatch(kind.bucket, bucket):
-        raise StoreError(f"{uri!r} names no bucket; write it as in {kind.form}/PREFIX")
+    kind = STORES.get(uri.partition(":")[0].lower())
+    if kind is None or not re.fullmatch(kind.bucket, bucket):
+        form = "s3://BUCKET" if kind is None else kind.form
+        raise StoreError(f"{uri!r} names no bucket; write it as in {form}/PREFIX")
     return bucket, name
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from cloudtrain.backends import edge
 from cloudtrain.entrypoints.format import one_line
+from cloudtrain.entrypoints.stores.store import in_bucket
+from cloudtrain.launcher.errors import CloudtrainError
 
 
 def test_remote_text_is_short_and_without_secrets() -> None:
@@ -39,3 +41,13 @@ def test_cause_of_a_circle_of_errors_is_the_last_new_error() -> None:
     inner, outer = OSError("reset"), RuntimeError("lost")
     inner.__cause__, outer.__cause__ = outer, inner
     assert edge.cause(outer) == "reset"
+
+
+@pytest.mark.parametrize("uri", ["gs://A/x", "s3://", "ftp://bucket/x"])
+def test_stored_address_that_no_store_can_have_is_one_of_our_errors(uri: str) -> None:
+    """A damaged registry may hold it: the command says so in a sentence."""
+    with (
+        pytest.raises(CloudtrainError, match=r"cannot list the files: .* names no bucket; write it as in"),
+        edge.answers("list the files", lambda error: None),
+    ):
+        in_bucket(uri)
