@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.checkpoints import shards
+from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy
 from doubles import warmpython
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
@@ -177,6 +178,11 @@ def digest(state: Mapping[str, Any]) -> str:
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         found.update(name.encode() + bytes(whole.detach().contiguous().view(-1).view(torch.uint8).tolist()))
     return found.hexdigest()[:16]
+
+
+def called(spread: Strategy, *inputs: Any) -> Any:
+    """Return the model's outputs, from the forward pass of training."""
+    return spread.model(lambda model: model(*inputs))
 
 
 @contextlib.contextmanager

@@ -406,7 +406,7 @@ def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any
     if strategy.walk is None:
         for virtual in owned:
             with strategy.micro_batch(virtual, virtual == owned[-1]):
-                backward(loss_of(strategy.model, batch))
+                backward(strategy.model(functools.partial(loss_of, batch=batch)))
         return
     stages = wanted.parallel.pipeline
     feed = Feed(owned, lambda: batch, lambda *_: None, loss_of, backward, lambda: None, steps_left=stages)

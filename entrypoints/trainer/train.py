@@ -35,9 +35,9 @@ from .parameter_server import training as parameter_server
 from .resume import resume
 from .saving import NonFiniteError
 from .settings import read_spec, shortened
-from .strategies import tensor
 from .strategies.blocks import saved_on_host
 from .strategies.strategy import Feed
+from .strategies.wrap import explained
 from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -227,7 +227,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
         with strategy.micro_batch(virtual, is_last), _counted(job):
             with strategy.autocast(), _offloaded(job):
-                loss = _loss(job, strategy.model, batch)
+                loss: torch.Tensor = strategy.model(functools.partial(_loss, job, batch=batch))
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
@@ -333,11 +333,11 @@ def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:
 
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
-    """Return the task's loss, a scalar. Raises TaskError if the value or the split of the model is wrong."""
+    """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
     try:
         return _checked(job.task.loss(model, batch))
-    except RuntimeError as error:
-        if job.place.tensor > 1 and (why := tensor.explained(error)) is not None:
+    except (AttributeError, RuntimeError) as error:
+        if (why := explained(error, job.spec.training, job.strategy.module)) is not None:
             raise TaskError(why) from error
         raise
 

@@ -112,7 +112,7 @@ def train(params: dict[str, Any], counter: StorageCounter | None = None, **train
         else:
             with spread.micro_batch(0, True):
                 with spread.autocast():
-                    loss = task.loss(spread.model, batch)
+                    loss = spread.model(lambda model: task.loss(model, batch))
                 loss.backward()
         spread.finish()
         optimizer.step()

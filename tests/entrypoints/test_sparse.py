@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
-from trainerruns import digest, on_ranks
+from trainerruns import called, digest, on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
@@ -297,7 +297,9 @@ def train(
         generator = torch.Generator().manual_seed(data.mix(5, step, dist.get_rank()))
         x, y = torch.randn(4, 40, generator=generator), torch.randint(0, 3, (4,), generator=generator)
         with spread.micro_batch(dist.get_rank(), True), spread.autocast():
-            loss = F.cross_entropy(spread.model(x), y) * (float("inf") if (step, dist.get_rank()) == (spoil, 1) else 1)
+            loss = F.cross_entropy(called(spread, x), y) * (
+                float("inf") if (step, dist.get_rank()) == (spoil, 1) else 1
+            )
             scaler.scale(loss).backward()
         spread.finish()
         scaler.unscale_(moving)

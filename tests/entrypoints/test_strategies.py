@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from trainerruns import counted, digest, on_ranks
+from trainerruns import called, counted, digest, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, optimizer_facts
@@ -550,7 +550,7 @@ def forward_and_backward(
         data.seed_all(data.mix(1, data.FORWARD, step, virtual))
         with spread.micro_batch(virtual, virtual == owned[-1]):
             with spread.autocast():
-                loss = F.cross_entropy(spread.model(x, unused == "odd" and virtual % 2 == 1), y)
+                loss = F.cross_entropy(called(spread, x, unused == "odd" and virtual % 2 == 1), y)
             losses[virtual] = loss.item()
             loss = loss / spread.divisor * (float("inf") if virtual == spoil else 1.0)
             (scaler.scale(loss) if scaler else loss).backward()
@@ -618,7 +618,7 @@ def train(
     if look and split.accumulation > 1:
         found["is_undone"] = is_undone(spread, split)
     if look and "compile" not in settings:
-        found["outputs"] = with_averages(spread.module.eval(), average)
+        found["outputs"] = with_averages(spread, average)
     state = [value for values in moving.state.values() for value in values.values() if value.dim()]
     found["state_bytes"] = sum(local(value).nbytes for value in state)
     return found | (look_at(spread, moving) if look else {})
@@ -629,19 +629,20 @@ def is_undone(spread: Strategy, split: data.Split) -> bool:
     before = digest(dict(spread.module.named_buffers()))
     virtual = owned_by(spread, split)[0]
     with spread.micro_batch(virtual, False), spread.autocast():
-        spread.model(torch.ones(MICRO, 6)).sum().backward()
+        called(spread, torch.ones(MICRO, 6)).sum().backward()
     assert digest(dict(spread.module.named_buffers())) != before
     spread.undo_buffers()
     return digest(dict(spread.module.named_buffers())) == before
 
 
 @torch.no_grad()
-def with_averages(module: nn.Module, average: Ema) -> list[list[float]]:
+def with_averages(spread: Strategy, average: Ema) -> list[list[float]]:
     """Return the outputs with the trained weights, with the average, and with the trained weights again."""
     outputs = []
+    spread.module.eval()
     for context in (contextlib.nullcontext(), average.swapped(), contextlib.nullcontext()):
         with context:
-            outputs.append(module(torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6)).flatten().tolist())
+            outputs.append(called(spread, torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6)).flatten().tolist())
     return outputs
 
 
@@ -650,10 +651,10 @@ def look_at(spread: Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any
     """Evaluate; write zeros into the state dict like a checkpoint load, and evaluate again."""
     module = spread.module.eval()
     with torch.enable_grad(), spread.autocast():
-        module(torch.ones(MICRO, 6))  # another size would be compiled again
+        called(spread, torch.ones(MICRO, 6))  # another size would be compiled again
     is_gathered = not any(hasattr(p, "to_local") for p in module.layers.parameters())
     with spread.autocast():
-        before = module(torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6))
+        before = called(spread, torch.linspace(-1, 1, 6 * MICRO).view(MICRO, 6))
     names = sorted(name for name, _ in module.named_parameters())
     parameters = dict(module.named_parameters())
     state = module.state_dict()
@@ -668,7 +669,7 @@ def look_at(spread: Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any
     }
     for value in state.values():
         local(value).zero_()
-    return {**found, "is_zeroed": not module(torch.ones(MICRO, 6)).any()}
+    return {**found, "is_zeroed": not called(spread, torch.ones(MICRO, 6)).any()}
 
 
 def local(tensor: Any) -> torch.Tensor:

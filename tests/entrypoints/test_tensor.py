@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from trainerruns import on_ranks
+from trainerruns import called, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
@@ -301,7 +301,7 @@ def train(
             data.seed_all(data.mix(1, data.FORWARD, step, virtual))
             with spread.micro_batch(virtual, virtual == owned[-1]):
                 with spread.autocast():
-                    loss = F.cross_entropy(spread.model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
+                    loss = F.cross_entropy(called(spread, text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
                 total += loss.detach().double()
                 (loss / spread.divisor).backward()
         spread.finish()
@@ -312,9 +312,9 @@ def train(
         losses.append(total.item() / 4 / layout.tensor)
     model.eval()
     with torch.no_grad():
-        scores = spread.module(torch.arange(TIME).expand(2, -1))
+        scores = called(spread, torch.arange(TIME).expand(2, -1))
     with CommDebugMode() as transfers:
-        spread.module(torch.arange(TIME).expand(2, -1)).sum().backward()
+        called(spread, torch.arange(TIME).expand(2, -1)).sum().backward()
     weights = {name: whole(value).double() for name, value in spread.module.state_dict().items()}
     return {
         "losses": losses,

@@ -36,6 +36,7 @@ from .buffers import Buffers
 from .sparse import spread_sparsely
 from .strategy import (
     LOW,
+    OneForward,
     Setup,
     State,
     Strategy,
@@ -95,7 +96,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     settings, module, split, silent = setup.settings, setup.module, setup.split, setup.silent
     # Gradients as views of the buckets save a copy: 16 % of the step of a transformer of 10 M parameters.
     device_ids = [setup.device.index] if setup.device.type == "cuda" else None
-    model = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(OneForward(module), device_ids=device_ids, gradient_as_bucket_view=True)
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"

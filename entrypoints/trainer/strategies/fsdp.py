@@ -6,6 +6,7 @@ hsdp shards over some ranks only, normally the ranks of one node, and keeps a co
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +18,25 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils._pytree import tree_map_only
 
 from ...errors import TaskError
 from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
 from .buffers import Buffers
-from .strategy import LOW, Setup, Strategy, clip, clip_split, clip_whole, finite_gradients, share_weights
+from .strategy import (
+    LOW,
+    OneForward,
+    Setup,
+    Strategy,
+    autocaster,
+    clip,
+    clip_split,
+    clip_whole,
+    finite_gradients,
+    share_weights,
+)
 from .summation import PartialSums, TreeReduceScatter, ladder
 
 
@@ -67,14 +80,15 @@ def sharded(setup: Setup) -> Strategy:
         names = ("shard",)
     blocks_of.prepare(settings, module, blocks, whole=False)
     stages = settings.parallel.pipeline
-    _shard(settings, module, blocks, mesh[names])
+    root = OneForward(module) if stages == 1 else module  # a stage ends the passes inside its module
+    _shard(settings, root, module, blocks, mesh[names])
     strict = settings.reproducible == "strict"
     first = data_rank * (1 if strict else split.accumulation)
     buffers = Buffers(module, split, first, setup.silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
     is_over_tree = strict and split.ranks > 1 and not setup.silent
     comm = TreeReduceScatter(ladder(), mesh["shard"].size()) if is_over_tree else None
-    for part in _sharded_parts(module):
+    for part in _sharded_parts(root):
         if setup.silent:
             part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # it has the methods
             part.set_custom_reduce_scatter(_LocalScatter())  # type: ignore[arg-type]
@@ -84,15 +98,18 @@ def sharded(setup: Setup) -> Strategy:
             part.set_force_sum_reduction_for_comms(True)
     parameters = setup.trained  # the shards: see _shard
     clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
-    around = partial(_standard, module, split, buffers)
+    around = partial(_standard, root, split, buffers)
     if strict:
         around = partial(_strict, parameters, PartialSums(_add), buffers)
     return replace(
         setup.of_one_rank(buffers),
+        model=root,
+        evaluate=root if stages == 1 else None,
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
         micro_batch=around if stages == 1 else buffers.micro_batch,
-        autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
+        # Inside the module's forward pass, or a stage's, the policy of _shard sets the precision.
+        autocast=autocaster(settings.precision, setup.device) if stages == 1 else contextlib.nullcontext,
         clip=lambda max_norm: clips(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
     )
@@ -127,7 +144,9 @@ def _check(module: nn.Module, found: list[nn.Module]) -> None:
             raise TaskError(f"the parameters of {block} are {listed}; fsdp shards those of one type together: use one")
 
 
-def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
+def _shard(
+    settings: TrainingSettings, root: nn.Module, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh
+) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
@@ -143,11 +162,32 @@ def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module]
     for block in found:
         if not isinstance(block, FSDPModule):
             fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, **keep)
-    root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload, **keep)
+    if low and root is not module:
+        _compute_in(low, module, mesh.device_type)
+    sharded_root = fully_shard(root, mesh=mesh, mp_policy=outer, offload_policy=offload, **keep)
     # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
-    if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
-        root.set_reduce_scatter_unused_params(True)
-    module.register_forward_hook(lambda module, *_: None if torch.is_grad_enabled() else reshard(module))
+    if hasattr(sharded_root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
+        sharded_root.set_reduce_scatter_unused_params(True)
+    root.register_forward_hook(lambda root, *_: None if torch.is_grad_enabled() else reshard(root))
+
+
+def _compute_in(low: torch.dtype, module: nn.Module, device_type: str) -> None:
+    """Cast the inputs of the module's forward pass to the type, and its outputs to fp32, as FSDP2 casts a root's.
+
+    A method or part of the module that `loss` calls itself gets its types from autocast.
+    """
+    forward = module.forward
+
+    def cast(dtype: torch.dtype, values: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda v: v.to(dtype) if v.is_floating_point() else v, values)
+
+    @functools.wraps(forward)
+    def in_low(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast(low, (args, kwargs))
+        with torch.autocast(device_type, enabled=False):
+            return cast(torch.float32, forward(*args, **kwargs))
+
+    module.forward = in_low
 
 
 def reshard(module: nn.Module) -> None:

@@ -22,6 +22,7 @@ from .buffers import Buffers
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
+Result = TypeVar("Result")
 
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 # The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
@@ -77,7 +78,7 @@ class Strategy:
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
-    model: nn.Module  # the module that `loss` calls in training
+    model: nn.Module  # runs a function of `module` in one forward pass of the spread model: the loss, in training
     divisor: int  # divides each micro-batch's mean loss before the backward pass
     strided: bool  # a rank r of W owns the virtual ranks r, r + W, ...; else the neighbours r * A ... r * A + A - 1
     micro_batch: Callable[[int, bool], AbstractContextManager[Any]]  # (virtual rank, the step's last on this rank?)
@@ -90,9 +91,9 @@ class Strategy:
     rank_state: Callable[[], State] = dict  # this rank's own state, saved by rank
     load_rank_state: Callable[[State], None] = lambda state: None  # for the same number of ranks; {} begins without
     has_servers: bool = False  # the ranks save and evaluate, and parameter servers train
-    # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
-    # evaluates a function of the model on the last stage; the times of all stages since the last call; and the names of
-    # parameters that another stage saves.
+    # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own; the
+    # times of all stages since the last call; and the names of parameters that another stage saves. `evaluate` runs a
+    # function of the module where that takes more than a call: the result of a pipeline is that of the last stage.
     walk: Callable[[Feed], torch.Tensor] | None = None
     evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
     stage_times: Callable[[], StageTimes] | None = None
@@ -145,7 +146,7 @@ class Setup:
         parameters = self.trained
         return Strategy(
             module=self.module,
-            model=self.module,
+            model=OneForward(self.module),
             divisor=self.split.accumulation,
             strided=False,
             micro_batch=buffers.micro_batch,
@@ -156,6 +157,22 @@ class Setup:
             sync_buffers=buffers.sync,
             undo_buffers=buffers.undo,
         )
+
+
+class OneForward(nn.Module):
+    """A module around the task's module, whose forward pass runs a function of the task's module.
+
+    The strategies spread this module. So `loss` sees the same module under every strategy, and may call the module's
+    methods and parts, or the module twice: for DDP and FSDP2 all of that is one forward pass.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, run: Callable[[nn.Module], Result]) -> Result:
+        """Return the function's result."""
+        return run(self.module)
 
 
 def buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:

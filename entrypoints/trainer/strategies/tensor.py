@@ -326,13 +326,14 @@ def differing(module: nn.Module, ranks: int) -> list[str]:
     return [name for name in own if any(h[name] != hashes[r - r % ranks][name] for r, h in enumerate(hashes))]
 
 
-def explained(error: RuntimeError) -> str | None:
+def explained(error: Exception) -> str | None:
     """Return why a forward pass of split layers failed, and what to change; None for an unrelated error."""
     text = str(error)
     if "mixed torch.Tensor and DTensor" in text:
         return (
             "parallel.tensor: a module's weight is used outside the module, for example by a tied head; give it "
-            "the kind `whole` in training.parallel.plan or tensor_plan(model)"
+            "the kind `whole` in training.parallel.plan or tensor_plan(model). Or loss uses parts of the model: call "
+            "the model itself"
         )
     if any(part in text for part in ("invalid for input of size", "unflatten", "must match the size", "shapes cannot")):
         return (

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import TaskError
+from ...format import first_of
 from ...rank.exchange import share
 from .. import contradictions, data
 from ..settings import ParallelSettings, TrainingSettings
@@ -82,6 +83,24 @@ def wrap(
         _split_layers(setup, units, tensor_plan)
     stage.attach()
     return stage.spread(make(replace(setup, blocks=lambda _: stage.blocks)))
+
+
+def explained(error: Exception, settings: TrainingSettings, module: nn.Module) -> str | None:
+    """Return why `loss` could not use the module, and what to change; None for an unrelated error."""
+    if isinstance(error, AttributeError):
+        if error.name != "module" or error.obj is not module:
+            return None
+        return "loss reads model.module, but under every strategy `model` is your own module: use `model` itself"
+    if settings.parallel.tensor > 1:
+        return tensor.explained(error)
+    blocks = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+    if not blocks or "mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return (
+        f"loss uses weights or parts of a block of {settings.strategy} outside the block's own forward pass, where a "
+        f"rank holds only a shard of them: call the block itself, or leave it out of blocks(model). The blocks are "
+        f"{first_of(blocks, 4)}"
+    )
 
 
 def refusals(settings: TrainingSettings, every_steps: int | None = None) -> list[str]:

@@ -1,0 +1,171 @@
+"""The copies of a model on several ranks: `loss` may use the model in any way, and the copies stay equal or a save is
+refused. `on_rank` runs on ranks over gloo.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from trainerruns import called, digest, on_ranks
+
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies.wrap import explained, wrap
+
+MICRO, STEPS = 2, 4
+
+
+class Encoder(nn.Module):
+    """A model with a block, a method, and parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(12, 12), nn.Tanh())])
+        self.scale = nn.Parameter(torch.ones(12))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features."""
+        x = self.first(x) * self.scale
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        logits: torch.Tensor = self.head(self.encode(x))
+        return logits
+
+
+def by_parts(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Call a method and a part of the module inside DistributedDataParallel, as many files do."""
+    raw = model.module if hasattr(model, "module") else model
+    logits: torch.Tensor = raw.head(raw.encode(x))
+    return logits
+
+
+def by_weights(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Call no forward pass but the block's."""
+    x = F.linear(x, model.first.weight, model.first.bias) * model.scale
+    return F.linear(x + model.layers[0](x), model.head.weight, model.head.bias)
+
+
+# The first three have the same logits, and the last two.
+IDIOMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "call": lambda model, x: model(x),
+    "parts": by_parts,
+    "weights": by_weights,
+    "two calls": lambda model, x: model(x) + model(x.flip(1)),
+    "call and parts": lambda model, x: model(x) + by_parts(model, x.flip(1)),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "accumulation": {"virtual": 4},
+    "bf16": {"compression": "bf16"},
+    "powersgd": {"compression": "powersgd", "powersgd_rank": 1},
+    "topk": {"compression": "topk", "compression_density": 1.0},
+    "zero": {"shard": "optimizer"},
+    "fsdp": {"strategy": "fsdp"},
+    "fsdp accumulation": {"strategy": "fsdp", "virtual": 4},
+    "fsdp zero-2": {"strategy": "fsdp", "shard": "gradients"},
+    "fsdp in bf16": {"strategy": "fsdp", "precision": "bf16"},
+    "hsdp": {"strategy": "hsdp", "shard_size": 2},
+    "strict": {"reproducible": "strict", "virtual": 4},
+    "strict fsdp": {"reproducible": "strict", "virtual": 4, "strategy": "fsdp"},
+    "local": {"strategy": "local", "local": LocalSettings(period=2)},
+    "local after ddp": {"strategy": "local", "local": LocalSettings(period=2, sync_steps=STEPS)},
+}
+LOSSY = {"bf16": 1e-3, "powersgd": 1.0, "fsdp in bf16": 5e-3, "local": 1.0}  # largest distances; else rounding
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loss_may_use_the_model_in_any_way(ranks: int, tmp_path: Path) -> None:
+    """The weights are those of a plain loop on whole batches, equal on all ranks, under every strategy.
+
+    Idioms with the same logits give the same bits. Where a strategy cannot, it says so.
+    """
+    found = on_ranks(__file__, ranks, tmp_path)
+    refused = found[0].pop("refused")
+    assert "block of fsdp outside the block's own forward pass" in refused
+    assert "The blocks are layers.0" in refused
+    wrong = {
+        f"{settings}, {idiom}": (distance, evaluated)
+        for settings, idioms in found[0].items()
+        for idiom, (distance, evaluated, hashed) in idioms.items()
+        if max(distance, evaluated) > LOSSY.get(settings, 1e-6)
+        or any(rank[settings][idiom][2] != hashed for rank in found)
+        or hashed != idioms["two calls" if "call" in idiom and idiom != "call" else "call"][2]
+    }
+    assert wrong == {}
+
+
+def samples(step: int, virtual: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a micro-batch."""
+    generator = torch.Generator().manual_seed(data.mix(5, step, virtual))
+    return torch.randn(MICRO, 6, generator=generator), torch.randint(0, 3, (MICRO,), generator=generator)
+
+
+def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, str]:
+    """Train; return the largest distance of the weights and of an evaluation to a plain loop's, and a hash."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
+    torch.manual_seed(1)
+    module, logits = Encoder(), IDIOMS[idiom]
+    plain = copy.deepcopy(module)
+    spread = wrap(TrainingSettings(1, max_steps=1, **settings), module, torch.device("cpu"), split)
+    split = dataclasses.replace(split, is_strided=spread.strided)
+    with spread.optimized():
+        moving = torch.optim.SGD(module.parameters(), 0.1)
+    expected = torch.optim.SGD(plain.parameters(), 0.1)
+
+    def loss(model: Any, step: int, v: int) -> torch.Tensor:
+        x, y = samples(step, v)
+        return F.cross_entropy(logits(model, x), y)
+
+    for step in range(STEPS):
+        for v in split.owned(rank):
+            with spread.micro_batch(v, v == split.owned(rank)[-1]), spread.autocast():
+                value = spread.model(functools.partial(loss, step=step, v=v))
+                (value / spread.divisor).backward()
+        spread.finish()
+        if spread.exchange is not None:
+            spread.exchange(step)
+        moving.step()
+        spread.share_update()
+        spread.after_step(step + 1, STEPS)
+        moving.zero_grad()
+        torch.stack([loss(plain, step, v) for v in range(virtual)]).mean().backward()
+        expected.step()
+        expected.zero_grad()
+    weights = {n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in module.state_dict().items()}
+    distance = max(float((weights[name] - value).abs().max()) for name, value in plain.state_dict().items())
+    x = samples(STEPS, 0)[0]
+    with torch.no_grad(), spread.autocast():
+        evaluated = called(spread, x) - plain(x)
+    return distance, float(evaluated.abs().max()), digest(weights)
+
+
+def on_rank() -> dict[str, Any]:
+    """Return the results of all settings and idioms on this rank."""
+    if dist.get_world_size() == 1:
+        del SETTINGS["local"]  # ddp
+    found: dict[str, Any] = {
+        name: {idiom: train(idiom, **settings) for idiom in IDIOMS} for name, settings in SETTINGS.items()
+    }
+    module, settings = Encoder(), TrainingSettings(1, max_steps=1, strategy="fsdp")
+    spread = wrap(settings, module, torch.device("cpu"), data.Split(2, 1, dist.get_world_size(), 1))
+    try:
+        spread.model(lambda model: model.layers[0][0](torch.zeros(2, 12)))
+    except RuntimeError as error:
+        found["refused"] = explained(error, settings, module)
+    return found
