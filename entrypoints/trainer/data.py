@@ -28,7 +28,7 @@ from ..errors import TaskError
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.
-INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL = range(6)
+INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER = range(7)
 
 _LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MASK = (1 << 64) - 1

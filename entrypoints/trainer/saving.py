@@ -19,12 +19,10 @@ from ..checkpoints import folder as folders
 from ..checkpoints import weights
 from ..checkpoints.folder import CheckpointError
 from ..checkpoints.saver import Snapshot
-from ..errors import TaskError
 from ..format import quantity
 from ..rank import exchange, heartbeat
-from . import report
+from . import drift, report
 from .job import TrainingJob, TrainState
-from .strategies import tensor
 
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
@@ -40,7 +38,10 @@ class NonFiniteError(ArithmeticError):
 
 
 def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None = None) -> None:
-    """Copy the state for this step's checkpoint, unless saved; a background thread writes. All ranks call it."""
+    """Copy the state for this step's checkpoint, unless saved; a background thread writes. All ranks call it.
+
+    Raises TaskError, on all ranks, if the copies of the model differ.
+    """
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
             job.saver.wait(heartbeat.beat)
@@ -48,16 +49,12 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
                 folders.mark_best(job.folder, progress.step, *best)
         return
     begin_s = time.perf_counter()
-    if job.place.tensor > 1 and (names := tensor.differing(job.strategy.module, job.place.tensor)):
-        raise TaskError(
-            f"the ranks of a layer have different values of {', '.join(names[:4])}, so a checkpoint would lose some: a "
-            "module that sees a part of the sequence or of the heads needs the kind `sequence` in the tensor plan"
-        )
     progress.begun_step = progress.step
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
     with job.strategy.merged() as own:
+        drift.compare(job, progress)
         job.saver.begin(
             Snapshot(
                 step=progress.step,

@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, metrics, optim, report, saving, testing
+from . import data, drift, metrics, optim, report, saving, testing
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .initial import initialize
@@ -114,6 +114,9 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
         while stop is None and progress.step < progress.last_step:
             verdict = take_step()
             stop = verdict.stop
+            if progress.compared_step is None and job.strategy.is_alike():  # early: an error of the task file
+                job.strategy.sync_buffers()
+                drift.compare(job, progress)
             # First: the training is safe even if the evaluation fails. A pause saves the evaluation's result too.
             if progress.step == progress.last_step and not progress.is_paused:
                 saving.begin(job, progress)
@@ -185,6 +188,8 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     else:
         if strategy.exchange is not None:
             strategy.exchange(progress.step)
+        if job.task.optimizer is not None:  # may draw random numbers
+            data.seed_all(data.mix(training.seed, data.OPTIMIZER, progress.step, strategy.shard))
         job.scaler.step(job.optimizer)
         strategy.share_update()
     covered = strategy.after_step(progress.step + 1, progress.last_step)

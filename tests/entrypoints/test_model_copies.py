@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from trainerruns import called, digest, on_ranks
+from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
@@ -107,6 +107,63 @@ def test_loss_may_use_the_model_in_any_way(ranks: int, tmp_path: Path) -> None:
         or hashed != idioms["two calls" if "call" in idiom and idiom != "call" else "call"][2]
     }
     assert wrong == {}
+
+
+# An optimizer with noise, and a rate that may follow this rank's loss.
+OWN = """
+
+def optimizer(model, params):
+    class Noisy(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                if taken["steps"] >= params.get("apart_from", 99):
+                    group["lr"] = 0.1 * taken["loss"]
+                for p in group["params"]:
+                    p.data.sub_(0.1 * p.grad).add_(torch.randn_like(p), alpha=1e-3 * params.get("noise", 1))
+            taken["steps"] += 1
+            return super().step(closure)
+    return Noisy(model.parameters(), lr=0.1)
+
+taken, plain_loss = {"steps": 0}, loss
+
+def loss(model, batch):
+    value = plain_loss(model, batch)
+    taken["loss"] = float(value.detach())
+    return value
+"""
+SHORT = {"eval_every": None, "max_steps": 6, "clip_norm": None, "text": TASK + OWN}
+
+
+def test_own_optimizer_draws_alike(tmp_path: Path) -> None:
+    """Noise in the step is equal on all ranks, for any number of ranks, and after a resume."""
+    strict = {**SHORT, "reproducible": "strict"}
+    alone = whole_run(tmp_path / "1", 1, **strict)
+    killed = run(tmp_path / "2", 2, "kill:1:8", checkpoint={"every_steps": 2}, **strict)
+    assert killed.code != 0
+    resumed = whole_run(tmp_path / "2", 2, **strict)
+    assert resumed.only("restart")["step"] > 0
+    assert digest(resumed.exported()) == digest(alone.exported())
+
+
+@pytest.mark.parametrize(
+    ("settings", "apart_from", "words"),
+    [
+        ({}, 0, "differ at step 1, so"),
+        ({}, 3, "differ at step 4, and were equal at step 2, so"),
+    ],
+)
+def test_copies_that_differ_are_not_saved(
+    tmp_path: Path, settings: dict[str, Any], apart_from: int, words: str
+) -> None:
+    """After the first step, and at each save, a difference ends the training with the names of the parameters."""
+    params = {"noise": 0, "apart_from": apart_from}
+    found = run(tmp_path, 2, params=params, checkpoint={"every_steps": 2}, **{**SHORT, **settings})
+    assert found.code == 1
+    assert f"the ranks' copies of the model {words}" in found.errors
+    assert "first.weight" in found.errors
+    assert "learning rate" in found.errors
+    saved = [path.name for path in (tmp_path / "checkpoints").glob("step-*")]
+    assert saved == (["step-00000002"] if apart_from else [])
 
 
 def samples(step: int, virtual: int) -> tuple[torch.Tensor, torch.Tensor]:

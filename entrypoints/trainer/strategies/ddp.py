@@ -356,6 +356,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
         clip=clip,
         finite_gradients=lambda: finite_gradients(own, agree=True),
         optimized=lambda: _swapped(strategy.module, shards),
+        shard=mesh.get_local_rank(),
         share_update=share_update,
     )
 

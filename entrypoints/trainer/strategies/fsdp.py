@@ -105,6 +105,7 @@ def sharded(setup: Setup) -> Strategy:
         setup.of_one_rank(buffers),
         model=root,
         evaluate=root if stages == 1 else None,
+        shard=mesh["shard"].get_local_rank(),
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
         micro_batch=around if stages == 1 else buffers.micro_batch,

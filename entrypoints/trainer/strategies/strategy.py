@@ -100,6 +100,7 @@ class Strategy:
     saved_elsewhere: frozenset[str] = frozenset()
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    shard: int = 0  # of the optimizer's parameters: its part of a copy, which draws random numbers of its own
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
     # Of a method that sends after clipping: (step counted from 0) replaces this rank's gradients, unscaled and clipped,
     # by the mean over the ranks; before the optimizer's step, unless the step is left out.

@@ -26,8 +26,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ...errors import TaskError
 from ...format import first_of
-from ...rank import exchange
-from ...rank.exchange import local_part
 from ..settings import ParallelSettings, suggest
 
 Plan = dict[str, str]  # kind of each split module, by its name; all others are whole
@@ -306,24 +304,6 @@ def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
         gradient, wanted = parameter.grad, getattr(parameter, "placements", None)
         if isinstance(gradient, DTensor) and gradient.placements != wanted:
             parameter.grad = gradient.redistribute(placements=wanted)
-
-
-@torch.no_grad()
-def differing(module: nn.Module, ranks: int) -> list[str]:
-    """Return the names of whole parameters that differ among `ranks` neighbouring ranks. All ranks call it.
-
-    A wrong plan can cause the difference, and the losses do not show it.
-    """
-    own = {
-        name: int(torch.hash_tensor(local_part(parameter)).item()) if local_part(parameter).numel() else 0
-        for name, parameter in module.named_parameters()
-        if isinstance(parameter, DTensor) and parameter.placements[-1].is_replicate()
-    }
-    found = exchange.gather(hash(tuple(own.values())))
-    if all(value == found[rank - rank % ranks] for rank, value in enumerate(found)):
-        return []
-    hashes = exchange.gather(own)
-    return [name for name in own if any(h[name] != hashes[r - r % ranks][name] for r, h in enumerate(hashes))]
 
 
 def explained(error: Exception) -> str | None:

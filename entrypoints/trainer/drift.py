@@ -1,0 +1,87 @@
+"""Copies of the model that differ between the ranks: no loss shows them, and a checkpoint would mix them.
+
+Each rank hashes its parameters and saved buffers, and the ranks compare the hashes of those that several ranks hold:
+all under ddp, those of the same shard under hsdp, and of a split layer those of the same part and the whole ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import TaskError
+from ..format import first_of
+from ..rank import exchange
+from ..rank.exchange import local_part
+from .job import TrainingJob, TrainState
+
+_ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
+
+
+def compare(job: TrainingJob, progress: TrainState) -> None:
+    """Compare the copies, whose buffers are in step. Raises TaskError, on all ranks alike; all ranks call it."""
+    if job.place.ranks == 1 or progress.compared_step == progress.step:
+        return
+    names = differing(job.strategy.module, job.place.holders)
+    if names:
+        equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"
+        plan = "a split layer that needs the kind `sequence` in the tensor plan, " if job.place.tensor > 1 else ""
+        raise TaskError(
+            f"the ranks' copies of the model differ at step {progress.step}{equal}, so a checkpoint would mix them: "
+            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that changes "
+            "weights by this rank's own loss, batch or random numbers, or machines of different kinds. Average such "
+            "values over the ranks (torch.distributed.all_reduce), or seed them alike"
+        )
+    progress.compared_step = progress.step
+
+
+@torch.no_grad()
+def differing(module: nn.Module, holders: range) -> list[str]:
+    """Return the names of the tensors whose copies differ among the ranks of a stage, `holders`. All ranks call it."""
+    own: dict[str, tuple[str, int]] = {}
+    for name, tensor in module.state_dict().items():
+        piece = _piece(tensor, holders) if isinstance(tensor, torch.Tensor) else None
+        if piece is not None:
+            own[name] = piece, checksum(local_part(tensor))
+    pieces: dict[str, int] = {}
+    for piece, value in own.values():
+        pieces[piece] = zlib.crc32(value.to_bytes(4, "big"), pieces.get(piece, 0))
+    if _are_equal(exchange.gather(pieces)):
+        return []
+    listed = exchange.gather({name: {piece: value} for name, (piece, value) in own.items()})
+    names = dict.fromkeys(name for one in listed for name in one)
+    return [name for name in names if not _are_equal([one.get(name, {}) for one in listed])]
+
+
+def _are_equal(listed: list[dict[str, int]]) -> bool:
+    together = {piece: value for one in listed for piece, value in one.items()}
+    return all(together[piece] == value for one in listed for piece, value in one.items())
+
+
+def _piece(tensor: torch.Tensor, holders: range) -> str | None:
+    """Return the piece of the model that this rank's values are, None if no other rank holds the piece."""
+    if not isinstance(tensor, DTensor):
+        return f"{holders.start}"
+    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate() or ()
+    split = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if math.prod(mesh.size(dim) for dim in split) == len(holders):
+        return None
+    return " ".join([f"{holders.start}", *(f"{(mesh.mesh_dim_names or ())[dim]} {at[dim]}" for dim in split)])
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return a hash of the tensor's bytes: a xor of each row of words at the speed of memory, then crc32."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    words = len(flat) // (8 * _ROW) * _ROW if hasattr(torch, "hash_tensor") else 0  # new in torch 2.9
+    rest = flat[8 * words :]
+    if words:
+        aligned = flat if flat.data_ptr() % 8 == 0 and flat.storage_offset() % 8 == 0 else flat.clone()
+        rows = torch.hash_tensor(aligned[: 8 * words].view(torch.int64).view(-1, _ROW), 1)
+        rest = torch.cat([rows.view(torch.uint8), rest])
+    rest = rest.cpu()
+    return zlib.crc32(ctypes.string_at(rest.data_ptr(), len(rest)))
