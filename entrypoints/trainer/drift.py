@@ -33,9 +33,9 @@ def compare(job: TrainingJob, progress: TrainState) -> None:
         plan = "a split layer that needs the kind `sequence` in the tensor plan, " if job.place.tensor > 1 else ""
         raise TaskError(
             f"the ranks' copies of the model differ at step {progress.step}{equal}, so a checkpoint would mix them: "
-            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that changes "
-            "weights by this rank's own loss, batch or random numbers, or machines of different kinds. Average such "
-            "values over the ranks (torch.distributed.all_reduce), or seed them alike"
+            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that follows "
+            "this rank's own loss, batch or random numbers, or machines of different kinds. Average such values over "
+            "the ranks (torch.distributed.all_reduce), or seed them alike"
         )
     progress.compared_step = progress.step
 
@@ -43,24 +43,24 @@ def compare(job: TrainingJob, progress: TrainState) -> None:
 @torch.no_grad()
 def differing(module: nn.Module, holders: range) -> list[str]:
     """Return the names of the tensors whose copies differ among the ranks of a stage, `holders`. All ranks call it."""
-    own: dict[str, tuple[str, int]] = {}
+    own: dict[str, int] = {}  # by piece and name
+    pieces: dict[str, int] = {}
     for name, tensor in module.state_dict().items():
         piece = _piece(tensor, holders) if isinstance(tensor, torch.Tensor) else None
         if piece is not None:
-            own[name] = piece, checksum(local_part(tensor))
-    pieces: dict[str, int] = {}
-    for piece, value in own.values():
-        pieces[piece] = zlib.crc32(value.to_bytes(4, "big"), pieces.get(piece, 0))
-    if _are_equal(exchange.gather(pieces)):
+            value = own[f"{piece}:{name}"] = checksum(local_part(tensor))
+            pieces[piece] = zlib.crc32(value.to_bytes(4, "big"), pieces.get(piece, 0))
+    if not _unequal(exchange.gather(pieces)):
         return []
-    listed = exchange.gather({name: {piece: value} for name, (piece, value) in own.items()})
-    names = dict.fromkeys(name for one in listed for name in one)
-    return [name for name in names if not _are_equal([one.get(name, {}) for one in listed])]
+    return list(dict.fromkeys(key.partition(":")[2] for key in _unequal(exchange.gather(own))))
 
 
-def _are_equal(listed: list[dict[str, int]]) -> bool:
-    together = {piece: value for one in listed for piece, value in one.items()}
-    return all(together[piece] == value for one in listed for piece, value in one.items())
+def _unequal(listed: list[dict[str, int]]) -> list[str]:
+    """Return the keys with several values."""
+    values: dict[str, set[int]] = {}
+    for key, value in (pair for one in listed for pair in one.items()):
+        values.setdefault(key, set()).add(value)
+    return [key for key, found in values.items() if len(found) > 1]
 
 
 def _piece(tensor: torch.Tensor, holders: range) -> str | None:
@@ -71,7 +71,7 @@ def _piece(tensor: torch.Tensor, holders: range) -> str | None:
     split = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
     if math.prod(mesh.size(dim) for dim in split) == len(holders):
         return None
-    return " ".join([f"{holders.start}", *(f"{(mesh.mesh_dim_names or ())[dim]} {at[dim]}" for dim in split)])
+    return " ".join([f"{holders.start}", *(f"{dim}={at[dim]}" for dim in split)])
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -16,7 +16,6 @@ from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from . import data, report
 from .job import TrainingJob, TrainState
-from .strategies.fsdp import reshard
 
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
@@ -74,7 +73,6 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-        reshard(module)  # after a forward pass alone FSDP2 leaves the root gathered
 
 
 @torch.no_grad()

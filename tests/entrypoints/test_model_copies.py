@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 
+from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.wrap import explained, wrap
@@ -109,6 +110,53 @@ def test_loss_may_use_the_model_in_any_way(ranks: int, tmp_path: Path) -> None:
     assert wrong == {}
 
 
+MOVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "in place": lambda slow, fast: slow.mul_(0.9).add_(fast, alpha=0.1),
+    "data in place": lambda slow, fast: slow.data.mul_(0.9).add_(fast.data, alpha=0.1),
+    "new data": lambda slow, fast: setattr(slow, "data", slow.data * 0.9 + fast.data * 0.1),
+}
+
+
+class Momentum(nn.Module):
+    """A momentum encoder, a codebook of the batch's features, and a buffer that may grow or change its type."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.fast, self.slow = how, nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+        self.codes = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.still = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("history", torch.zeros(0 if how == "grows" else 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits, moved by the frozen parts as they were before."""
+        if self.how == "grows":
+            self.history = torch.cat([self.history, x.mean()[None]])
+        elif self.how == "changes type":
+            self.history = self.history.double()
+        with torch.no_grad():
+            target = self.slow(x) + self.codes * self.still
+            for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+                MOVES.get(self.how, lambda *_: None)(slow, fast)
+            if self.how in MOVES:
+                self.codes.mul_(0.5).add_(target.mean(0))
+        logits: torch.Tensor = self.fast(x) + 0.5 * target
+        return logits
+
+
+def test_parameters_that_forward_changes_are_buffers(tmp_path: Path) -> None:
+    """Momentum encoders and codebooks are equal to one rank's, with accumulation too, or are refused by name."""
+    one, two = (on_ranks(__file__, ranks, tmp_path, "moves") for ranks in (1, 2))
+    for settings, by_how in two[0].items():
+        for how, state in by_how.items():
+            if how not in MOVES:
+                assert "forward changes the buffer history from" in state, (settings, how)
+            elif settings.startswith(("fsdp", "local")):
+                assert "forward changes codes, slow.bias, slow.weight, without gradient" in state, (settings, how)
+            else:
+                assert state == two[1][settings][how], (settings, how)
+                assert state == pytest.approx(one[0][settings][how], abs=1e-6), (settings, how)
+
+
 # An optimizer with noise, and a rate that may follow this rank's loss.
 OWN = """
 
@@ -172,6 +220,34 @@ def samples(step: int, virtual: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(MICRO, 6, generator=generator), torch.randint(0, 3, (MICRO,), generator=generator)
 
 
+def moves(how: str, virtual: int, **settings: Any) -> Any:
+    """Train a momentum encoder; return the weights, or the refusal."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
+    torch.manual_seed(1)
+    module = Momentum(how)
+    spread = wrap(TrainingSettings(1, max_steps=1, **settings), module, torch.device("cpu"), split)
+    split = dataclasses.replace(split, is_strided=spread.strided)
+    with spread.optimized():
+        moving = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.1)
+    spread.attach(moving, torch.amp.GradScaler("cpu", enabled=False))
+    try:
+        for step in range(STEPS):
+            for v in split.owned(rank):
+                with spread.micro_batch(v, v == split.owned(rank)[-1]):
+                    x, y = samples(step, v)
+                    (F.cross_entropy(called(spread, x), y) / spread.divisor).backward()
+            spread.finish()
+            moving.step()
+            spread.share_update()
+            spread.after_step(step + 1, STEPS)
+            moving.zero_grad()
+    except TaskError as error:
+        return str(error)
+    spread.sync_buffers()
+    return [number for value in module.state_dict().values() for number in value.flatten().tolist()]
+
+
 def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, str]:
     """Train; return the largest distance of the weights and of an evaluation to a plain loop's, and a hash."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -212,8 +288,14 @@ def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, 
     return distance, float(evaluated.abs().max()), digest(weights)
 
 
-def on_rank() -> dict[str, Any]:
-    """Return the results of all settings and idioms on this rank."""
+def on_rank(what: str = "idioms") -> dict[str, Any]:
+    """Return the results of all settings and idioms, or of the momentum encoders, on this rank."""
+    if what == "moves":
+        wanted = {"single": {"virtual": 2}, **SETTINGS}
+        return {
+            name: {how: moves(how, **{"virtual": 4, **wanted[name]}) for how in (*MOVES, "grows", "changes type")}
+            for name in ("single", "accumulation", "zero", "strict", "fsdp", "local")
+        }
     if dist.get_world_size() == 1:
         del SETTINGS["local"]  # ddp
     found: dict[str, Any] = {

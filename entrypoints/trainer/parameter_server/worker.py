@@ -26,7 +26,7 @@ from ...replication.wire import Wire
 from .. import data
 from ..job import TrainingJob, TrainState, build, connect
 from ..settings import Spec, read_spec
-from ..strategies.buffers import pack, unpack
+from ..strategies.buffers import changed, keep_frozen, pack, refusal, unpack
 from ..strategies.facts import together
 from ..task import Task, load_task
 from . import wire
@@ -70,6 +70,7 @@ class Gradients:
         self.ranks, self._step, self._samples = ranks, step, samples
         self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
         self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
+        self._frozen = keep_frozen(self.job.strategy.module)
         self.weights = torch.empty(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
 
     @torch.no_grad()
@@ -99,6 +100,9 @@ class Gradients:
         batches = job.batches(job.train_data, keys)
         job.optimizer.zero_grad()
         gradients(job, TrainState(step=step), batches, is_logged=True)
+        if names := changed(self._frozen):
+            raise TaskError(refusal(names))
+        self._frozen = {}
         loss = job.agreement.finish().loss / self._each
         if training.clip_norm:
             strategy.clip(training.clip_norm)

@@ -3,7 +3,8 @@
 A step's first micro-batch begins with rank 0's persistent buffers on every rank; every later micro-batch begins with
 the same values, and its changes to the buffers are undone. So the buffers equal those of a job with one micro-batch a
 step. Rank 0 has the valid values; all ranks have them after `sync`. Buffers registered with persistent=False are not
-saved, so a resumed job could not rely on them, and are left alone.
+saved, so a resumed job could not rely on them, and are left alone. Parameters without gradient that the first forward
+pass changes, as momentum encoders and codebooks, are buffers from then on.
 
 A stage of a pipeline runs several forward passes before the first backward pass, which would find a saved buffer
 changed. So each forward pass of a stage has copies of the buffers.
@@ -12,17 +13,23 @@ changed. So each forward pass of a stage has copies of the buffers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from ...errors import TaskError
+from ...format import first_of
+from ...rank import exchange
+from ...rank.exchange import local_part
 from .. import data
 
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
+Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
 
 def places(module: nn.Module) -> list[Place]:
@@ -30,21 +37,49 @@ def places(module: nn.Module) -> list[Place]:
     return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
 
 
-def _aligned(module: nn.Module) -> list[Place]:
-    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
-    names = set(module.state_dict(keep_vars=True))
-    saved = [
-        (owner, name)
+def _named(module: nn.Module, listed: Callable[..., Iterable[tuple[str, torch.Tensor]]]) -> dict[str, Place]:
+    """Return the places of the tensors that `listed` lists for each part of the module, by their full names."""
+    return {
+        f"{prefix}.{name}".lstrip("."): (owner, name)
         for prefix, owner in module.named_modules()
-        for name, _ in owner.named_buffers(recurse=False)
-        if f"{prefix}.{name}".lstrip(".") in names
-    ]
-    return sorted(saved, key=lambda place: -getattr(*place).element_size())
+        for name, _ in listed(owner, recurse=False)
+    }
+
+
+def _saved(module: nn.Module) -> dict[str, Place]:
+    """Return the places of the persistent buffers by name."""
+    names = set(module.state_dict(keep_vars=True))
+    return {name: place for name, place in _named(module, nn.Module.named_buffers).items() if name in names}
+
+
+def _aligned(found: Iterable[Place]) -> list[Place]:
+    """Return the places, the widest elements first: each is then aligned to its element size in `pack`."""
+    return sorted(found, key=lambda place: -getattr(*place).element_size())
+
+
+def keep_frozen(module: nn.Module) -> Kept:
+    """Return the parameters without gradient; no parameters if they have no values, as in memory.py."""
+    named = _named(module, nn.Module.named_parameters) if dist.get_backend() != "fake" else {}
+    return {name: (place, _keep(getattr(*place))) for name, place in named.items() if not getattr(*place).requires_grad}
+
+
+def changed(kept: Kept) -> list[str]:
+    """Return the names of the tensors that no longer have their kept values."""
+    return [name for name, (at, old) in kept.items() if not torch.equal(local_part(getattr(*at).detach()), old)]
+
+
+def _keep(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's values, in the same memory until the tensor is changed."""
+    try:
+        return torch._lazy_clone(local_part(tensor.detach()))
+    except RuntimeError:  # memory that torch does not own, as of a mapped file
+        return local_part(tensor.detach()).clone()
 
 
 def pack(module: nn.Module) -> torch.Tensor:
     """Return all persistent buffers of the module as bytes, uint8."""
-    parts = [getattr(*place).detach().contiguous().view(-1).view(torch.uint8).cpu() for place in _aligned(module)]
+    found = [getattr(*place).detach().contiguous() for place in _aligned(_saved(module).values())]
+    parts = [tensor.view(-1).view(torch.uint8).cpu() for tensor in found]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
 
 
@@ -52,10 +87,18 @@ def pack(module: nn.Module) -> torch.Tensor:
 def unpack(module: nn.Module, packed: torch.Tensor) -> None:
     """Fill the module's persistent buffers with the result of `pack`."""
     at = 0
-    for place in _aligned(module):
+    for place in _aligned(_saved(module).values()):
         tensor = getattr(*place)
         tensor.copy_(packed[at : at + tensor.nbytes].view(tensor.dtype).view_as(tensor))
         at += tensor.nbytes
+
+
+def refusal(names: Iterable[str]) -> str:
+    """Return why parameters without gradient may not change here, and the cure."""
+    return (
+        f"forward changes {first_of(sorted(names), 4)}, without gradient, and this strategy cannot keep such "
+        "parameters alike on all ranks: register them as buffers (register_buffer), or set strategy: ddp"
+    )
 
 
 def neighbours(width: int) -> dist.ProcessGroup | None:
@@ -75,7 +118,7 @@ class Buffers:
         self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False, stages: int = 1
     ) -> None:
         """`first` is the first virtual rank that this rank owns. Of `stages` stages each has its own buffers."""
-        self._places = _aligned(module)
+        self._module, self._places = module, _aligned(_saved(module).values())
         each = dist.get_world_size() // stages
         self._source = dist.get_rank() // each * each
         self._group = neighbours(each) if stages > 1 else None
@@ -87,10 +130,41 @@ class Buffers:
         self._lends = stages > 1 and split.accumulation > 1
         self._begin: list[torch.Tensor] = []
         self._end: list[torch.Tensor] = []
+        self._is_new = True
 
     def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
         """Return the context manager for one micro-batch; an empty context for a model without buffers."""
-        return self._around(virtual, last) if self._places else contextlib.nullcontext()
+        return self._around(virtual, last) if self._places or self._is_new else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch the first micro-batch for buffers that a resume could not load, and for parameters that move.
+
+        Raises TaskError with their names.
+        """
+        if not self._is_new:
+            yield
+            return
+        self._is_new = False
+        kinds = self._kinds()
+        kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
+        yield
+        for name, kind in self._kinds().items():
+            if kind != kinds.get(name):
+                raise TaskError(
+                    f"forward changes the buffer {name} from {kinds.get(name)} to {kind}, which no resume could load: "
+                    "create it in model(params) with its final shape and type and fill it in place, or register it "
+                    "with persistent=False"
+                )
+        names = set().union(*exchange.gather(changed(kept))) if kept else set()
+        moved = dict(found for name, found in kept.items() if name in names)
+        is_split = any(isinstance(getattr(*place), DTensor) for place in moved)
+        if moved and (self._ranks == 1 < dist.get_world_size() or (is_split and self._accumulation > 1)):
+            raise TaskError(refusal(names))
+        if moved and not is_split:
+            begin = dict(zip(self._places, self._begin, strict=False)) | moved
+            self._places = _aligned([*self._places, *moved])
+            self._begin = [begin[place] for place in self._places] if self._keeps else []
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -121,7 +195,8 @@ class Buffers:
             self._begin = [tensor.clone() for tensor in own]
         if self._lends:
             self._lend([tensor.clone() for tensor in own])
-        yield
+        with self.watch():
+            yield
         if self._accumulation == 1:
             return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
@@ -130,6 +205,10 @@ class Buffers:
             self._lend(own)
         if last and self._is_source:
             self._write(self._end)
+
+    def _kinds(self) -> dict[str, str]:
+        kinds = {name: getattr(*place) for name, place in _saved(self._module).items()}
+        return {name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in kinds.items()}
 
     def _tensors(self) -> list[torch.Tensor]:
         return [getattr(owner, name).detach() for owner, name in self._places]

@@ -51,7 +51,6 @@ from .strategy import (
 from .summation import TreeGradients
 from .tensor import sum_partial_gradients
 
-_AS_IT_IS = contextlib.nullcontext()
 _MIN_GAIN = 2  # two thin matrices replace a matrix if they have at most half its size
 Shards = Mapping[nn.Parameter, nn.Parameter]  # a DTensor for each trainable parameter, in the same memory
 
@@ -99,7 +98,8 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     model = DistributedDataParallel(OneForward(module), device_ids=device_ids, gradient_as_bucket_view=True)
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
-    is_simple = split.accumulation == 1 and settings.on_nan != "skip"
+    has_frozen = len(setup.trained) < len(list(module.parameters()))  # they may change as buffers do
+    is_simple = split.accumulation == 1 and settings.on_nan != "skip" and not has_frozen
     model.broadcast_buffers = is_simple and not silent
     keeper = None
     if silent:
@@ -124,7 +124,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
 
     def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
         if is_simple:
-            return _AS_IT_IS
+            return buffers.watch()
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     strategy = replace(

@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ...errors import TaskError
 from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
-from .buffers import Buffers
+from .buffers import Buffers, Kept, changed, keep_frozen, refusal
 from .strategy import (
     LOW,
     OneForward,
@@ -160,6 +161,9 @@ def _shard(
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
         for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
             fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload, **keep)
+    names = {part: name for name, part in module.named_modules()}
+    for unit in (*found, root):
+        _refuse_changes(unit, names.get(unit, ""))  # before the hooks of fsdp, which free the gathered parameters
     for block in found:
         if not isinstance(block, FSDPModule):
             fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, **keep)
@@ -170,6 +174,25 @@ def _shard(
     if hasattr(sharded_root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
         sharded_root.set_reduce_scatter_unused_params(True)
     root.register_forward_hook(lambda root, *_: None if torch.is_grad_enabled() else reshard(root))
+
+
+def _refuse_changes(unit: nn.Module, prefix: str) -> None:
+    """Raise TaskError if the unit's first forward pass changes frozen parameters, whose gathered copies fsdp drops."""
+    kept: Kept = {}
+
+    def before(*_: Any) -> None:
+        for name, (place, value) in keep_frozen(unit).items():
+            if not isinstance(getattr(*place), DTensor):
+                kept[f"{prefix}.{name}".lstrip(".").removeprefix("module.")] = place, value
+
+    def after(*_: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        if names := changed(kept):
+            raise TaskError(refusal(names))
+        kept.clear()
+
+    handles = [unit.register_forward_pre_hook(before), unit.register_forward_hook(after)]
 
 
 def _compute_in(low: torch.dtype, module: nn.Module, device_type: str) -> None:
