@@ -1,7 +1,7 @@
 """When to stop or save: the observations of all ranks, agreed at the same micro-batch.
 
 A platform's SIGTERM reaches one node first, or only one; clocks differ a little between nodes. So no rank acts alone: a
-sum of eight numbers over all ranks, begun before a backward pass and read after the pass, makes all act at once. The
+sum of ten numbers over all ranks, begun before a backward pass and read after the pass, makes all act at once. The
 sum also carries the loss.
 
 A sum costs 0.45 ms of CPU per rank (2 ranks on 2 busy cores, gloo's threads woken and put to sleep), a quarter of a
@@ -31,7 +31,8 @@ _SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: the last lo
 class Agreed:
     """The agreement of all ranks: why to stop; whether a save is due, or has failed; the loss summed over ranks.
 
-    `log_every`: the steps between log lines from now on, 0 without an agreement.
+    `log_every`: the steps between log lines from now on, 0 without an agreement. `count`: the count of a loss that is a
+    sum with a count. `pairs`: the ranks with such a loss, None without an agreement.
     """
 
     stop: str | None = None
@@ -39,6 +40,8 @@ class Agreed:
     failed: bool = False
     loss: float = 0.0
     log_every: int = 0
+    count: float = 0.0
+    pairs: int | None = None
 
 
 NOTHING = Agreed()
@@ -58,7 +61,7 @@ class Agreement:
         self._group = group
         self._is_alone = is_alone
         self._seen: set[int] = set()
-        self._votes = torch.zeros(8, dtype=torch.float64)
+        self._votes = torch.zeros(10, dtype=torch.float64)
         self._work: dist.Work | None = None
         self._has_begun = False
         self._left = 1  # polls until the next agreement, the same on all ranks
@@ -121,16 +124,26 @@ class Agreement:
         return must or self._left <= 0
 
     def begin(
-        self, step_s: float, polls: int = 1, *, loss: float = 0.0, failed: bool = False, saving: bool = False
+        self,
+        step_s: float,
+        polls: int = 1,
+        *,
+        loss: float = 0.0,
+        failed: bool = False,
+        saving: bool = False,
+        count: float = 0.0,
+        pairs: float = 0.0,
     ) -> None:
         """Send this rank's observations; collective, and `finish` follows.
 
         `step_s` is the duration of an optimizer step with `polls` polls; `failed`: a save of this rank has failed;
-        `saving`: a save is in progress, and the save at the deadline would have to wait.
+        `saving`: a save is in progress, and the save at the deadline would have to wait. `count`, `pairs`: see
+        Agreed.
         """
-        # SIGTERM, SIGUSR1, deadline, save, failed save, loss, polls until the next agreement, steps between log lines
+        # SIGTERM, SIGUSR1, deadline, save, failed save, loss, polls until the next agreement, steps between log lines,
+        # count, pairs
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
-        votes += [loss, 0.0, 0.0]
+        votes += [loss, 0.0, 0.0, count, pairs]
         if self._keeps_time:
             margin = margin_s(self.save_s, self.upload_s, step_s, saving=saving)
             votes[2] = float(self._deadline_s is not None and time.monotonic() > self._deadline_s - margin)
@@ -149,11 +162,11 @@ class Agreement:
         if self._work is not None:
             self._work.wait()
         self._work, self._has_begun = None, False
-        term, usr1, deadline, save, failed, loss, left, log_every = self._votes.tolist()
+        term, usr1, deadline, save, failed, loss, left, log_every, count, pairs = self._votes.tolist()
         self._left = int(left)
         self._save_waits = self._save_waits or bool(save)  # a save agreed inside a step waits for the step's end
         stop = "sigterm" if term else "sigusr1" if usr1 else "deadline" if deadline else None
-        return Agreed(stop, self._save_waits, bool(failed), loss, int(log_every))
+        return Agreed(stop, self._save_waits, bool(failed), loss, int(log_every), count, round(pairs))
 
     def _save_is_due(self) -> bool:
         now_s = time.monotonic()

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
-from . import data, report
+from . import data, report, weighted
 from .job import TrainingJob, TrainState
 
+Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
 
@@ -80,7 +81,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
     training = job.spec.training
     keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
     batches = job.batches(job.eval_data, keys)
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Number]] = []
     batch_s = 0.0
     job.agreement.hurry()
     try:
@@ -108,36 +109,49 @@ def on_model(job: TrainingJob, run: Callable[[Any], Any]) -> Any:
     return run(job.strategy.module) if job.strategy.evaluate is None else job.strategy.evaluate(run)
 
 
-def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, float]:
+def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, Number]:
     """Return the task's numbers of a batch: those of `evaluate`, else the loss. Raises TaskError."""
-    if job.task.evaluate is None:
-        return {"loss": float(job.task.loss(model, batch))}
-    found = job.task.evaluate(model, batch)
+    found = {"loss": job.task.loss(model, batch)} if job.task.evaluate is None else job.task.evaluate(model, batch)
     if not isinstance(found, dict):
         found = {"metric": found}
     try:
-        return {str(name): float(value) for name, value in found.items()}
+        return {str(n): weighted.numbers_of(v) if weighted.is_pair(v) else float(v) for n, v in found.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(
-            f"evaluate(model, batch) must return numbers, means over the batch, by name: {error}"
+            f"{'loss' if job.task.evaluate is None else 'evaluate'}(model, batch) must return numbers, means over the "
+            f"batch or (sum, count), by name: {error}"
         ) from error
 
 
-def mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
-    """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
+def mean(found: list[dict[str, Number]], weights: list[int]) -> dict[str, float]:
+    """Return the means over the samples, or over the counts, of all ranks: nan without any.
+
+    The bits are the same for any distribution of the batches.
+    """
     names: list[str] = next(filter(None, exchange.gather(sorted(found[0]))), [])
+    if not names:
+        return {}
     table = torch.tensor(
         [
-            [float(weight), *(values.get(name, 0.0) for name in names)]
+            [_terms(values.get(name, 0.0), weight) for name in names]
             for values, weight in zip(found, weights, strict=True)
         ],
         dtype=torch.float64,
     )
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
     dist.all_gather(tables, table)
-    rows = [row for part in tables for row in part.tolist() if row[0]]
-    count = sum(row[0] for row in rows)
-    return {name: _sum(row[0] * row[1 + i] for row in rows) / count for i, name in enumerate(names)}
+    means = {}
+    for i, name in enumerate(names):
+        terms = [row[i] for part in tables for row in part.tolist() if row[i][1]]
+        means[name] = _sum(total for total, _ in terms) / math.fsum(count for _, count in terms) if terms else math.nan
+    return means
+
+
+def _terms(value: Number, weight: int) -> tuple[float, float]:
+    """Return the sum and the count of a batch of `weight` samples; (0, 0) for a batch that does not count."""
+    if not weight:
+        return 0.0, 0.0
+    return value if isinstance(value, tuple) else (weight * value, float(weight))
 
 
 def _sum(values: Iterable[float]) -> float:

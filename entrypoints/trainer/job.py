@@ -31,6 +31,7 @@ from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
 from .strategies.wrap import Probe, refusals, wrap
 from .task import Task
+from .weighted import Tally
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
 # Each agreement aligns the ranks, which wait for no other rank between averages. In the deadline's spare seconds.
@@ -104,6 +105,7 @@ class TrainingJob:
     uploader: Uploader | None
     owned: range  # the virtual ranks of this rank
     board: tensorboard.Board | None
+    tally: Tally
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
         """Return the batches of these samples, loaded according to the settings, on this rank's device."""
@@ -253,6 +255,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         uploader=uploader,
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
+        tally=Tally(split, wanted.tokens_per_sample),
     )
 
 

@@ -35,7 +35,7 @@ from torch.utils.data import default_collate
 
 from ..contract import JobSpec
 from ..errors import TaskError
-from . import data, optim
+from . import data, optim, weighted
 from .contradictions import SPARSE
 from .ema import Ema
 from .optimizer_facts import OPTIMIZERS
@@ -398,7 +398,7 @@ def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any
 
     def loss_of(model: Any, batch: Any) -> Any:
         with strategy.autocast(), offloaded():
-            return task.loss(model, batch)
+            return weighted.loss_of(task.loss(model, batch))
 
     def backward(loss: Any) -> None:
         (loss / strategy.divisor).backward()

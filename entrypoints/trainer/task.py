@@ -1,8 +1,8 @@
 """The task file: plain functions that define the training.
 
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
-`loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
-by name, each a mean over the batch; `outputs(model, batch)`, a test's {"target", "score"} or {"target", "value"} with a
+`loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`; `evaluate(model,
+batch)`, numbers by name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's {"target", "score"} or {"target", "value"} with a
 row for each sample; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
 `tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `on_event(event, fields)`, called on rank 0
 with every printed event, for a custom logger.

@@ -256,7 +256,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks)
     batches = job.batches(split, iter([keys for keys, _ in plan]))
     counts: scores.ClassCounts | scores.Residuals | None = None
-    means: list[dict[str, float]] = []
+    means: list[dict[str, evaluate.Number]] = []
     fault: str | None = None
     is_lone = place.ranks == 1 or (facts_of(job.spec.training).is_whole and place.tensor == place.pipeline == 1)
     job.agreement.hurry()

@@ -175,17 +175,21 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if earlier is not None and earlier.stop:
         return earlier
     skips, is_lone = training.on_nan == "skip", strategy.is_lone(progress.step)
-    agrees = skips and not is_lone
+    agrees = (skips or job.tally.needs_total) and not is_lone
     verdict = job.agreement.finish() if agrees else NOTHING  # all ranks must agree before any update
-    norm = None
-    if training.clip_norm or skips or strategy.exchange is not None:
+    job.tally.compare(verdict, job.place.data_ranks)
+    count, norm = job.tally.total(verdict, is_lone=is_lone), None
+    if count:
+        strategy.scale((len(job.owned) if is_lone else job.split.virtual) / count)
+    if training.clip_norm or skips or strategy.exchange is not None or count == 0:
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
         norm = strategy.clip(training.clip_norm)
-    is_left_out = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
-    if is_left_out:
+    is_sick = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
+    is_left_out = is_sick or count == 0  # no terms have no mean
+    if is_sick:
         strategy.undo_buffers()
-    else:
+    if not is_left_out:
         if strategy.exchange is not None:
             strategy.exchange(progress.step)
         if job.task.optimizer is not None:  # may draw random numbers
@@ -202,11 +206,13 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     job.meter.tick()
     if not agrees:
         verdict = earlier or job.agreement.finish()
-    loss = verdict.loss / job.split.virtual
-    if skips and is_lone:
+        job.tally.compare(verdict, job.place.data_ranks)
+    loss = verdict.loss / (verdict.count or job.split.virtual)
+    if is_lone and (skips or count is not None):
         _count_left_out(job, progress, is_left_out, is_met=covered > 0)
     else:
-        _count_skipped(job, progress, is_left_out, loss)
+        why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
+        _count_skipped(job, progress, is_left_out, why)
     is_bad = is_left_out or (skips and not math.isfinite(loss))  # of a lone step: on any rank
     _look_at(job, progress, verdict, 0.0 if is_bad else loss, lr)
     if is_logged and not is_bad:
@@ -222,7 +228,9 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
     """
     training, strategy, owned = job.spec.training, job.strategy, job.owned
-    must_agree = is_logged or (training.on_nan == "skip" and not strategy.is_lone(progress.step))
+    is_lone = strategy.is_lone(progress.step)
+    must_agree = is_logged or (training.on_nan == "skip" and not is_lone)
+    job.tally.begin()
     if strategy.walk is not None:
         return _piped_gradients(job, progress, batches, strategy.walk, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
@@ -233,6 +241,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
         with strategy.micro_batch(virtual, is_last), _counted(job):
             with strategy.autocast(), _offloaded(job):
                 loss: torch.Tensor = strategy.model(functools.partial(_loss, job, batch=batch))
+            must_agree = must_agree or (job.tally.needs_total and not is_lone)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
@@ -240,12 +249,16 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
                 is_known = is_last and (must_agree or isinstance(total, float))
                 shared = float(total) if is_known and job.place.counts else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
-                job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
+                votes = job.tally.votes(is_known=is_known, counts=job.place.counts)
+                job.agreement.begin(
+                    job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now, **votes
+                )
             share = loss if strategy.divisor == 1 else loss / strategy.divisor
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # after the backward pass: a first pass compiles for as long as needed
         if not is_last:
             verdict = job.agreement.finish()
+            job.tally.compare(verdict, job.place.data_ranks)
             if verdict.failed:
                 saving.retry_later(job, progress)
             if verdict.stop:
@@ -283,7 +296,8 @@ def _piped_gradients(
 
     batch = functools.partial(job.meter.wait_for, batches)
     left = _steps_to_empty(job, progress)
-    must_agree = must_agree or not left  # an evaluation or a save may follow, with agreements of its own
+    # After the last step an evaluation or a save may follow, with agreements of its own.
+    must_agree = must_agree or not left or job.tally.needs_total
     with _counted(job):
         total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
     earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
@@ -293,7 +307,8 @@ def _piped_gradients(
     if job.agreement.is_due(must_agree):
         shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
         failed, saving_now = job.saver.failure is not None, job.saver.is_busy
-        job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now)
+        votes = job.tally.votes(is_known=True, counts=job.place.counts)
+        job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now, **votes)
     strategy.finish()
     return None if must_agree else earlier
 
@@ -340,7 +355,7 @@ def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
     try:
-        return _checked(job.task.loss(model, batch))
+        return _checked(job.tally.take(job.task.loss(model, batch)))
     except (AttributeError, RuntimeError) as error:
         if (why := explained(error, job.spec.training, job.strategy.module)) is not None:
             raise TaskError(why) from error
@@ -367,13 +382,13 @@ def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:
     return math.isfinite(loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
-def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, loss: float) -> None:
+def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, why: str) -> None:
     progress.skipped = progress.skipped + 1 if is_left_out else 0
     if not is_left_out:
         return
-    report.say_skipped(job, progress, loss)
+    report.say_skipped(job, progress, why)
     if progress.skipped >= saving.MAX_SKIPPED:
-        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
+        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
 
 
 def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:

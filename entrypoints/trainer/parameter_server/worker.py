@@ -100,10 +100,13 @@ class Gradients:
         batches = job.batches(job.train_data, keys)
         job.optimizer.zero_grad()
         gradients(job, TrainState(step=step), batches, is_logged=True)
+        verdict = job.agreement.finish()
         if names := changed(self._frozen):
             raise TaskError(refusal(names))
         self._frozen = {}
-        loss = job.agreement.finish().loss / self._each
+        if count := job.tally.total(verdict, is_lone=True):
+            strategy.scale(self._each / count)
+        loss = verdict.loss / (count or self._each)
         if training.clip_norm:
             strategy.clip(training.clip_norm)
         for parameter, values in zip(self.parameters, self._parts(), strict=True):

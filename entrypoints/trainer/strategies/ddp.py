@@ -46,6 +46,7 @@ from .strategy import (
     clip_whole,
     finite_gradients,
     scale_down,
+    scale_gradients,
     share_weights,
 )
 from .summation import TreeGradients
@@ -354,6 +355,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
         strategy,
         finish=finish,
         clip=clip,
+        scale=lambda factor: scale_gradients(whole, factor),  # the shards' gradients are views of these
         finite_gradients=lambda: finite_gradients(own, agree=True),
         optimized=lambda: _swapped(strategy.module, shards),
         shard=mesh.get_local_rank(),

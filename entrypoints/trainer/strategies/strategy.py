@@ -85,6 +85,7 @@ class Strategy:
     finish: Callable[[], None]  # waits for the work that the last backward pass has started
     autocast: Callable[[], AbstractContextManager[Any]]
     clip: Callable[[float], torch.Tensor]  # scales the gradients down to the norm; the norm before, equal on all ranks
+    scale: Callable[[float], None]  # multiplies the gradients of the step, after `finish`
     finite_gradients: Callable[[], bool]  # whether all gradients are free of nan and infinity, equal on all ranks
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
@@ -154,6 +155,7 @@ class Setup:
             finish=lambda: None,
             autocast=autocaster(self.settings.precision, self.device),
             clip=lambda max_norm: clip(parameters, max_norm),
+            scale=lambda factor: scale_gradients([p.grad for p in parameters if p.grad is not None], factor),
             finite_gradients=lambda: finite_gradients(parameters, agree=False),
             sync_buffers=buffers.sync,
             undo_buffers=buffers.undo,
@@ -214,6 +216,12 @@ def clip_split(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
     norm: torch.Tensor = torch.linalg.vector_norm(whole_norms(moved, gradients)[0])
     scale_down(gradients, norm, max_norm)
     return norm
+
+
+@torch.no_grad()
+def scale_gradients(gradients: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiply the gradients, or this rank's parts."""
+    torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
 
 
 def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:

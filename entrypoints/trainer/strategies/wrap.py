@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from ...errors import TaskError
 from ...format import first_of
 from ...rank.exchange import share
-from .. import contradictions, data
+from .. import contradictions, data, weighted
 from ..settings import ParallelSettings, TrainingSettings
 from . import cut, schedules, tensor
 from .blocks import default_blocks
@@ -157,8 +157,16 @@ def _cut_out(setup: Setup, blocks: list[nn.Module], probe: Probe, links: Links) 
     settings, module, device, micro_batches = setup.settings, setup.module, setup.device, setup.split.accumulation
     parallel, is_head = settings.parallel, dist.get_rank() == 0
     names = {part: name for name, part in module.named_modules()}
+
+    def run(model: nn.Module) -> None:
+        if weighted.is_pair(probe(model, torch.device("cpu"))) and parallel.schedule == "async":
+            raise TaskError(
+                "parallel.schedule: async changes the weights before all counts are known, and loss(model, batch) "
+                "returns (sum, count); return the mean over the batch, or set schedule: 1f1b"
+            )
+
     with autocaster(settings.precision, torch.device("cpu"))():
-        traced = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
+        traced = cut.trace(module, blocks, run)
     times: list[float] = []
     if parallel.cut == "timed":
         recomputes = settings.activation_checkpointing
