@@ -28,7 +28,7 @@ from ..errors import TaskError
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.
-INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER = range(7)
+INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
 
 _LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MASK = (1 << 64) - 1
@@ -191,6 +191,7 @@ class _BatchSource:
         self._seed = seed
         self._collate = collate
         self._random: bool | None = None
+        self._tell, self._epoch = getattr(data, "set_epoch", None), -1
 
     def __getitems__(self, keys: list[Key]) -> Any:
         (samples,) = self._read([keys])
@@ -213,7 +214,7 @@ class _BatchSource:
         return self._collate(samples)
 
     def _read(self, block: list[list[Key]]) -> list[list[Any]]:
-        if self._random is False:
+        if self._random is False and self._tell is None:
             seed_all(_PROBE)
             read = [[self._data[index] for _, index in keys] for keys in block]
             if _draw() == _untouched(_PROBE):
@@ -224,6 +225,9 @@ class _BatchSource:
     def _read_seeded(self, keys: list[Key]) -> list[Any]:
         samples = []
         for epoch, index in keys:
+            if self._tell is not None and epoch not in (self._epoch, -1):  # -1: of an evaluation
+                self._tell(epoch)
+                self._epoch = epoch
             value = mix(self._seed, SAMPLE, epoch, index)
             seed_all(value)
             samples.append(self._data[index])

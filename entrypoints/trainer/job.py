@@ -118,6 +118,12 @@ class TrainingJob:
             device=self.place.device,
         )
 
+    def tell(self, progress: TrainState, ahead: int = 0) -> None:
+        """Tell the task where the training is, before a call of `loss` or `evaluate`; `ahead`: so many steps later."""
+        told, length = self.task.progress, self.identity["dataset_length"]
+        told.step, told.max_steps = progress.step + ahead, progress.max_steps
+        told.epoch = (progress.samples + ahead * self.split.global_batch) // length if length else 0
+
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its averaged weights, if the job keeps an average."""
         return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
@@ -205,6 +211,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     wanted = spec.training
     if faults := refusals(wanted, spec.checkpoint.every_steps):
         raise TaskError("; ".join(faults))
+    task.check(wanted)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     train_data, fingerprint = _train_split(spec, task)
     eval_data = _eval_split(spec, task, fingerprint, place)

@@ -197,6 +197,7 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
     Of equal blocks the first stage keeps the most micro-batches, and the last has the largest output. A cut by time is
     not known before the job, and is taken as even.
     """
+    task.check(spec.training)
     parallel = spec.training.parallel
     if parallel.pipeline == 1:
         return _of_rank(spec, task, ranks, 0, batch_of)

@@ -1,21 +1,23 @@
 """The task file: plain functions that define the training.
 
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
-`loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`; `evaluate(model,
-batch)`, numbers by name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's {"target", "score"} or {"target", "value"} with a
-row for each sample; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
-`tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `on_event(event, fields)`, called on rank 0
-with every printed event, for a custom logger.
+`loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`;
+`evaluate(model, batch)`, numbers by name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's
+{"target", "score"} or {"target", "value"} with a row for each sample; `collate(samples)`; `blocks(model)`, the
+submodules that fsdp shards one by one; `tensor_plan(model)`, the kinds of modules by name for tensor parallelism;
+`after_step(model, step)`, called after the optimizer's step; `on_event(event, fields)`, called on rank 0 with every
+printed event, for a custom logger. `loss` and `evaluate` may take a further argument `progress`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +25,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from ..errors import TaskError
-from .settings import suggest
+from .settings import TrainingSettings, suggest
+from .strategies.facts import facts_of
 
 REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
 OPTIONAL = {
@@ -34,7 +37,17 @@ OPTIONAL = {
     "blocks": ("model",),
     "tensor_plan": ("model",),
     "on_event": ("event", "fields"),
+    "after_step": ("model", "step"),
 }
+
+
+@dataclass
+class TaskProgress:
+    """The argument `progress` of `loss` and `evaluate`: steps done, epoch at the step's begin, last step."""
+
+    step: int = 0
+    epoch: int = 0
+    max_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,18 @@ class Task:
     blocks: Callable[..., Any] | None = None
     tensor_plan: Callable[..., Any] | None = None
     on_event: Callable[..., Any] | None = None
+    after_step: Callable[..., Any] | None = None
+    progress: TaskProgress = field(default_factory=TaskProgress)
+
+    def check(self, settings: TrainingSettings) -> None:
+        """Raise TaskError if the task has a function that the settings exclude."""
+        parallel = settings.parallel
+        of_parts = [f"parallel.{name}" for name in ("tensor", "pipeline") if getattr(parallel, name) > 1]
+        apart = [f"strategy: {settings.strategy}"] if facts_of(settings).is_apart else []
+        if self.after_step is not None and (excluded := [*apart, *of_parts]):
+            why = "the ranks train apart" if apart else "a rank has a part of the model"
+            cure = "set strategy: ddp, or leave after_step out" if apart else "leave out one of them"
+            raise TaskError(f"after_step(model, step) does not go with {excluded[0]}, under which {why}; {cure}")
 
     def make_dataset(self, params: dict[str, Any], split: str) -> Any:
         """Return the split, checked to be map-style and not empty, or None if the task lacks the split."""
@@ -78,6 +103,10 @@ def load_task(target: str | Path) -> Task:
     module = _import(path)
     faults: list[str] = []
     found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
+    clock = TaskProgress()
+    for name in ("loss", "evaluate"):
+        if (call := found[name]) is not None and _takes_progress(call):
+            found[name] = functools.partial(call, progress=clock)
     public = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     for name, arguments in (REQUIRED | OPTIONAL).items():
         call, signature = found[name], f"{name}({', '.join(arguments)})"
@@ -89,7 +118,7 @@ def load_task(target: str | Path) -> Task:
             faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
     if faults:
         raise TaskError(f"task file {path}: " + "; ".join(faults))
-    return Task(**found, code_sha256=hashlib.sha256(source).hexdigest())  # type: ignore[arg-type]
+    return Task(**found, progress=clock, code_sha256=hashlib.sha256(source).hexdigest())  # type: ignore[arg-type]
 
 
 def _import(path: Path) -> ModuleType:
@@ -107,6 +136,13 @@ def _import(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise TaskError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     return module
+
+
+def _takes_progress(call: Callable[..., Any]) -> bool:
+    try:
+        return "progress" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # no function, or a builtin without a signature
+        return False
 
 
 def _accepts(call: Callable[..., Any], count: int) -> bool:

@@ -36,6 +36,7 @@ from .resume import resume
 from .saving import NonFiniteError
 from .settings import read_spec, shortened
 from .strategies.blocks import saved_on_host
+from .strategies.fsdp import reshard
 from .strategies.strategy import Feed
 from .strategies.wrap import explained
 from .task import load_task
@@ -196,6 +197,8 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
             data.seed_all(data.mix(training.seed, data.OPTIMIZER, progress.step, strategy.shard))
         job.scaler.step(job.optimizer)
         strategy.share_update()
+        if job.task.after_step is not None:
+            _after_step(job, job.task.after_step, progress.step + 1)
     covered = strategy.after_step(progress.step + 1, progress.last_step)
     if job.ema is not None and covered and (is_lone or not is_left_out):
         job.ema.update(progress.step + 1, covered)
@@ -221,6 +224,15 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     return verdict
 
 
+@torch.no_grad()
+def _after_step(job: TrainingJob, function: Callable[[Any, int], Any], step: int) -> None:
+    """Call the task's function with the same model, buffers and random numbers on all ranks."""
+    job.strategy.sync_buffers()
+    reshard(job.strategy.module)
+    data.seed_all(data.mix(job.spec.training.seed, data.AFTER_STEP, step))
+    function(job.strategy.module, step)
+
+
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
     """Sum the gradients of this rank's micro-batches. Return None, or an agreement: with a stop request, or an earlier.
 
@@ -231,6 +243,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     is_lone = strategy.is_lone(progress.step)
     must_agree = is_logged or (training.on_nan == "skip" and not is_lone)
     job.tally.begin()
+    job.tell(progress)
     if strategy.walk is not None:
         return _piped_gradients(job, progress, batches, strategy.walk, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
@@ -290,6 +303,7 @@ def _piped_gradients(
 
     def seed(virtual: int, steps: int) -> None:
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step + steps, virtual))
+        job.tell(progress, steps)
 
     def backward(loss: torch.Tensor) -> None:
         (loss if strategy.divisor == 1 else loss / strategy.divisor).backward()  # type: ignore[no-untyped-call]

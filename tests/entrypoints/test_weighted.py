@@ -11,6 +11,7 @@ from trainerruns import Run, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.agree import Agreed
+from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.data import Split
 from cloudtrain.entrypoints.trainer.weighted import Tally
 
@@ -72,8 +73,6 @@ def test_whole_batch_is_the_plain_loop(whole: Run) -> None:
     """One micro-batch a step has the losses and weights of a plain loop that divides the sum by the count."""
     space: dict[str, Any] = {}
     exec(TOKENS, space)
-    from cloudtrain.entrypoints.trainer import data
-
     data.seed_all(data.mix(1, data.INIT, 1))
     model, lines = space["model"]({}), space["Lines"](24)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)

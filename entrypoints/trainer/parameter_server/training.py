@@ -91,6 +91,7 @@ class _Rank:
             step=progress.step,
             samples=progress.samples,
             parent=os.getpid(),
+            max_steps=progress.max_steps,
         )
         if job.place.is_head and self._server is not None:
             job.meter.figures = self._figures

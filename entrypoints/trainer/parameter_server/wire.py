@@ -55,7 +55,7 @@ class WorkerOrder:
     """What a rank tells its worker: the shards' addresses, the secret, and where the tickets begin.
 
     `step` and `samples` are the progress at the first ticket; `ranks` is the number of tickets a step; `parent` is the
-    rank's process.
+    rank's process; `max_steps` is the job's last step.
     """
 
     name: str
@@ -65,6 +65,7 @@ class WorkerOrder:
     step: int
     samples: int
     parent: int
+    max_steps: int = 1
 
 
 def memory(tensor: torch.Tensor) -> memoryview:

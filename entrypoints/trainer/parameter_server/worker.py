@@ -39,7 +39,7 @@ _BEATS_IN_LEASE = 5
 class Gradients:
     """Computes the gradients of tickets: those that a rank would compute under ddp, before they are averaged."""
 
-    def __init__(self, spec: Spec, task: Task, ranks: int, step: int, samples: int) -> None:
+    def __init__(self, spec: Spec, task: Task, ranks: int, step: int, samples: int, max_steps: int = 1) -> None:
         """Build the model as a single rank's, in its own process group. Raises TaskError."""
         alone = dataclasses.replace(
             together(spec.training),
@@ -67,7 +67,7 @@ class Gradients:
         with tempfile.TemporaryDirectory() as scratch:  # a worker saves nothing
             os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] = scratch
             self.job: TrainingJob = build(spec, only_training, place, agreement)
-        self.ranks, self._step, self._samples = ranks, step, samples
+        self.ranks, self._step, self._samples, self.max_steps = ranks, step, samples, max_steps
         self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
         self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
         self._frozen = keep_frozen(self.job.strategy.module)
@@ -99,7 +99,7 @@ class Gradients:
         )
         batches = job.batches(job.train_data, keys)
         job.optimizer.zero_grad()
-        gradients(job, TrainState(step=step), batches, is_logged=True)
+        gradients(job, TrainState(step, position, self.max_steps), batches, is_logged=True)
         verdict = job.agreement.finish()
         if names := changed(self._frozen):
             raise TaskError(refusal(names))
@@ -133,7 +133,7 @@ def main() -> int:
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
         try:
-            compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples)
+            compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples, order.max_steps)
             shards = [opened.enter_context(connected(order, MessageKind.BEAT, 0))]
             wire.receive(shards[0])
             threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()

@@ -1,0 +1,136 @@
+"""What a task may have beside the loss: after_step, the argument progress, and a dataset's set_epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainerruns import Run, parameters, run, whole_run
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data, optim
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, ScheduleSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.task import TaskProgress, load_task
+
+# A teacher that follows the weights, a codebook with noise, an annealed loss, and a dataset that reads the epoch.
+TEACHER = """
+import os, signal, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Points:
+    epoch = None
+    def __len__(self): return 12
+    def __getitem__(self, index):
+        return torch.arange(6.0).mul(index + 1).sin() * (1 + (self.epoch or 0) / 4), index % 3
+    def set_epoch(self, epoch): self.epoch = epoch
+
+def dataset(params, split):
+    return Points() if split == "train" else None
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+        self.register_buffer("codes", torch.zeros(4))
+    def forward(self, x):
+        return self.student(x), self.teacher(x)
+
+def model(params):
+    return Net()
+
+def loss(model, batch, progress):
+    own, taught = model(batch[0])
+    share = progress.step / progress.max_steps
+    if os.environ.get("DO") == f"kill:{os.environ.get('RANK')}:{progress.step}" and not os.path.exists("done"):
+        open("done", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert progress.epoch == progress.step * 8 // 12
+    return (1 - share) * F.cross_entropy(own, batch[1]) + share * F.mse_loss(own, taught)
+
+def after_step(model, step):
+    for old, new in zip(model.teacher.parameters(), model.student.parameters()):
+        old.lerp_(new, 0.1)
+    model.codes.add_(torch.rand(4) * step)
+"""
+SETTINGS: dict[str, Any] = {"max_steps": 9, "eval_every": None, "micro_batch_size": 2, "checkpoint": {"every_steps": 4}}
+
+
+def train(folder: Path, ranks: int, **settings: Any) -> Run:
+    """Return a finished run with the teacher."""
+    return whole_run(folder, ranks, text=TEACHER, **{**SETTINGS, **settings})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the run on one rank."""
+    return train(tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"strategy": "fsdp"}, {"shard": "optimizer", "micro_batch_size": 4}, {"strategy": "hsdp", "shard_size": 2}],
+    ids=str,
+)
+def test_after_step_is_the_same_on_any_ranks(settings: dict[str, Any], alone: Run, tmp_path: Path) -> None:
+    """Teacher and codebook, the annealed loss and the dataset's epochs are those of one rank, through a kill."""
+    killed = run(tmp_path, 2, "kill:1:6", text=TEACHER, **{**SETTINGS, **settings})
+    assert killed.code != 0
+    done = train(tmp_path, 2, **settings)
+    assert done.only("restart")["step"] == 4
+    for name, weight in alone.exported().items():
+        assert torch.allclose(done.exported()[name], weight, atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_after_step_resumes_bit_for_bit(alone: Run, tmp_path: Path) -> None:
+    """What after_step changes is in the checkpoint."""
+    run(tmp_path, 1, "kill:None:6", text=TEACHER, **SETTINGS)
+    assert parameters(train(tmp_path, 1)) == parameters(alone)
+    assert alone.exported()["codes"].sum() > 20
+
+
+def test_after_step_matches_a_plain_loop(alone: Run) -> None:
+    """The teacher after 9 steps is that of a plain loop."""
+    space: dict[str, Any] = {}
+    exec(TEACHER, space)
+    data.seed_all(data.mix(1, data.INIT, 1))
+    net, points = space["model"]({}), space["Points"]()
+    optimizer = torch.optim.AdamW(net.student.parameters(), 0.01, weight_decay=0.01)
+    for step in range(9):
+        keys, samples = data.stream(1, 12, 8 * step, 8), []
+        for epoch, index in keys:
+            points.set_epoch(epoch)
+            samples.append(points[index])
+        batch = torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+        optimizer.param_groups[0]["lr"] = 0.01 * optim.lr_factor(ScheduleSettings("cosine", 4), step, 9)
+        space["loss"](net, batch, TaskProgress(step, step * 8 // 12, 9)).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            data.seed_all(data.mix(1, data.AFTER_STEP, step + 1))
+            space["after_step"](net, step + 1)
+    for name, weight in net.state_dict().items():
+        assert torch.allclose(alone.exported()[name], weight, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "local"}, "strategy: local, under which the ranks train apart"),
+        ({"strategy": "async"}, "strategy: async, under which the ranks train apart"),
+        ({"parallel": ParallelSettings(tensor=2)}, "parallel.tensor, under which a rank has a part of the model"),
+        ({"parallel": ParallelSettings(pipeline=2)}, "parallel.pipeline, under which a rank has a part of the model"),
+    ],
+)
+def test_after_step_is_refused_by_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Strategies whose ranks do not share whole weights after each step refuse the function before the first step."""
+    (tmp_path / "teacher.py").write_text(TEACHER)
+    task = load_task(tmp_path / "teacher.py")
+    task.check(TrainingSettings(global_batch_size=8, max_steps=1))
+    with pytest.raises(TaskError, match=said):
+        task.check(TrainingSettings(global_batch_size=8, max_steps=1, **settings))
