@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
@@ -18,21 +22,29 @@ from . import data, report, weighted
 from .job import TrainingJob, TrainState
 
 Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count
+_SPREADERS = ("torch.distributed.fsdp", "torch.distributed.tensor")
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
 
-def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) -> list[tuple[list[data.Key], int]]:
+def shares(
+    length: int, micro: int, limit: int | None, rank: int, ranks: int, *, is_even: bool = False
+) -> list[tuple[list[data.Key], int]]:
     """Return the rank's batches with the weight of each: its number of samples.
 
     Every rank gets the same number of batches, since under fsdp each forward pass takes all ranks: a rank without
-    further batches repeats the first batch with weight 0.
+    further batches repeats the first batch with weight 0. With `is_even` the ranks' batches of a round have one size:
+    the samples after the whole rounds are divided evenly, and the last of them are batches of one sample.
     """
-    batches = [range(start, min(start + micro, length)) for start in range(0, length, micro)]
-    if limit is not None:
-        batches = batches[: limit * ranks]
+    end = length if limit is None else min(length, limit * ranks * micro)
+    starts = list(range(0, end, micro))
+    if is_even:
+        rest = end % (micro * ranks)
+        whole, singles = end - rest, end - rest % ranks
+        starts = [*range(0, whole, micro), *range(whole, singles, max(1, rest // ranks)), *range(singles, end)]
+    batches = [range(start, stop) for start, stop in itertools.pairwise([*starts, end])]
     rounds = -(-len(batches) // ranks)
     own = [
-        (batches[i], len(batches[i])) if i < len(batches) else (batches[0], 0)
+        (batches[i], len(batches[i])) if i < len(batches) else (batches[-1 if is_even else 0], 0)
         for i in range(rank, rounds * ranks, ranks)
     ]
     return [([(_EPOCH, index) for index in batch], weight) for batch, weight in own]
@@ -44,12 +56,14 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     Counts from before an interruption are dropped: the resumed job evaluates this step again.
     """
     begin_s = time.perf_counter()
-    place = job.place
+    place, split = job.place, job.eval_data or ()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
     if limit is not None and strict:  # the same samples for any number of ranks
         limit = limit * job.split.virtual // place.data_ranks
-    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.data_rank, place.data_ranks)
+    job.tell(progress)
     with eval_mode(job):
+        is_even = uses_collectives(job, split, job.split.micro, lambda batch: functools.partial(numbers, job, batch))
+        plan = shares(len(split), job.split.micro, limit, place.data_rank, place.data_ranks, is_even=is_even)
         stop, metrics = _run(job, plan)
     seconds = time.perf_counter() - begin_s
     job.meter.skip(seconds)
@@ -74,6 +88,44 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@torch.no_grad()
+def uses_collectives(job: TrainingJob, split: Any, size: int, run: Callable[[Any], Callable[[Any], Any]]) -> bool:
+    """Return whether the task's own code calls collectives in an evaluation; these need batches of equal size.
+
+    The first call evaluates a batch which does not count, the same on all ranks, unless the batches are even anyway.
+    """
+    place = job.place
+    if job.tally.uses_collectives is None and place.data_ranks > 1 and len(split) % (size * place.data_ranks):
+        batches = job.batches(split, iter([[(_EPOCH, index) for index in range(min(size, len(split)))]]))
+        try:
+            # A compiled model would not be compiled again after a pass under the watch.
+            watch = _CollectiveWatch()  # type: ignore[no-untyped-call]
+            with torch.compiler.set_stance("force_eager"), job.strategy.autocast(), watch:
+                on_model(job, run(next(batches)))
+        finally:
+            batches.close()
+        job.tally.uses_collectives = any(exchange.gather(watch.has_seen))
+    return bool(job.tally.uses_collectives)
+
+
+class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the collectives that the task calls, not those of a strategy inside the model."""
+
+    has_seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            frame: FrameType | None = sys._getframe(1)
+            callers = list[str]()
+            while frame is not None and not frame.f_globals["__name__"].startswith(__package__ + "."):
+                callers.append(frame.f_globals["__name__"])
+                frame = frame.f_back
+            is_own = frame is not None and ".strategies." in frame.f_globals["__name__"]
+            is_own = is_own or any(name.startswith(_SPREADERS) for name in callers)
+            self.has_seen = self.has_seen or not is_own
+        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()

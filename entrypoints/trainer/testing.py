@@ -171,6 +171,7 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     parent = initial.open_parent(job, folder, settings)
     progress.parent = parent.origin
     report.say_start(job, progress)
+    task.progress.step, task.progress.max_steps = parent.origin["step"] or 0, trained.max_steps or 1
     step, name = parent.origin["step"], settings.checkpoint or "chosen"
     if job.place.is_head and step is not None and name == "chosen":
         name = "best" if folders.best_step(Path(parent.origin["path"]).parent) == step else "last"
@@ -253,7 +254,8 @@ _LONG = ("classes", "confusion", "calibration", "worst", "quantiles", "predictio
 def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     """Return the figures of the present weights, on all ranks; None after a stop request. Collective."""
     place, outputs, kept = job.place, job.task.outputs, job.spec.evaluate.predictions if job.spec.evaluate else 0
-    plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks)
+    is_even = evaluate.uses_collectives(job, split, size, functools.partial(_measure, job))
+    plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks, is_even=is_even)
     batches = job.batches(split, iter([keys for keys, _ in plan]))
     counts: scores.ClassCounts | scores.Residuals | None = None
     means: list[dict[str, evaluate.Number]] = []
@@ -268,7 +270,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
             try:
                 batch = next(batches)
                 with job.strategy.autocast():
-                    found = _measured(job, batch)
+                    found = evaluate.on_model(job, _measure(job, batch))
                 if outputs is None:
                     means.append(found or {})
                 elif weight and place.counts and fault is None:
@@ -295,11 +297,11 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     return scores.residual_figures(total) | rows
 
 
-def _measured(job: TrainingJob, batch: Any) -> Any:
-    """Return the task's outputs or numbers for the batch; None before the last stage of a pipeline."""
+def _measure(job: TrainingJob, batch: Any) -> Callable[[Any], Any]:
+    """Return a function of the model: the task's outputs or numbers for the batch."""
     if (outputs := job.task.outputs) is not None:
-        return evaluate.on_model(job, lambda model: outputs(model, batch))
-    return evaluate.on_model(job, functools.partial(evaluate.numbers, job, batch))
+        return lambda model: outputs(model, batch)
+    return functools.partial(evaluate.numbers, job, batch)
 
 
 def _words(result: dict[str, Any]) -> str:

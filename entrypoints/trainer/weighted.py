@@ -44,6 +44,7 @@ class Tally:
         self._is_weighted: bool | None = None  # None until a loss, or an agreement, has shown the form
         self._is_compared = False  # over the ranks
         self._count: torch.Tensor | float = 0.0
+        self.uses_collectives: bool | None = None  # the task's evaluation; None until evaluate.py has looked
 
     def begin(self) -> None:
         """Begin a step."""
