@@ -609,7 +609,7 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
     """tensor 2 x pipeline 2 -> fsdp 4 -> pipeline 2 -> tensor 2 -> 1 rank: losses and evaluations as on one rank."""
     turns = [
         (4, "kill:3:14", {"parallel": {"tensor": 2, "pipeline": 2}}),
-        (4, "kill:2:12", {"strategy": "fsdp"}),
+        (4, "kill:2:13", {"strategy": "fsdp"}),
         (2, "kill:0:45", {"parallel": {"pipeline": 2}}),
         (2, "kill:0:9", {"parallel": {"tensor": 2}, "checkpoint": {"every_steps": 1}}),
         (1, "", {}),
