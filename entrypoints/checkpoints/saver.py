@@ -116,6 +116,13 @@ class Saver(Background[Saved]):
         small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers), "save": save})
         self._start("checkpoint", self._run, snapshot.step, *small, snapshot.best, begin_s, blocked_s)
 
+    def mark_best(self, step: int, best: tuple[str, float], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Record the step of the begun save as the best, and remove the best before; rank 0 only."""
+        self.wait(meanwhile)
+        with contextlib.suppress(OSError):  # as in `_settle`
+            folders.mark_best(self.folder, step, *best)
+            folders.retain(self.folder, self._keep, self._uploads.step if self._uploads else None)
+
     def meet(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for all ranks, up to the slowest disk; all ranks call, with no save under way."""
         self._start("meeting", dist.barrier, self._group)

@@ -142,6 +142,7 @@ class TrainState:
     saved_step: int | None = None  # the newest step with a durable save
     evaluated_step: int | None = None
     compared_step: int | None = None  # the newest step at which the ranks' copies of the model were equal
+    evaluated_at_s: float | None = None  # on the monotonic clock: the begin of this run's last evaluation
     metrics: dict[str, float] = field(default_factory=dict)
     save_s: float = 0.0  # duration of the newest save until durable
     failed_saves: int = 0  # in a row

@@ -61,9 +61,9 @@ def resume(job: TrainingJob) -> TrainState:
         notes = _load(job, checkpoint, reader)
         progress.step = progress.resumed_from = checkpoint.step
         progress.path = checkpoint.path
-        for name in saving.CARRIED:
-            if name in checkpoint.trainer:
-                setattr(progress, name, checkpoint.trainer[name])
+        carried = {name: checkpoint.trainer[name] for name in saving.CARRIED if name in checkpoint.trainer}
+        for name, value in {**carried, **saving.noted_evaluation(job, checkpoint.trainer)}.items():
+            setattr(progress, name, value)
         if checkpoint.path.parent == job.folder:
             progress.saved_step = progress.begun_step = checkpoint.step
             _mark_best_again(job, progress)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .. import atomic_json
 from ..checkpoints import folder as folders
 from ..checkpoints import weights
 from ..checkpoints.folder import CheckpointError
@@ -30,6 +32,10 @@ CARRIED = (
     *("best", "best_of", "best_step", "stale", "parent"),
 )
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
+EVALUATED = "evaluated.json"  # in the checkpoint folder: see note_evaluation
+EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale")  # those that an evaluation changes
+# The most time for which a later evaluation waits for a save: an abort in an evaluation ends the thread that writes.
+SECURE_S, SECURE_SHARE = 1.0, 0.01  # in seconds, and as a share of the time since the evaluation before
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
 
 
@@ -44,9 +50,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     """
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
-            job.saver.wait(heartbeat.beat)
-            with contextlib.suppress(OSError):
-                folders.mark_best(job.folder, progress.step, *best)
+            job.saver.mark_best(progress.step, best, heartbeat.beat)
         return
     begin_s = time.perf_counter()
     progress.begun_step = progress.step
@@ -133,6 +137,36 @@ def finish(job: TrainingJob, progress: TrainState) -> None:
     if failure.is_sick:
         fail(job, progress, failure.message)
     raise CheckpointError(failure.message)
+
+
+def secure(job: TrainingJob, progress: TrainState) -> None:
+    """Wait until the begun save is durable, before an evaluation: the first waits as long as needed, others briefly."""
+    begin_s, before_s = time.monotonic(), progress.evaluated_at_s
+    limit_s = math.inf if before_s is None else max(SECURE_S, SECURE_SHARE * (begin_s - before_s))
+    job.saver.wait(heartbeat.beat, limit_s)
+    progress.evaluated_at_s = time.monotonic()
+    job.meter.add_checkpoint(progress.evaluated_at_s - begin_s)
+
+
+def note_evaluation(job: TrainingJob, progress: TrainState) -> None:
+    """Write the result of the evaluation of a saved step beside its checkpoint, on rank 0: a pause is evaluated once.
+
+    Without the note, a resume evaluates the step again.
+    """
+    if job.place.is_head:
+        job.saver.wait(heartbeat.beat)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            path = job.folder / folders.step_name(progress.step) / folders.TRAINER
+            fields = {name: getattr(progress, name) for name in EVALUATION}
+            atomic_json.write_json(job.folder / EVALUATED, {"save": json.loads(folders.read(path))["save"], **fields})
+
+
+def noted_evaluation(job: TrainingJob, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `note_evaluation` wrote about the checkpoint with these trainer's fields, else {}. Collective."""
+    note = (atomic_json.read_json(job.folder / EVALUATED) if job.place.is_head else None) or {}
+    is_its_own = isinstance(note, dict) and note.get("save") == trainer.get("save", "")
+    found: dict[str, Any] = exchange.share({k: note[k] for k in EVALUATION if k in note} if is_its_own else {})
+    return found
 
 
 def wait(job: TrainingJob, limit_s: float) -> None:

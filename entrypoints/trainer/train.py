@@ -118,14 +118,12 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             if progress.compared_step is None and job.strategy.is_alike():  # early: an error of the task file
                 job.strategy.sync_buffers()
                 drift.compare(job, progress)
-            # First: the training is safe even if the evaluation fails. A pause saves the evaluation's result too.
-            if progress.step == progress.last_step and not progress.is_paused:
+            is_due = verdict.save or progress.step == progress.last_step or bool(every and progress.step % every == 0)
+            # First: an evaluation that fails, hangs or aborts costs no step. A resume from this save evaluates again.
+            if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average
                 saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
-            is_due = verdict.save or bool(every and progress.step % every == 0) or progress.is_paused
-            if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average
-                saving.begin(job, progress)
             saving.collect(job, progress)
             if rehearsed is not None and rehearsed.hold_at == progress.step and stop is None:
                 _hold(job, progress)
@@ -445,8 +443,11 @@ def _is_planned(job: TrainingJob, progress: TrainState) -> bool:
 
 def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     """Evaluate; keep the best checkpoint, if requested; return the reason to stop, or None."""
+    saving.secure(job, progress)
     with job.averaged():
         stop = evaluate(job, progress)
+    if stop is None and progress.is_paused:
+        saving.note_evaluation(job, progress)
     monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
     if stop is not None or (monitor.patience is None and not keeps) or not _is_planned(job, progress):
         return stop
