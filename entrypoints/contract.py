@@ -413,6 +413,28 @@ class ExitReport(Message, checks=True, optional="fenced"):
     unkept: tuple[str, ...] = ()  # names of files of a script that cloudtrain did not keep
 
 
+OUT_OF_MEMORY = "for want of memory"  # in the message of a failure
+# Signals by which a program ends itself; others come from outside.
+_OWN_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
+
+
+def sign_of(error: Mapping[str, Any] | None) -> tuple[Any, ...] | None:
+    """Return the sign by which a failure is known again; None if a new start may mend the failure.
+
+    The same sign a second time, which includes the step, is an error of the code, or the machine is too small.
+    """
+    told = error or {}
+    kind, signal = told.get("kind"), told.get("signal")
+    is_own = kind == "hang" or (kind == "exception" and not told.get("peer_lost"))
+    is_own |= kind == "signal" and (signal in _OWN_SIGNALS or OUT_OF_MEMORY in str(told.get("message")))
+    return (told["step"], kind, signal or told.get("type")) if is_own and told.get("step") is not None else None
+
+
+def sign_fields(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a failure's sign that not every failure has, for a report."""
+    return {key: error[key] for key in ("signal", "step", "again") if error.get(key) is not None}
+
+
 @dataclass(frozen=True)
 class NodeStatus(Message, checks=True):
     """A node as agent/node_folder.py finds it: the agent's files, and the facts that the files alone do not show.

@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from .. import atomic_json, events, processes
-from ..contract import ExitReport, JobSpec
+from ..contract import OUT_OF_MEMORY, ExitReport, JobSpec
 from ..rank import heartbeat, variables
 from ..scripts import meeting
 from . import node as nodes
@@ -281,7 +281,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
     if ended.code == 0:
         return EXIT_DONE, []
     if ended.failures:
-        return EXIT_FAILED, list(ended.failures)
+        return EXIT_FAILED, [_at_step(folder, failure) for failure in ended.failures]
     left = heartbeat.left_code(folder, nproc)
     # After a stop request, a script that exits 0 has saved, or given up; the script is not done. The trainer is done.
     if left == EXIT_SAVED or (left == EXIT_DONE and (is_task or not ended.was_stopped)):
@@ -293,7 +293,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         if failure["rank"] not in by_rank:  # a rank's own record is more precise than its exit code
             by_rank[failure["rank"]] = _with_lines(failure)
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
-    failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
+    failures = [_at_step(folder, f) for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
     if ended.was_stopped:  # a rank that died of the stop signal has not failed
         failures = [f for f in failures if f.get("signal") != "SIGTERM"]
     if any(f.get("signal") != "SIGTERM" for f in failures):  # torchrun ends the remaining ranks with SIGTERM
@@ -319,6 +319,12 @@ def _alone(folder: Path, spec: JobSpec, nodes_count: int) -> dict[str, Any] | No
     return meeting.failure(folder, nproc, nproc * nodes_count)
 
 
+def _at_step(folder: Path, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure with the steps that the rank has done, if known."""
+    step = heartbeat.steps_done(folder, failure["rank"])
+    return failure if step is None else {**failure, "step": step}
+
+
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
     """Return the failure of a rank without a record of its own, with the lines that the rank printed last.
 
@@ -337,7 +343,7 @@ def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, 
     if killed < 1:
         return failures
     count = "a process" if killed == 1 else f"{killed} processes"
-    words = f"; meanwhile the kernel killed {count} of this machine for want of memory"
+    words = f"; meanwhile the kernel killed {count} of this machine {OUT_OF_MEMORY}"
     return [{**f, "message": f["message"] + words} if f.get("signal") == "SIGKILL" else f for f in failures]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import ExitReport, ExitState
+from ..contract import ExitReport, ExitState, sign_of
 from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
@@ -116,6 +116,7 @@ class Coordinator:
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
+    last_sign: tuple[Any, ...] | None = None
     gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
     missed_s: float | None = None  # since when a node of this generation is lost
 
@@ -233,6 +234,11 @@ class Coordinator:
         was_soon = (self.first_failure_s or 0.0) - self.started_s < SOON_S
         is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
         self.last_echo = echo
+        sign = None if missing else sign_of(first)
+        if sign is not None and sign == self.last_sign:  # a second start came to the same end
+            words = f"the start before ended in the same way at step {first['step']}, so a further start would too"
+            return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}", "again": True})
+        self.last_sign = sign
         if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
             if reason or now_s >= self.rules.soft_deadline_s:  # a job that must stop does not restart
                 return self._end("stopped", reason or self.rules.limit_reason, first)

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from ..contract import (
     ExitReport,
     KeyVaultSecrets,
     Places,
+    sign_fields,
+    sign_of,
 )
 from ..format import failure
 from ..rank import tracebacks
@@ -163,7 +165,7 @@ def _words(verdict: ExitReport, error: Mapping[str, Any], message_bytes: int) ->
     kind = _short(str(error["type"]), TYPE_BYTES) if error.get("type") else error.get("type")
     message = _short(str(error.get("message") or f"{verdict.state} ({verdict.reason})"), message_bytes)
     fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
-    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": kind}
+    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": kind, **sign_fields(error)}
     return failure(error.get("rank"), kind, message), fields | {"message": message, "traceback": ""}
 
 
@@ -271,6 +273,7 @@ class _ExitTarget:
     failure: Path | None = None
     uri: str | None = None
     codes: ExitCodes | None = None
+    earlier: Mapping[str, Any] = field(default_factory=dict)  # the report of an earlier container
 
     @classmethod
     def of(cls, order: ContainerOrder, root: Path) -> _ExitTarget:
@@ -282,7 +285,7 @@ class _ExitTarget:
         """Add the node to the exit report's uri, and delete the report of an earlier container."""
         if self.uri is not None:
             self.uri = f"{self.uri}-{node}.json"
-            staging.retract(self.uri)
+            self.earlier = staging.retract(self.uri)
 
     def asks_again(self, code: int) -> bool:
         """Return whether the exit code asks the platform for a new start."""
@@ -304,5 +307,7 @@ class _ExitTarget:
             kind = (verdict.error or {}).get("kind")
             is_mended = verdict.state == "failed" and kind in self.codes.mended_by_a_start
             may_mend = is_mended or verdict.reason in ("preempted", "node_failure")
-            return self.codes.again if may_mend else self.codes.permanent
+            sign = sign_of(verdict.error)
+            is_again = sign is not None and sign == sign_of(self.earlier)
+            return self.codes.again if may_mend and not is_again else self.codes.permanent
         return exit_code(verdict)

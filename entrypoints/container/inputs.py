@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, events
-from ..contract import ContainerOrder, ExitCodes, ExitReport
+from ..contract import ContainerOrder, ExitCodes, ExitReport, sign_fields
 from ..stores.store import Store, open_store
 from . import folder_sync
 
@@ -76,7 +76,7 @@ def report(uri: str, verdict: ExitReport) -> None:
     error = verdict.error or {}
     fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
-    fields |= {"lines": error["lines"]} if error.get("lines") else {}
+    fields |= sign_fields(error) | ({"lines": error["lines"]} if error.get("lines") else {})
     folder, _, name = uri.rpartition("/")
     try:
         open_store(folder).put(json.dumps(fields, default=str).encode(), name)
@@ -84,11 +84,16 @@ def report(uri: str, verdict: ExitReport) -> None:
         print(f"cloudtrain: the exit report cannot be written: {failure}", flush=True)
 
 
-def retract(uri: str) -> None:
-    """Delete the exit report of an earlier container; this container has not ended yet."""
+def retract(uri: str) -> dict[str, Any]:
+    """Delete the exit report of an earlier container, as this container has not ended yet; return the report or {}."""
     folder, _, name = uri.rpartition("/")
+    earlier: Any = {}
     with contextlib.suppress(OSError):
-        open_store(folder).delete(name)
+        store = open_store(folder)
+        with contextlib.suppress(OSError, ValueError):
+            earlier = json.loads(store.read(name)[0] or b"{}")
+        store.delete(name)
+    return earlier if isinstance(earlier, dict) else {}
 
 
 def _bring(what: str, uri: str, folder: Path) -> int:

@@ -33,6 +33,7 @@ MOST_S = 2.0  # for signals to all ranks: an agent that is busy for longer would
 _due_s = math.inf  # until the rank's shell calls `enable`: before, a beat has no effect
 _file = Path()
 _pid = 0
+_steps = -1  # the file descriptor of the rank's step
 
 
 def enable() -> None:
@@ -40,7 +41,7 @@ def enable() -> None:
 
     A beat in a forked process (a data loader) counts for the rank.
     """
-    global _due_s, _file, _pid
+    global _due_s, _file, _pid, _steps
     # Stacks go to the current log, even if the script redirects its standard error later.
     faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=True)
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -48,6 +49,7 @@ def enable() -> None:
         _file, _pid, _due_s = Path(folder) / f"beat-{os.environ.get('RANK', '0')}", os.getpid(), 0.0
         with contextlib.suppress(OSError):  # a predecessor's file, if torchrun restarts ranks in place
             _file.unlink(missing_ok=True)
+            _steps = os.open(_file.with_name(f"steps-{_file.name[5:]}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
 
 def left_code(folder: Path, ranks: int) -> int | None:
@@ -77,6 +79,20 @@ def beat() -> None:
             _file.write_text(str(_pid))
     except OSError:  # without a watch, the training continues
         pass
+
+
+def at(step: int) -> None:
+    """Note the steps that this rank has done, for the account of a failure. A call costs about a microsecond."""
+    if _steps >= 0:
+        with contextlib.suppress(OSError):
+            os.pwrite(_steps, b"%d" % step, 0)
+
+
+def steps_done(folder: Path, rank: int | None) -> int | None:
+    """Return the steps that a rank of this node has done, None if not known."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / f"steps-{rank}").read_text())
+    return None
 
 
 @dataclass(frozen=True)

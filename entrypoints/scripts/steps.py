@@ -204,6 +204,7 @@ class Steps:
             self._times.append((now_s, step))
         self._step = self._seen = step
         heartbeat.beat()
+        heartbeat.at(step)
         fields: dict[str, Any] = {"step": step} | ({"max_steps": max(total, step)} if total else {})
         (begin_s, begin), (end_s, end) = self._times[0], self._times[-1]
         if end > begin:

@@ -109,11 +109,13 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
     if progress.is_paused and progress.step > progress.last_step:  # the pause was set for an earlier step
         return None
     job.meter.restart()
+    heartbeat.at(progress.step)
     with _steps(job, progress) as take_step:
         # Evaluate first, if the evaluation was interrupted.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
         while stop is None and progress.step < progress.last_step:
             verdict = take_step()
+            heartbeat.at(progress.step)
             stop = verdict.stop
             if progress.compared_step is None and job.strategy.is_alike():  # early: an error of the task file
                 job.strategy.sync_buffers()

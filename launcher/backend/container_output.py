@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.contract import sign_fields
 
 from ..job import JobState, State
 from ..text import sanitize
@@ -96,7 +97,7 @@ def failed(
     is_earlier = report is not None and report.get("state") == "succeeded"
     if report and not is_earlier and not (is_fault and report.get("reason") == "preempted"):
         error = {key: report.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
-        error |= {"lines": report["lines"]} if report.get("lines") else {}
+        error |= sign_fields(report) | ({"lines": report["lines"]} if report.get("lines") else {})
         state: JobState = "stopped" if report.get("state") == "stopped" else "failed"
         is_plain = state == "stopped" and report.get("kind") is None
         return State(state, report.get("reason"), is_resumable, None if is_plain else error, **common)

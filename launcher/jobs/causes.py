@@ -81,6 +81,11 @@ CAUSES = (
         "submit or resume it once more; a script must not choose ports of its own",
     ),
     Cause(
+        r"gloo::EnforceNotMet|Received data size doesn't match expected size",
+        "the ranks exchanged tensors of different size",
+        "a collective in loss or evaluate needs equal batches: the last batch of an evaluation may be smaller",
+    ),
+    Cause(
         r"collective operation timeout|Timed out waiting \d+ms for (?:recv|send)",
         "a rank waited in vain for the others in a collective: one was stuck, or took another path through the code",
         "look at what the other ranks did last; distributed.timeout_s is how long they wait",

@@ -17,6 +17,7 @@ from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
 from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.rank import heartbeat
 from doubles.waiting import until
 
 SPEC: dict[str, Any] = {
@@ -150,6 +151,20 @@ def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch
     (tmp_path / "rank-0.log").write_text("waiting\n")
     killed = {"rank": 1, "kind": "signal", "signal": "SIGKILL", "exit_code": -9, "message": "killed by SIGKILL"}
     assert outcome(tmp_path, torchrun=[killed])[1][0]["lines"] == ["loading", "allocating 80 GB"]
+
+
+def test_outcome_has_the_step_of_the_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with the rank's steps outlives the rank, and a new start begins without a step."""
+    monkeypatch.setattr(heartbeat.faulthandler, "register", lambda *args, **kwargs: None)
+    monkeypatch.setenv("CLOUDTRAIN_RESULT_DIR", str(tmp_path))
+    for steps in ((), (9, 10)):
+        for name in ("_due_s", "_file", "_pid", "_steps"):
+            monkeypatch.setattr(heartbeat, name, getattr(heartbeat, name))
+        heartbeat.enable()
+        for step in steps:
+            heartbeat.at(step)
+        _, failures = outcome(tmp_path, torchrun=[ABORTED])
+        assert failures[0].get("step") == (steps[-1] if steps else None)
 
 
 def test_outcome_of_an_exit_code_names_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,54 @@ def test_same_echoes_twice_end_the_job() -> None:
     assert (verdict.state, verdict.restarts) == ("failed", 1)
 
 
+OWN = ("SIGABRT", "SIGSEGV", "SIGBUS")
+FULL = {"message": "killed by SIGKILL; meanwhile the kernel killed a process of this machine for want of memory"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_code"),
+    [
+        *(({"signal": name, "step": 10}, {"signal": name, "step": 10}, True) for name in OWN),
+        ({"step": 10, **FULL}, {"step": 10, **FULL, "rank": 0}, True),
+        ({"kind": "hang", "signal": None, "step": 10}, {"kind": "hang", "signal": None, "step": 10}, True),
+        ({"step": 10}, {"step": 10}, False),  # a kill from outside
+        ({"signal": "SIGABRT", "step": 10}, {"signal": "SIGABRT", "step": 20}, False),
+        ({"signal": "SIGABRT", "step": 10}, {"signal": "SIGSEGV", "step": 10}, False),
+        ({"signal": "SIGABRT"}, {"signal": "SIGABRT"}, False),  # a script without steps
+        ({"kind": "lost", "signal": None, "step": 10}, {"kind": "lost", "signal": None, "step": 10}, False),
+    ],
+)
+def test_same_fault_at_the_same_step_is_an_error_of_the_code(
+    first: dict[str, Any], second: dict[str, Any], is_code: bool
+) -> None:
+    """The same sign at the same step ends the job after the second start; another step or sign earns a third."""
+    job = Job(replace(RULES, max_restarts=3))
+    job.run()
+    for change in (first, second):
+        job.say(1, phase="exited", code=70, failures=({**SIGNAL, **change},))
+        job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
+        job.decide()
+        job.run()
+    verdict = job.coordinator.desired.verdict
+    assert (verdict is not None) is is_code
+    if verdict is not None:
+        assert (verdict.state, verdict.reason, verdict.restarts) == ("failed", "error", 1)
+        assert "in the same way at step 10" in (verdict.error or {})["message"]
+
+
+def test_fault_of_the_code_beside_a_lost_node_is_no_sign() -> None:
+    """A lost node may abort its peers in each start, at the step of the newest save."""
+    job = shrinking(4, 1, (1, 2, 3, 4), max_restarts=3)
+    for gone in (frozenset({3}), frozenset({2, 3})):
+        job.decide(lost=gone)
+        for node in set(job.coordinator.desired.nodes) - gone:
+            job.say(node, phase="exited", code=70, failures=({**SIGNAL, "signal": "SIGABRT", "step": 10},))
+        job.decide(lost=gone)
+        assert job.decide(after_s=6, lost=gone).want == "run"
+        for node in job.coordinator.desired.nodes:
+            job.say(node, phase="running", generation=job.coordinator.desired.generation, code=None, failures=())
+
+
 def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     """A stop is passed to all nodes, and is over when all have saved."""
     job.say(1, stop="user")

@@ -9,7 +9,15 @@ import pytest
 
 from cloudtrain.entrypoints.container import inputs
 from cloudtrain.entrypoints.container.inputs import StagingError
-from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport, FetchedInput, JobSpec, Places, SyncedFolder
+from cloudtrain.entrypoints.contract import (
+    ContainerOrder,
+    ExitReport,
+    FetchedInput,
+    JobSpec,
+    Places,
+    SyncedFolder,
+    sign_of,
+)
 from cloudtrain.entrypoints.stores import google_http
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET
@@ -161,8 +169,8 @@ def test_exit_report_has_the_launchers_fields(store: Google) -> None:
 
 def test_exit_report_of_an_earlier_container_is_removed(store: Google, capfd: pytest.CaptureFixture[str]) -> None:
     """A missing report is no error, and the container starts and ends even if the bucket denies access."""
-    inputs.report(ENDED, ExitReport("stopped", "preempted"))
-    inputs.retract(ENDED)
+    inputs.report(ENDED, ExitReport("failed", "node_failure", {"kind": "signal", "signal": "SIGABRT", "step": 10}))
+    assert sign_of(inputs.retract(ENDED)) == (10, "signal", "SIGABRT")
     assert store.object("jobs/j/ended-0.json") is None
     inputs.retract(ENDED)
     store.fault("storage.*", "403", containers=True)

@@ -23,6 +23,7 @@ NCCL = (
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, "
     "NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
 )
+UNEQUAL = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
 GLOO = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation"
 ARGPARSE = "exited with code 2; last line: train.py: error: unrecognized arguments: --resume"
 ARGPARSE_PATH = "exited with code 2; last line: train.py: error: argument --resume: expected one argument"
@@ -43,6 +44,7 @@ TEXTS = [
     ("OSError", "[Errno 98] Address already in use", "has the port"),
     ("DistBackendError", NCCL, "in a collective"),
     ("RuntimeError", GLOO, "in a collective"),
+    (None, UNEQUAL, "needs equal batches"),
     ("RuntimeError", "CUDA driver version is insufficient for CUDA runtime version", "NVIDIA driver is older"),
     ("RuntimeError", "CUDA error: no kernel image is available for execution on the device", "not built for"),
     ("RuntimeError", "CUDA error: device-side assert triggered", "out of range"),

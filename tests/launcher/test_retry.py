@@ -118,3 +118,43 @@ def test_obstacle_to_a_retry_is_reported(
     assert "attempt 2 of at most 3 begins" in said
     assert "no retry: the code as it was submitted is no longer here" in said
     assert Registry().find("j-1").attempt.number == 1
+
+
+ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "message": "killed by SIGABRT", "step": 10}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "goes_on"),
+    [
+        (ABORTED, {**ABORTED, "rank": 1}, False),
+        (ABORTED, {**ABORTED, "step": 20}, True),
+        ({**ABORTED, "signal": "SIGKILL"}, {**ABORTED, "signal": "SIGKILL"}, True),
+        (None, ABORTED, True),
+        (None, {**ABORTED, "again": True}, False),
+    ],
+)
+def test_fault_that_comes_again_at_the_same_step_earns_no_third_start(
+    before: dict[str, Any] | None, now: dict[str, Any], goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts, of two attempts or of the last, ended with the same sign: the code is at fault."""
+    states = [State("failed", "node_failure", error=error) for error in (before, now)]
+    ref = {"folder": "/x", "nodes": 2}
+    jobs = [
+        make_job("j-1", number, config={"retry": ASKED}, state=state, phase="sent", ref=ref)
+        for number, state in enumerate(states, start=1)
+    ]
+    said: list[str] = []
+    monkeypatch.setattr(retry, "say", said.append)
+    monkeypatch.setattr(Registry, "attempts", lambda self, job: [each.attempt for each in jobs])
+    sent: list[int] = []
+
+    def prepare(*args: Any, **kwargs: Any) -> None:
+        sent.append(1)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(retry, "prepare_next", prepare)
+    monkeypatch.setattr(retry, "_of_another", lambda *args: None)
+    monkeypatch.setattr(Registry, "find", lambda self, key: jobs[-1])
+    assert retry.send_if_due(Registry(), jobs[-1]) is None
+    assert bool(sent) is goes_on
+    assert ("same way at step 10" in said[0]) is not goes_on
