@@ -114,7 +114,8 @@ CAUSES = (
     Cause(
         r"Expected to have finished reduction in the prior iteration",
         "some parameters take no part in the loss, and DDP waits for their gradients",
-        "use all of them in forward, or freeze the others with requires_grad_(False)",
+        "use all of them in forward, freeze the others with requires_grad_(False), or multiply the output of a layer "
+        "that is skipped at random by 0 or 1",
     ),
 )
 

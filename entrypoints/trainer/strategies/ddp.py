@@ -12,8 +12,9 @@ threshold and topk see sparse.py.
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import TaskError
 from ...format import first_of
 from ...rank.exchange import local_part
 from ..contradictions import SPARSE
@@ -52,6 +52,8 @@ from .strategy import (
 from .summation import TreeGradients
 from .tensor import sum_partial_gradients
 
+# torch's account of the parameters, by their places among the trained, that a rank still waits for.
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MIN_GAIN = 2  # two thin matrices replace a matrix if they have at most half its size
 Shards = Mapping[nn.Parameter, nn.Parameter]  # a DTensor for each trainable parameter, in the same memory
 
@@ -132,7 +134,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         setup.of_one_rank(buffers),
         model=model,
         micro_batch=micro_batch,
-        finish=_once_all_are_used(module),
+        finish=_with_unused(model, module),
         finite_gradients=lambda: finite_gradients(parameters, agree=silent),
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes},
     )
@@ -193,20 +195,41 @@ def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strateg
     )
 
 
-def _once_all_are_used(module: nn.Module) -> Any:
-    """Return a check of the first step: ddp waits for every gradient, and reports its own error only a step later."""
-    unchecked = [module]
+def _with_unused(model: DistributedDataParallel, module: nn.Module) -> Callable[[], None]:
+    """Return the end of the backward passes: a parameter that this rank has not used gets a gradient, for DDP waits.
+
+    This gradient is -0, which changes no sum. If the mean over the ranks is -0 in every element, no rank has used the
+    parameter: the gradient is then None, as on one rank. The other ranks wait in their backward pass meanwhile. A step
+    without such parameters costs a look at a flag; DDP's `find_unused_parameters` costs a transfer in every step.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]  # in the order of DDP's places
+    sparse = {part.weight for part in module.modules() if getattr(part, "sparse", False)}
+    untold = [True]
 
     def finish() -> None:
-        if not unchecked:
-            return
-        unchecked.clear()
-        unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
-        if unused:
-            raise TaskError(
-                f"the loss does not depend on {first_of(unused, 4)}, and ddp waits for every gradient; "
-                "use them, freeze them with requires_grad_(False), or set strategy: fsdp, which takes them as zero"
+        unused: list[tuple[str, nn.Parameter]] = []
+        try:
+            model.reducer._check_reducer_finalized()
+        except RuntimeError as error:
+            if (places := _UNUSED.search(str(error))) is None:
+                raise
+            missing = [named[int(place)] for place in places[1].split()]
+            unused = [(name, p) for name, p in missing if p.grad is None]  # in no micro-batch of the step
+            zeros = [p.detach().mul(0).to_sparse(1) if p in sparse else torch.full_like(p, -0.0) for _, p in missing]
+            torch.autograd.backward([p for _, p in missing], zeros)
+        for _, parameter in unused:
+            assert parameter.grad is not None
+            values = parameter.grad.coalesce().values() if parameter in sparse else parameter.grad
+            if bool((values.signbit() & (values == 0)).all()):
+                parameter.grad = None
+        names = [name for name, parameter in unused if parameter.grad is None]
+        if untold and names and dist.get_rank() == 0:
+            print(
+                f"the loss of the first step does not depend on {first_of(names, 4)}: without a gradient they keep "
+                "their values, as on one rank; freeze them with requires_grad_(False) if no step uses them",
+                flush=True,
             )
+        untold.clear()
 
     return finish
 
