@@ -7,5 +7,9 @@ class TaskError(Exception):
     """The task file or the settings are wrong: a retry changes nothing, and the message says how to fix the error."""
 
 
+class FormError(TaskError):
+    """The task's code has a form that trains on no machine, so `plan` refuses it too."""
+
+
 class Refused(RuntimeError):
     """The request cannot be done on this host; the text has the reason, the place, and the cure."""

@@ -26,7 +26,8 @@ from ..stores.store import Store
 from . import data, optim, tensorboard
 from .ema import Ema
 from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
-from .settings import ParallelSettings, Spec, TrainingSettings
+from .own_optimizer import OwnOptimizer
+from .settings import ParallelSettings, ScheduleSettings, Spec, TrainingSettings
 from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
 from .strategies.wrap import Probe, refusals, wrap
@@ -95,6 +96,8 @@ class TrainingJob:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # active only in fp16
     ema: Ema | None
+    own: OwnOptimizer | None  # of a task with an optimizer of its own
+    groups: list[dict[str, Any]]  # of parameters that share a rate, of all optimizers inside
     base_lrs: list[float]
     warmup_start: float  # the factor on the rate at the start of the warm-up
     identity: dict[str, Any]  # the job's description in every checkpoint, compared at a resume
@@ -230,8 +233,12 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     )
     split = dataclasses.replace(split, is_strided=strategy.strided)
     optimizer, warmup_start = _optimizer(spec, task, strategy, split)
+    own = None
     if task.optimizer is None:  # a user's optimizer keeps its settings
         strategy.adopt(optimizer)
+    else:
+        own = OwnOptimizer(optimizer, strategy.parameter_names(), _unable(wanted, place))
+    groups = _rated_groups(wanted, optimizer, own)
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
@@ -253,7 +260,9 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         optimizer=optimizer,
         scaler=scaler,
         ema=None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay),
-        base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
+        own=own,
+        groups=groups,
+        base_lrs=[float(group["lr"]) for group in groups],
         warmup_start=warmup_start,
         identity=identity,
         meter=_meter(wanted, split, place, strategy),
@@ -334,6 +343,24 @@ def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) ->
     with strategy.optimized():
         parameters = list(strategy.module.parameters())
     return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
+
+
+def _unable(wanted: TrainingSettings, place: RankContext) -> str | None:
+    """Return the setting, if any, with which the state of an own optimizer must be by parameter."""
+    if place.pipeline > 1:
+        return "parallel.pipeline"
+    return f"strategy: {wanted.strategy}" if facts_of(wanted).averages_weights and place.ranks > 1 else None
+
+
+def _rated_groups(wanted: TrainingSettings, optimizer: Any, own: OwnOptimizer | None) -> list[dict[str, Any]]:
+    """Return the groups with a rate for the schedule to change. Raises TaskError if the schedule would change none."""
+    groups: list[dict[str, Any]] = optimizer.param_groups if own is None else own.groups()
+    if not groups and wanted.schedule != ScheduleSettings():
+        raise TaskError(
+            f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "
+            "leave the schedule out, or give the groups an lr"
+        )
+    return groups or [{"lr": 0.0}]
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:

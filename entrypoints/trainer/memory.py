@@ -34,8 +34,8 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ..contract import JobSpec
-from ..errors import TaskError
-from . import data, optim, weighted
+from ..errors import FormError, TaskError
+from . import data, optim, own_optimizer, weighted
 from .contradictions import SPARSE
 from .ema import Ema
 from .optimizer_facts import OPTIMIZERS
@@ -115,7 +115,7 @@ def answering() -> Iterator[Callable[[dict[str, Any]], None]]:
         try:
             yield answer
         except Exception as error:
-            answer({"why": _reason(error)})
+            answer({"why": _reason(error), **({"is_refused": True} if isinstance(error, FormError) else {})})
 
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
@@ -384,11 +384,14 @@ def _first_step(
         trained = [p for p in strategy.module.parameters() if p.requires_grad]
         # The optimizer's state of async is in the servers' main memory.
         optimizer = torch.optim.SGD(trained, 0.0) if is_async else make(strategy.module, spec.params)
+        own_optimizer.require_form(optimizer)
         _give_gradients(trained)
         try:
             optimizer.step()
-        except Exception:
-            optimizer.state.clear()
+        except Exception as error:
+            if (why := own_optimizer.explained(optimizer, error)) is not None:
+                raise why from error
+            getattr(optimizer, "state", {}).clear()
             return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
     return optimizer, [], False
 

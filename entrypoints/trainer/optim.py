@@ -115,11 +115,11 @@ def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: floa
     return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * height
 
 
-def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: float) -> float:
+def set_lr(groups: list[dict[str, Any]], base_lrs: list[float], factor: float) -> float:
     """Set each group's rate to its base times the factor; return the first group's rate."""
     lr = base_lrs[0] * factor
-    if optimizer.param_groups[0]["lr"] != lr or len(base_lrs) > 1:
-        for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
+    if groups[0]["lr"] != lr or len(base_lrs) > 1:
+        for group, base in zip(groups, base_lrs, strict=True):
             group["lr"] = base * factor
     return lr
 

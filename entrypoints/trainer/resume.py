@@ -24,6 +24,7 @@ from ..rank.exchange import local_part
 from . import saving
 from .contradictions import SPARSE
 from .job import TrainingJob, TrainState
+from .own_optimizer import room, same_objects
 from .strategies.facts import FACTS, facts_of
 
 # Settings that may change at a resume, and the effect of each change on the run.
@@ -346,6 +347,8 @@ def all_shapes(job: TrainingJob, live: dict[str, torch.Tensor]) -> dict[str, tup
 def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> Iterator[str]:
     """Yield the state of ranks that is not continued exactly; `has_own`: each rank has loaded its own state."""
     is_local = facts_of(job.spec.training).averages_weights
+    if job.own is not None and job.own.parts and reader.plain.get("own") is None:
+        yield "the checkpoint lacks the state of the optimizers inside yours, which begins anew"
     kinds = {parts[3] for name in reader.shapes if (parts := name.split("."))[::2][:2] == ["rank", "local"]}
     if kinds and not (is_local and has_own):
         what = "weights" if "weight" in kinds else "optimizer states"
@@ -370,28 +373,41 @@ def hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None
 
 def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
     """Load the optimizer's state, in tensors sharded like the parameters; the present settings hold."""
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
-    groups = reader.plain["groups"]
-    if len(groups) != len(settings):
-        count = len(groups)
-        raise TaskError(f"the checkpoint's optimizer has {count} parameter groups, this one {len(settings)}")
+    own, names, trees = job.own, job.strategy.parameter_names(), reader.plain.get("own")
+    named = {name: parameter for parameter, name in names.items()}
+    about = trees["tensors"] if own is not None and trees is not None else {}
+    read = {name: room(reader, name, kind, named) for name, kind in about.items()}
     by_parameter: dict[str, list[str]] = {}
     for name in reader.shapes:
         if name.startswith("optimizer."):
             by_parameter.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
     state: dict[int, dict[str, Any]] = {}
-    read: dict[str, torch.Tensor] = {}
     for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
         values: dict[str, Any] = dict(reader.plain["state"].get(name, {}))
         for full in by_parameter.get(name, ()):
-            values[full.rpartition(".")[2]] = read[full] = _empty_like(reader, full, parameter)
+            values[full.rpartition(".")[2]] = read[full] = read.get(full, _empty_like(reader, full, parameter))
         if values:
             state[position] = values
     reader.fill_all(read)
-    here = job.optimizer.state_dict()["param_groups"]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
+    with same_objects((job.optimizer, *(own.parts if own is not None else ()))):
+        fill = own.load(trees, read, names) if own is not None and trees is not None else lambda: None
+        if own is None or own.is_torch:
+            _load_by_parameter(job, reader, state)
+        fill()
+    if own is None:  # a user's optimizer may keep state among its settings
+        for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+
+
+def _load_by_parameter(job: TrainingJob, reader: loader.CheckpointReader, state: dict[int, dict[str, Any]]) -> None:
+    """Load the state by the parameter's position, and the groups' settings. Raises TaskError for other groups."""
+    groups, here = reader.plain["groups"], torch.optim.Optimizer.state_dict(job.optimizer)["param_groups"]
+    if len(groups) != len(here):
+        raise TaskError(f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(here)}")
     # load_state_dict pairs parameters by position in the groups' lists, so the lists must come from this optimizer.
     packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
-    job.optimizer.load_state_dict({"state": state, "param_groups": packed})
+    torch.optim.Optimizer.load_state_dict(job.optimizer, {"state": state, "param_groups": packed})
     # `load_state_dict` casts floating-point state to the parameter's type. State with a separate type, such as fp32
     # averages of bf16 weights, is cast back; state with the weight's type follows a changed weight type.
     for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
@@ -400,9 +416,6 @@ def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
             is_own = isinstance(value, torch.Tensor) and value.dtype != weight_type
             if is_own and key in loaded and loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)
-    if job.task.optimizer is None:  # a user's optimizer may keep state among its settings
-        for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
-            group.update(setting)
 
 
 def _empty_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:

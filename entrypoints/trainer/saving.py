@@ -25,6 +25,7 @@ from ..format import quantity
 from ..rank import exchange, heartbeat
 from . import drift, report
 from .job import TrainingJob, TrainState
+from .own_optimizer import PLAIN
 
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
@@ -59,12 +60,13 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
     with job.strategy.merged() as own:
         drift.compare(job, progress)
+        attributes, trees = job.own.saved(job.strategy.parameter_names()) if job.own is not None else ({}, None)
         job.saver.begin(
             Snapshot(
                 step=progress.step,
-                tensors=_saved_here(job),
+                tensors={**_saved_here(job), **attributes},
                 own={**job.strategy.rank_state(), **own},
-                plain=_plain(job),
+                plain={**_plain(job), "own": trees},
                 trainer={**job.identity, **carried},
                 parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
                 best=best,
@@ -208,9 +210,10 @@ def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
 
 
 def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:
-    """Return the name of each parameter in the optimizer, in the optimizer's order."""
-    with job.strategy.optimized():
-        names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
+    """Return the name of each parameter in the optimizer, in the optimizer's order; {} if its state is in a tree."""
+    if job.own is not None and not job.own.is_torch:
+        return {}
+    names = job.strategy.parameter_names()
     return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
 
 
@@ -256,11 +259,11 @@ def _plain(job: TrainingJob) -> dict[str, Any]:
     names = optimizer_names(job)
     groups = [
         {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}
-        for group in job.optimizer.param_groups
+        for group in (job.optimizer.param_groups if names else ())
     ]
     state = {
-        names[p]: {k: v for k, v in values.items() if not isinstance(v, torch.Tensor)}
-        for p, values in job.optimizer.state.items()
+        names[p]: {k: v for k, v in values.items() if type(v) in PLAIN}
+        for p, values in (job.optimizer.state.items() if names else ())
         if isinstance(p, torch.Tensor) and p in names
     }
     extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}

@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, report, saving, testing
+from . import data, drift, metrics, optim, own_optimizer, report, saving, testing
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .initial import initialize
@@ -116,6 +116,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
         while stop is None and progress.step < progress.last_step:
             verdict = take_step()
             heartbeat.at(progress.step)
+            if job.own is not None:
+                job.own.check(job.strategy.parameter_names)
             stop = verdict.stop
             if progress.compared_step is None and job.strategy.is_alike():  # early: an error of the task file
                 job.strategy.sync_buffers()
@@ -170,7 +172,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
     training, strategy = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
-    lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
+    lr = optim.set_lr(job.groups, job.base_lrs, factor)
     is_logged = report.is_logged(job, progress, progress.step + 1)
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
@@ -193,9 +195,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if not is_left_out:
         if strategy.exchange is not None:
             strategy.exchange(progress.step)
-        if job.task.optimizer is not None:  # may draw random numbers
-            data.seed_all(data.mix(training.seed, data.OPTIMIZER, progress.step, strategy.shard))
-        job.scaler.step(job.optimizer)
+        _update(job, progress.step)
         strategy.share_update()
         if job.task.after_step is not None:
             _after_step(job, job.task.after_step, progress.step + 1)
@@ -231,6 +231,20 @@ def _after_step(job: TrainingJob, function: Callable[[Any, int], Any], step: int
     reshard(job.strategy.module)
     data.seed_all(data.mix(job.spec.training.seed, data.AFTER_STEP, step))
     function(job.strategy.module, step)
+
+
+def _update(job: TrainingJob, step: int) -> None:
+    """Take the optimizer's step, in which a task's own optimizer may draw random numbers. Raises TaskError."""
+    if job.own is None:
+        job.scaler.step(job.optimizer)
+        return
+    data.seed_all(data.mix(job.spec.training.seed, data.OPTIMIZER, step, job.strategy.shard))
+    try:
+        job.scaler.step(job.optimizer)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        if (why := own_optimizer.explained(job.optimizer, error)) is not None:
+            raise why from error
+        raise
 
 
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:

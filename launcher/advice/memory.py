@@ -14,7 +14,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 
-from ..errors import CloudtrainError
+from ..errors import CloudtrainError, ConfigError, Fault
 from ..planning.job_spec import job_spec
 from ..planning.prepare import Prepared
 from ..prices import catalog
@@ -31,7 +31,7 @@ BYTES_A_PARAMETER = 16  # weights, gradients and the two states of AdamW in fp32
 
 
 def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | None:
-    """Return the estimate as JSON, or None. Without `measures`, only a kept estimate.
+    """Return the estimate as JSON, or None. Without `measures`, only a kept estimate. Raises ConfigError.
 
     `layouts`: the job's layout first, then better layouts, each with the changed keys of `training`. `why`: the reason
     for a missing estimate, or for a lower bound. `gpu_bytes`: a GPU's memory, None if unknown. `is_cut`: the time did
@@ -49,6 +49,8 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
         lines, estimate["is_cut"] = (
             (known, False) if known else taskcode.run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
         )
+        for refused in (line for line in lines if line.get("is_refused")):
+            raise ConfigError([Fault(refused["why"], key="task")])
         estimate["layouts"] = [line for line in lines if "bytes" in line]
         estimate["why"] = next((line["why"] for line in lines if line["why"]), None)
         if estimate["why"] is None and not estimate["is_cut"] and known is None:

@@ -59,10 +59,9 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
         if as_json:
             raise
         difference = error  # for the end of the plan
-    needed, loss = (
-        memory.of_plan(prepared, measures=not without_code),
-        machine_loss.words(config, prepared.plan, prepared.request),
-    )
+    with overrides.placing():
+        needed = memory.of_plan(prepared, measures=not without_code)
+    loss = machine_loss.words(config, prepared.plan, prepared.request)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
         print_json(

@@ -34,7 +34,7 @@ def test_set_lr_keeps_the_groups_apart() -> None:
     """Each group moves by the same factor from its own base."""
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
     optimizer = torch.optim.SGD(groups)
-    assert optim.set_lr(optimizer, [0.1, 0.01], 0.5) == 0.05
+    assert optim.set_lr(optimizer.param_groups, [0.1, 0.01], 0.5) == 0.05
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
 
 

@@ -282,7 +282,7 @@ class WeightShard:
         if self._count > 1:
             self._sum /= self._count
         factor = self._factor((self.applied - 1) // self._ranks)
-        optim.set_lr(self.optimizer, [self._base_lr * share], factor)
+        optim.set_lr(self.optimizer.param_groups, [self._base_lr * share], factor)
         for piece, part in zip(self.pieces, torch.split(self._sum, [p.numel() for p in self.pieces]), strict=True):
             piece.grad = part.view(piece.shape)
         self.optimizer.step()

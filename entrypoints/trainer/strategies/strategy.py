@@ -122,6 +122,12 @@ class Strategy:
     shared_state: Callable[[], State] = dict
     load_shared_state: Callable[[State, int], None] = lambda state, step: None
 
+    def parameter_names(self) -> dict[torch.Tensor, str]:
+        """Return the names of the module's parameters, and of those that the optimizer changes in their place."""
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.module.named_parameters()}
+        with self.optimized():
+            return names | {parameter: name for name, parameter in self.module.named_parameters()}
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -1,0 +1,298 @@
+"""A task's own optimizer: the forms that the trainer takes, and the state beside `state` and `param_groups`.
+
+A composite of optimizers, a wrapper with tensors of its own, or a plain class keeps state in its attributes. A save
+makes a tree of the attributes, in which tensors and parameters have names; a load fills the same objects. So nothing
+is lost that a `state_dict` forgets. The task's `load_state_dict` gets the value of `state_dict` at the save.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import tensor as dtensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ..checkpoints.loader import CheckpointReader
+from ..errors import FormError, TaskError
+from ..format import first_of
+from ..rank import exchange
+
+Tree = Any  # a number, a text or None; or a node, [kind, content]
+Tensors = dict[str, torch.Tensor]
+Names = Mapping[Any, str]  # of the model's parameters
+
+PLAIN = (type(None), bool, int, float, str)
+_KEEP: Tree = ["keep", None]  # no state, or an object that is elsewhere in the tree
+_LISTS: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque, "set": set}
+_ONE_STEP = (
+    "the trainer calls step() once, with the gradients of the global batch: return another optimizer, such as AdamW, "
+    "or run the training as a script (`script:` in place of `task:`)"
+)
+
+
+def require_form(optimizer: Any) -> None:
+    """Raise FormError if the trainer cannot take a step with the optimizer."""
+    name = type(optimizer).__name__
+    if lacking := [need for need in ("step", "zero_grad", "param_groups") if not hasattr(optimizer, need)]:
+        raise FormError(
+            f"optimizer(model, params) returned a {name} without {first_of(lacking, 3)}; return a torch optimizer, or "
+            "an object of a class with step(), zero_grad() and the param_groups of all optimizers inside"
+        )
+    signature = inspect.signature(optimizer.step)
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise FormError(f"{name}.step{signature} needs an argument, and {_ONE_STEP}") from error
+
+
+def explained(optimizer: Any, error: Exception) -> FormError | None:
+    """Return the error of step() in words if step() wants a closure, else None."""
+    wants = "closure" in inspect.signature(optimizer.step).parameters
+    if not wants or not any(word in str(error) for word in ("closure", "'NoneType' object is not callable")):
+        return None
+    return FormError(f"{type(optimizer).__name__}.step() failed without a closure ({error}), and {_ONE_STEP}")
+
+
+class OwnOptimizer:
+    """A task's optimizer, and the optimizers inside."""
+
+    def __init__(self, optimizer: Any, names: Names, unable: str | None = None) -> None:
+        """`unable`: the setting, if any, with which only `state` by parameter can be saved. Raises TaskError."""
+        require_form(optimizer)
+        self.optimizer, self._unable, self._is_checked = optimizer, unable, False
+        # Else all state is in the tree: of a plain class, or of a wrapper that does not call super().__init__.
+        self.is_torch = hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks")
+        pair = [getattr(type(optimizer), name, None) for name in ("state_dict", "load_state_dict")]
+        torchs = (None, torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict)
+        self._has_dict = all(method not in torchs for method in pair)
+        self._start = Encoder(self, names)
+        self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
+        if any(p not in names for group in self.groups(rated=False) for p in group["params"]):
+            raise TaskError(
+                f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
+                "the model, and no checkpoint would have it: make it an nn.Parameter of the model"
+            )
+        if self.parts and unable:
+            self._refuse(f"there is a {type(self.parts[0]).__name__} inside, and {unable} saves one optimizer")
+
+    def groups(self, *, rated: bool = True) -> list[dict[str, Any]]:
+        """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""
+        groups = [group for part in (self.optimizer, *self.parts) for group in part.param_groups]
+        return list({id(group): group for group in groups if not rated or group.get("lr") is not None}.values())
+
+    def check(self, names: Callable[[], Names]) -> None:
+        """Raise TaskError, after the first step, if a save would lose state. Collective."""
+        if not self._is_checked:
+            self._is_checked = True
+            self.saved(names())
+
+    def saved(self, names: Names) -> tuple[Tensors, dict[str, Any]]:
+        """Return the tensors by name, and the trees. Collective. Raises TaskError if a resume would lose state."""
+        now = Encoder(self, names)
+        tree = ["object", {k: v for k, v in now.tree[1].items() if k not in now.plain or v != self._start.plain.get(k)}]
+        own = now.node(self.optimizer.state_dict(), "dict") if self._has_dict else None
+        tensors = {name: tensor for name, tensor in now.tensors.items() if name.startswith("own.")}
+        if not self._has_dict and (late := [place for place in now.objects if place not in self._start.objects]):
+            self._refuse(f"step() makes the object {late[0]}: make it in __init__")
+        if self._unable and (held := [name[4:] for name in tensors] or [name for name in tree[1] if name == "state"]):
+            self._refuse(f"it holds {held[0]}, and {self._unable} saves only tensors and numbers in state[p]")
+        # Whole tensors beside shards are saved once for all ranks, so they must be equal.
+        is_sharded = any(isinstance(p, DTensor) for p in names)
+        whole = {n: t.detach().flatten().cpu() for n, t in tensors.items() if is_sharded and not isinstance(t, DTensor)}
+        hashes = {name: zlib.crc32(bytes(t.view(torch.uint8).tolist())) for name, t in whole.items()}
+        ranks = exchange.gather({**dict.fromkeys(tensors, 0), **hashes})
+        if differing := [n[4:] for n in ranks[0] | ranks[-1] if len({rank.get(n) for rank in ranks}) > 1]:
+            what = first_of(differing, 4)
+            self._refuse(f"the ranks differ in {what}: make it of the parameters' kind, by torch.zeros_like(p)")
+        return tensors, {"tree": tree, "dict": own, "tensors": now.about}
+
+    def load(self, trees: Mapping[str, Any], tensors: Tensors, names: Names) -> Callable[[], Any]:
+        """Call the task's `load_state_dict`, if defined; return a function that fills the attributes."""
+        parameters = {name: parameter for parameter, name in names.items()}
+        if trees["dict"] is not None and self._has_dict:
+            self.optimizer.load_state_dict(filled(None, trees["dict"], tensors, parameters))
+        return lambda: filled(self.optimizer, trees["tree"], tensors, parameters)
+
+    def _refuse(self, why: str) -> None:
+        raise TaskError(f"a checkpoint would lose state of the {type(self.optimizer).__name__}: {why}")
+
+
+@contextmanager
+def same_objects(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Keep the groups and states the same objects during a load: the schedule and other optimizers may share them."""
+    parts = [part for part in optimizers if vars(part).keys() >= {"param_groups", "state"}]
+    before = [(part, part.param_groups, list(part.param_groups), part.state) for part in parts]
+    yield
+    for part, listed, groups, state in before:
+        for group, loaded in zip(groups, list(part.param_groups), strict=True):
+            group.update(loaded)
+        values = dict(part.state)
+        state.clear()
+        state.update(values)
+        listed[:] = groups
+        part.param_groups, part.state = listed, state
+
+
+class Encoder:
+    """The tree of an optimizer; its tensors by name, and about each its like parameter, its shards and its device."""
+
+    def __init__(self, own: OwnOptimizer, names: Names) -> None:
+        self._names, self._nodes = names, dict[int, Tree]()
+        self.tensors: Tensors = {}
+        self.about: dict[str, list[Any]] = {}
+        self.objects: dict[str, Any] = {}
+        self.plain: dict[str, Tree] = {}  # attributes without tensors
+        root, further = own.optimizer, dict[Any, Any]()
+        done = (root, root.param_groups, root.state, *root.param_groups) if own.is_torch else (root,)
+        self._seen = {id(each): each for each in done}
+        for key, values in root.state.items() if own.is_torch else ():
+            name = names.get(key) if isinstance(key, torch.Tensor) else None
+            if name is None or not isinstance(values, dict):
+                further[key] = values
+                continue
+            for kind, value in values.items():  # saving.py saves tensors and numbers by the parameter's name
+                if isinstance(value, torch.Tensor):
+                    self._named(f"optimizer.{name}.{kind}", value, key)
+                elif type(value) not in PLAIN:
+                    further.setdefault(key, {})[kind] = value
+        self.tree: Tree = ["object", {}]
+        for name, value in vars(root).items():
+            known = len(self.tensors)
+            if (node := self._item(value, "", name)) != _KEEP:
+                self.tree[1][name] = node
+                if len(self.tensors) == known:
+                    self.plain[name] = node
+        if further:
+            self.tree[1]["state"] = ["further", self.node(further, "state")]
+
+    def node(self, value: Any, place: str, near: Any = None) -> Tree:
+        """Return the node of a value at a place; `near` is the parameter whose key led there."""
+        if type(value) in PLAIN:
+            return value
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray) and value.dtype.kind in "biuf":
+            return ["array", self.node(torch.as_tensor(value), place)] if value.ndim else value.item()
+        if isinstance(value, torch.Tensor):
+            known = ["parameter", self._names[value]] if value in self._names else self._nodes.get(id(value))
+            return known or self._named(f"own.{place}", value, near)
+        if isinstance(value, torch.Generator):
+            return ["generator", self._named(f"own.{place}", value.get_state(), None)]
+        if id(value) in self._seen and not isinstance(value, tuple):
+            return _KEEP
+        self._seen[id(value)] = value
+        if isinstance(value, Mapping):
+            return ["dict", [[self.node(k, place), self._item(v, place, k, near)] for k, v in value.items()]]
+        for kind, of in _LISTS.items():
+            if isinstance(value, of):
+                ordered = sorted(value, key=repr) if of is set else value
+                return [kind, [self._item(item, place, i, near) for i, item in enumerate(ordered)]]
+        if not self._has_state(value):
+            return _KEEP
+        self.objects[place] = value
+        nodes = {name: self._item(item, place, name) for name, item in getattr(value, "__dict__", {}).items()}
+        return ["object", {name: node for name, node in nodes.items() if node != _KEEP}]
+
+    def _item(self, value: Any, place: str, key: Any, near: Any = None) -> Tree:
+        is_named = isinstance(key, torch.Tensor) and key in self._names
+        return self.node(
+            value, f"{place}.{self._names[key] if is_named else key}".lstrip("."), key if is_named else near
+        )
+
+    def _has_state(self, value: Any) -> bool:
+        """Return whether the attributes may be state: not of functions, of the model's modules, or of libraries."""
+        if isinstance(value, nn.Module) and any(parameter in self._names for parameter in value.parameters()):
+            return False
+        library = type(value).__module__.partition(".")[0]
+        return hasattr(value, "load_state_dict") if library == "torch" else library not in sys.stdlib_module_names
+
+    def _named(self, name: str, tensor: torch.Tensor, near: Any) -> Tree:
+        while name in self.tensors:
+            name += "~"
+        kind = (tensor.shape, isinstance(tensor, DTensor))
+        alike = (p for p in ([near] if near is not None else self._names) if (p.shape, isinstance(p, DTensor)) == kind)
+        like = next((self._names[p] for p in alike if p.dim()), None)
+        shards = [getattr(way, "dim", None) for way in tensor.placements] if isinstance(tensor, DTensor) else None
+        self.tensors[name], self.about[name], self._seen[id(tensor)] = (
+            tensor,
+            [like, shards, tensor.device.type],
+            tensor,
+        )
+        self._nodes[id(tensor)] = node = ["tensor", name]
+        return node
+
+
+def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any]) -> Any:
+    """Return the value of a node: `live` with the node's content if `live` is of the node's kind, else a new value."""
+
+    def of(live: Any, node: Tree) -> Any:
+        return filled(live, node, tensors, parameters)
+
+    if not isinstance(node, list):
+        return node
+    kind, content = node
+    if kind == "parameter":
+        return parameters[content]
+    if kind == "tensor":
+        return _copied(live, tensors[content])
+    if kind == "array":
+        return of(None, content).numpy()
+    if kind == "generator" and live is not None:
+        live.set_state(of(None, content))
+    elif kind == "dict":
+        old = live if isinstance(live, dict) else {}
+        pairs = [(of(None, key), value) for key, value in content]
+        new = {key: of(old.get(key), value) for key, value in pairs if value != _KEEP or key in old}
+        old.clear()
+        old.update(new)
+        return old
+    elif kind == "further":  # in the state of an optimizer, whose other values are loaded
+        for key, values in of(None, content).items():
+            live[key] = {**live[key], **values} if isinstance(values, dict) and key in live else values
+    elif kind in _LISTS:
+        here = list(live)[: len(content)] if isinstance(live, _LISTS[kind]) else []
+        items = [of(was, item) for was, item in itertools.zip_longest(here, content)]
+        if not isinstance(live, list | deque):
+            return type(live)(*items) if hasattr(live, "_fields") else _LISTS[kind](items)
+        live.clear()
+        live.extend(items)
+    elif kind == "object" and live is None:
+        raise TaskError(
+            "the checkpoint's optimizer has other objects inside than this optimizer; return the same form from "
+            "optimizer(model, params), or start from step 0 with checkpoint.resume: never"
+        )
+    elif kind == "object":
+        for name, item in content.items():
+            object.__setattr__(live, name, of(getattr(live, name, None), item))
+    return live
+
+
+def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapping[str, Any]) -> torch.Tensor:
+    """Return room for a tensor of the trees: sharded like the parameter of the same shape, if any."""
+    like, shards, place = about
+    shape, dtype = reader.shapes[name], reader.dtypes[name]
+    if like is not None:
+        return torch.empty_like(parameters[like], dtype=dtype, requires_grad=False)
+    mesh = next((p.device_mesh for p in parameters.values() if isinstance(p, DTensor)), None)
+    if shards is not None and mesh is not None:
+        ways = [Replicate() if dim is None else Shard(dim) for dim in shards]
+        ways = ways if len(ways) == mesh.ndim else [Replicate()] * mesh.ndim
+        return dtensor.empty(shape, dtype=dtype, device_mesh=mesh, placements=ways)
+    some = next(iter(parameters.values()))
+    return torch.empty(shape, dtype=dtype, device="cpu" if place == "cpu" else some.device)
+
+
+def _copied(live: Any, value: torch.Tensor) -> torch.Tensor:
+    """Return the live tensor with the value, if it is of the same kind: others may share it."""
+    kinds = [(t.shape, t.dtype, t.device, isinstance(t, DTensor)) for t in (live, value) if isinstance(t, torch.Tensor)]
+    if len(kinds) < 2 or kinds[0] != kinds[1]:
+        return value
+    return live if live is value else live.detach().copy_(value)
