@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
+from .optimizer_facts import SCHEDULES as RATES
 from .settings import LocalSettings, TrainingSettings
 from .strategies.facts import FACTS
 from .strategies.schedules import SCHEDULES
@@ -173,6 +174,11 @@ ROWS = (
         _STRICT,
     ),
     Row("optimizer.name", BY_LAYER, Other("shard", ("optimizer",)), "leave `shard` out, or `adamw`", _NORMS, _STRICT),
+    Row("schedule.name", ("plateau",), _ASYNC, "write another schedule", "the servers see no evaluation"),
+    *(
+        Row(f"schedule.{key}", GIVEN, Other("schedule.name", names, True), f"leave it out, or write `name: {names[0]}`")
+        for key, names in {"milestones": ("step",), "gamma": ("step", "plateau"), "patience": ("plateau",)}.items()
+    ),
     *(  # the optimizer would ignore the setting
         Row(
             f"optimizer.{key}", GIVEN, Other("optimizer.name", names, True), "leave it out, or choose another optimizer"
@@ -193,7 +199,7 @@ def of(given: Given) -> Iterator[Contradiction]:
         if _is(other, row.other.values) != row.other.is_needed and (not row.other.is_needed or _is_known(key, other)):
             keys = (row.key, key, *([row.under[0]] if row.under else []))
             yield Contradiction(_in_words(row, own, other), row.cure, tuple(f"training.{key}" for key in keys))
-    for rule in (_averages, _power_of_two, _warmup, _pauses):
+    for rule in (_averages, _power_of_two, _warmup, _schedule, _pauses):
         yield from rule(given)
 
 
@@ -260,7 +266,7 @@ def _is(value: Any, wanted: Wanted) -> bool:
 def _is_known(key: str, value: Any) -> bool:
     """Return whether the key may have the value; an unknown name is already a fault of the schema."""
     known = {"strategy": tuple(FACTS), "optimizer.name": tuple(OPTIMIZERS), "compression": ("none", *_COMPRESSED)}
-    known["parallel.schedule"] = SCHEDULES
+    known |= {"parallel.schedule": SCHEDULES, "schedule.name": RATES}
     return value in known[key] if key in known else isinstance(value, int)
 
 
@@ -303,6 +309,21 @@ def _warmup(given: Given) -> Iterator[Contradiction]:
         message = f"`schedule.warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
         keys = ("training.schedule.warmup_steps", "training.max_steps")
         yield Contradiction(message, "warm up for fewer steps", keys)
+
+
+def _schedule(given: Given) -> Iterator[Contradiction]:
+    name, steps, found = _at(given, "schedule.name"), _number(given, "max_steps"), _at(given, "schedule.milestones")
+    milestones = [step for step in found if isinstance(step, int)] if isinstance(found, list | tuple) else []
+    key = "training.schedule.milestones"
+    if name == "step" and not milestones:
+        message = "`schedule.name: step` needs the steps at which the rate falls"
+        yield Contradiction(message, "write `milestones: [1000, 2000]`", ("training.schedule.name", key))
+    if steps and milestones and max(milestones) >= steps:
+        message = f"`schedule.milestones` {max(milestones)} is not before `max_steps` {steps}: the rate would not fall"
+        yield Contradiction(message, "write earlier steps", (key, "training.max_steps"))
+    if name == "plateau" and not _at(given, "eval_every"):
+        message = "`schedule.name: plateau` follows the evaluations, and the only one is after the last step"
+        yield Contradiction(message, "write `eval_every: 500`", ("training.schedule.name", "training.eval_every"))
 
 
 def _pauses(given: Given) -> Iterator[Contradiction]:

@@ -139,6 +139,7 @@ class TrainState:
     step: int = 0
     samples: int = 0  # the position in the sample stream
     max_steps: int = 0
+    plateau: optim.Plateau = ("", None, 0, 0)
     pause_at: int | None = None  # the step at which the settings pause the job
     resumed_from: int | None = None
     begun_step: int | None = None  # the newest step with a begun save
@@ -332,6 +333,9 @@ def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Probe:
 def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) -> tuple[torch.optim.Optimizer, float]:
     """Return the optimizer, and the share of its rate at which the warm-up begins."""
     wanted = spec.training
+    if task.schedule is not None and (wanted.schedule != ScheduleSettings() or strategy.has_servers):
+        what = "strategy: async" if strategy.has_servers else "training.schedule"
+        raise TaskError(f"schedule(step, max_steps, params) of the task does not go with {what}; leave one of them out")
     if task.optimizer is not None:
         if strategy.has_servers:
             raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
@@ -339,7 +343,9 @@ def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) ->
             return task.optimizer(strategy.module, spec.params), 0.0
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.
     fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
-    warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+    warmup_start = 0.0
+    if task.schedule is None:
+        warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
     with strategy.optimized():
         parameters = list(strategy.module.parameters())
     return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start

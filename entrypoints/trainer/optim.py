@@ -1,4 +1,4 @@
-"""Optimizers, and learning-rate schedules as closed forms of the step: no state to save or lose.
+"""Optimizers, and learning-rate schedules as closed forms of the step; only plateau has state, in the job's progress.
 
 LARS and LAMB are written here, since torch has neither. Their trust ratios are quotients of norms of whole layers; if
 fsdp shards the parameters, the ranks sum the squares of all layers' norms in one all-reduce a step.
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import TaskError
 from ..rank.exchange import local_part
-from .settings import OptimizerSettings, ScheduleSettings
+from .settings import MonitorSettings, OptimizerSettings, ScheduleSettings
 
 Parameters = Iterable[nn.Parameter]
 Tensors = list[torch.Tensor]
@@ -83,7 +83,7 @@ def warmup_start(settings: OptimizerSettings, schedule: ScheduleSettings, global
     factor = scaled_lr(1.0, global_batch_size, settings.base_batch_size, settings.lr_scaling)
     if factor <= 1.0:
         return 0.0
-    if schedule.warmup_steps == 0:
+    if schedule.warmup_steps == 0 and schedule.name != "one-cycle":
         raise TaskError(
             f"optimizer.lr_scaling {settings.lr_scaling} raises lr {settings.lr:g} to {settings.lr * factor:g} for "
             f"{global_batch_size} samples a step, which needs a warm-up: set schedule.warmup_steps to the steps of "
@@ -97,22 +97,57 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "one-cycle": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
+# Of one-cycle: the first rate, and the share of the steps that rise. Source: the defaults of torch's OneCycleLR.
+_CYCLE_START, _CYCLE_RISE = 1 / 25, 0.3
+Plateau = tuple[str, float | None, int, int]  # the metric, its best value, the evaluations since, and the falls so far
 
 
-def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: float = 0.0) -> float:
-    """Return the factor on the full rate for the step counted from 0.
+def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: float = 0.0, falls: int = 0) -> float:
+    """Return the factor on the full rate for the step counted from 0; `falls` are those of plateau.
 
     Warm-up rises linearly, (step + 1) / warmup_steps, so that no step is wasted at rate 0; from a `start` above 0 (see
     `warmup_start`), step 0 has exactly `start`. The rest falls from 1 towards min_lr_ratio, the factor of the step
-    after the last. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; gradual warm-up, Goyal et al. 2017, section 2.2.
+    after the last. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; gradual warm-up, Goyal et al. 2017, section 2.2;
+    one-cycle, which rises along a cosine, Smith and Topin 2018 (arXiv:1708.07120), without a cycle of the momentum.
     """
-    if step < schedule.warmup_steps:
-        done = (step if start else step + 1) / schedule.warmup_steps
-        return start + (1.0 - start) * done
-    done = (step - schedule.warmup_steps) / max(1, max_steps - schedule.warmup_steps)
+    warmup, is_cycle = schedule.warmup_steps, schedule.name == "one-cycle"
+    if is_cycle:
+        warmup, start = warmup or max(1, round(_CYCLE_RISE * max_steps)), start or _CYCLE_START
+    if step < warmup:
+        done = (step if start else step + 1) / warmup
+        return start + (1.0 - start) * (1.0 - SCHEDULES["one-cycle"](done) if is_cycle else done)
+    if schedule.name not in SCHEDULES:
+        falls = falls if schedule.name == "plateau" else sum(step >= milestone for milestone in schedule.milestones)
+        return max(schedule.min_lr_ratio, schedule.gamma**falls)
+    done = (step - warmup) / max(1, max_steps - warmup)
     height = SCHEDULES[schedule.name](min(done, 1.0))
     return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * height
+
+
+def after_evaluation(plateau: Plateau, schedule: ScheduleSettings, monitor: MonitorSettings, value: float) -> Plateau:
+    """Return the state of the schedule plateau after an evaluation of the monitored metric."""
+    what, (of, best, stale, falls) = f"{monitor.mode} {monitor.metric}", plateau
+    if of != what:  # a different metric than before a resume cannot be compared
+        best, stale = None, 0
+    gain = math.inf if best is None else (value - best) * (1 if monitor.mode == "max" else -1)
+    if math.isfinite(value) and gain > monitor.min_delta:
+        return what, value, 0, falls
+    return (what, best, stale + 1, falls) if stale + 1 < schedule.patience else (what, best, 0, falls + 1)
+
+
+def own_factor(function: Callable[..., Any], step: int, max_steps: int, params: dict[str, Any]) -> float:
+    """Return the factor of the task's `schedule`. Raises TaskError unless it is a number from 0 on."""
+    factor = function(step, max_steps, params)
+    try:
+        if 0.0 <= (number := float(factor)) < math.inf:
+            return number
+    except (TypeError, ValueError):
+        pass
+    raise TaskError(
+        f"schedule({step}, {max_steps}, params) returned {factor!r:.200}; return the factor on lr, 0 or more"
+    )
 
 
 def set_lr(groups: list[dict[str, Any]], base_lrs: list[float], factor: float) -> float:

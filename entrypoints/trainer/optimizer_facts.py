@@ -1,4 +1,4 @@
-"""The facts about the built-in optimizers that the config, the rules and the trainer read, without torch.
+"""The facts about the built-in optimizers and schedules that the config, the rules and the trainer read, without torch.
 
 optim.py builds the optimizers.
 """
@@ -32,6 +32,7 @@ OPTIMIZERS = {
     "lars": OptimizerFacts(("momentum", "trust_coefficient"), states=1, is_by_layer=True),
     "lamb": OptimizerFacts(_ADAM, is_by_layer=True, is_adaptive=True),
 }
+SCHEDULES = ("constant", "cosine", "linear", "one-cycle", "step", "plateau")
 BY_LAYER = tuple(name for name, facts in OPTIMIZERS.items() if facts.is_by_layer)
 
 

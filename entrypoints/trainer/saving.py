@@ -30,7 +30,7 @@ from .own_optimizer import PLAIN
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
-    *("best", "best_of", "best_step", "stale", "parent"),
+    *("best", "best_of", "best_step", "stale", "parent", "plateau"),
 )
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 EVALUATED = "evaluated.json"  # in the checkpoint folder: see note_evaluation

@@ -44,6 +44,11 @@ class ScheduleSettings(Record):
     name: str = "constant"
     warmup_steps: int = 0
     min_lr_ratio: float = 0.0
+    milestones: tuple[int, ...] = ()
+    """Of step: the steps, counted from 0, from which on the rate is multiplied by `gamma` once more."""
+    gamma: float = 0.1
+    patience: int = 3
+    """Of plateau: evaluations without gain until the rate is multiplied by `gamma`."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The task file: plain functions that define the training.
 
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
-`loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`;
-`evaluate(model, batch)`, numbers by name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's
-{"target", "score"} or {"target", "value"} with a row for each sample; `collate(samples)`; `blocks(model)`, the
-submodules that fsdp shards one by one; `tensor_plan(model)`, the kinds of modules by name for tensor parallelism;
-`after_step(model, step)`, called after the optimizer's step; `on_event(event, fields)`, called on rank 0 with every
-printed event, for a custom logger. `loss` and `evaluate` may take a further argument `progress`.
+`loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`; `schedule(step,
+max_steps, params)`, the factor on the learning rate for the step counted from 0; `evaluate(model, batch)`, numbers by
+name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's {"target", "score"} or {"target",
+"value"} with a row for each sample; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
+`tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `after_step(model, step)`, called after the
+optimizer's step; `on_event(event, fields)`, called on rank 0 with every printed event, for a custom logger. `loss` and
+`evaluate` may take a further argument `progress`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .strategies.facts import facts_of
 REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
 OPTIONAL = {
     "optimizer": ("model", "params"),
+    "schedule": ("step", "max_steps", "params"),
     "evaluate": ("model", "batch"),
     "outputs": ("model", "batch"),
     "collate": ("samples",),
@@ -59,6 +61,7 @@ class Task:
     loss: Callable[..., Any]
     code_sha256: str
     optimizer: Callable[..., Any] | None = None
+    schedule: Callable[..., Any] | None = None
     evaluate: Callable[..., Any] | None = None
     outputs: Callable[..., Any] | None = None
     collate: Callable[..., Any] | None = None

@@ -171,8 +171,7 @@ def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
 def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
     """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
     training, strategy = job.spec.training, job.strategy
-    factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
-    lr = optim.set_lr(job.groups, job.base_lrs, factor)
+    lr = optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
     is_logged = report.is_logged(job, progress, progress.step + 1)
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
@@ -245,6 +244,13 @@ def _update(job: TrainingJob, step: int) -> None:
         if (why := own_optimizer.explained(job.optimizer, error)) is not None:
             raise why from error
         raise
+
+
+def _lr_factor(job: TrainingJob, progress: TrainState) -> float:
+    step, max_steps = progress.step, progress.max_steps
+    if job.task.schedule is not None:
+        return optim.own_factor(job.task.schedule, step, max_steps, job.spec.params)
+    return optim.lr_factor(job.spec.training.schedule, step, max_steps, job.warmup_start, progress.plateau[3])
 
 
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
@@ -464,13 +470,15 @@ def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
         stop = evaluate(job, progress)
     if stop is None and progress.is_paused:
         saving.note_evaluation(job, progress)
-    monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
-    if stop is not None or (monitor.patience is None and not keeps) or not _is_planned(job, progress):
+    monitor, keeps, schedule = job.spec.training.monitor, job.spec.checkpoint.keep_best, job.spec.training.schedule
+    is_needed = monitor.patience is not None or keeps or schedule.name == "plateau"
+    if stop is not None or not is_needed or not _is_planned(job, progress):
         return stop
     if monitor.metric not in progress.metrics:
         known = ", ".join(sorted(progress.metrics))
         raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
     value, what = progress.metrics[monitor.metric], f"{monitor.mode} {monitor.metric}"
+    progress.plateau = optim.after_evaluation(progress.plateau, schedule, monitor, value)
     if progress.best_of != what:  # a different metric than before a resume cannot be compared
         progress.best_of, progress.best, progress.stale = what, None, 0
     gain = math.inf if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)

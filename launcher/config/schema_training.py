@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from cloudtrain.entrypoints import stores
 from cloudtrain.entrypoints.sweep import search
-from cloudtrain.entrypoints.trainer.optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
+from cloudtrain.entrypoints.trainer.optimizer_facts import BY_LAYER, OPTIMIZERS, SCHEDULES, heeded_by
 from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 
 from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
@@ -18,10 +18,12 @@ from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Short
 if TYPE_CHECKING:
     Strategy = str
     OptimizerName = str
+    ScheduleName = str
     Algorithm = str
 else:  # the names of the nodes' tables
     Strategy = Literal[tuple(FACTS)]
     OptimizerName = Literal[tuple(OPTIMIZERS)]
+    ScheduleName = Literal[SCHEDULES]
     Algorithm = Literal[search.ALGORITHMS]
 *_FIRST, _LAST = (f"{facts.spread} ({name})" for name, facts in FACTS.items())
 _HEEDED_BY = {key: ", ".join(names) for key, names in heeded_by().items()}
@@ -56,9 +58,19 @@ class Optimizer(Section):
 class Schedule(Section):
     """How the learning rate moves: up in a line, then as named."""
 
-    name: Literal["constant", "cosine", "linear"] = key("constant", "Its shape after the warm-up.", "cosine")
+    name: ScheduleName = key(
+        "constant",
+        "Its shape after the warm-up: step falls at `milestones`, plateau after `patience` evaluations without a "
+        "better `monitor.metric`; one-cycle rises from 1/25 along a cosine, by default for 30 % of the steps.",
+        "cosine",
+    )
     warmup_steps: int = key(0, "Steps of linear warm-up.", 100, ge=0)
-    min_lr_ratio: float = key(0.0, "Last learning rate as a share of the highest.", 0.1, ge=0, le=1)
+    min_lr_ratio: float = key(0.0, "Last or least learning rate as a share of the highest.", 0.1, ge=0, le=1)
+    milestones: Many[Annotated[int, Field(ge=1)]] = key(
+        (), "Steps at which the rate is multiplied by `gamma` (step).", [1000, 2000]
+    )
+    gamma: float = key(0.1, "The factor of a fall of the rate (step, plateau).", 0.5, gt=0, lt=1)
+    patience: int = key(3, "Evaluations without a better one before the rate falls (plateau).", 5, ge=1)
 
 
 class Monitor(Section):

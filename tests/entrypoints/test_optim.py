@@ -9,7 +9,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import optim
-from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings
+from cloudtrain.entrypoints.trainer.settings import MonitorSettings, OptimizerSettings, ScheduleSettings
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,41 @@ from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleS
         # 1 after the warm-up, the mean half way, min_lr_ratio at the end and beyond
         (ScheduleSettings("cosine", warmup_steps=2, min_lr_ratio=0.1), 0.0, {2: 1.0, 7: 0.55, 12: 0.1, 50: 0.1}),
         (ScheduleSettings("linear"), 0.0, {0: 1.0, 3: 0.75, 6: 0.5, 9: 0.25, 12: 0.0}),
+        # from 1/25 to 1 in 30 % of the steps, then to 0; half way of each the mean
+        (ScheduleSettings("one-cycle"), 0.0, {0: 0.04, 2: 0.52, 4: 1.0, 8: 0.5, 12: 0.0}),
+        (
+            ScheduleSettings("one-cycle", warmup_steps=2, min_lr_ratio=0.2),
+            0.1,
+            {0: 0.1, 1: 0.55, 2: 1.0, 7: 0.6, 12: 0.2},
+        ),
+        # from a milestone on; never below min_lr_ratio; absolute steps, with a warm-up too
+        (ScheduleSettings("step", 2, 0.05, (4, 6, 9)), 0.0, {0: 0.5, 3: 1.0, 4: 0.1, 5: 0.1, 6: 0.05, 11: 0.05}),
     ],
 )
 def test_rate_follows_the_schedule(schedule: ScheduleSettings, start: float, factors: dict[int, float]) -> None:
     """Twelve steps of warm-up and fall."""
     found = {step: optim.lr_factor(schedule, step, 12, start=start) for step in factors}
     assert found == pytest.approx(factors, rel=1e-12)
+
+
+def test_plateau_falls_after_evaluations_without_gain() -> None:
+    """Two without gain, nan too, are a fall, and the count begins anew; another metric is not compared."""
+    schedule, state, falls = ScheduleSettings("plateau", gamma=0.5, patience=2), ("", None, 0, 0), []
+    for value in (1.0, 0.95, 0.5, 0.6, float("nan"), 0.7, 0.4, 0.9, 0.9):
+        state = optim.after_evaluation(state, schedule, MonitorSettings(min_delta=0.1), value)
+        falls.append(state[3])
+    assert falls == [0, 0, 0, 0, 1, 1, 2, 2, 3]
+    assert optim.lr_factor(schedule, 7, 12, falls=3) == 0.125
+    other = optim.after_evaluation(state, schedule, MonitorSettings("accuracy", "max"), 0.01)
+    assert other == ("max accuracy", 0.01, 0, 3)
+
+
+@pytest.mark.parametrize("returned", [None, "x", -0.1, float("nan"), torch.ones(2)])
+def test_own_schedule_must_return_a_factor(returned: Any) -> None:
+    """The message has the step and the value; a tensor with one number will do."""
+    with pytest.raises(TaskError, match=r"schedule\(3, 12, params\) returned .*; return the factor on lr"):
+        optim.own_factor(lambda *_: returned, 3, 12, {})
+    assert optim.own_factor(lambda step, steps, _: torch.tensor(step / steps), 3, 12, {}) == 0.25
 
 
 def test_set_lr_keeps_the_groups_apart() -> None:
