@@ -34,7 +34,8 @@ CARRIED = (
 )
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 EVALUATED = "evaluated.json"  # in the checkpoint folder: see note_evaluation
-EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale")  # those that an evaluation changes
+# Those that an evaluation changes.
+EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale", "plateau")
 # The most time for which a later evaluation waits for a save: an abort in an evaluation ends the thread that writes.
 SECURE_S, SECURE_SHARE = 1.0, 0.01  # in seconds, and as a share of the time since the evaluation before
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
@@ -155,8 +156,7 @@ def note_evaluation(job: TrainingJob, progress: TrainState) -> None:
 
     Without the note, a resume evaluates the step again.
     """
-    if job.place.is_head:
-        job.saver.wait(heartbeat.beat)
+    if job.place.is_head and progress.evaluated_step == progress.step:
         with contextlib.suppress(OSError, ValueError, KeyError):
             path = job.folder / folders.step_name(progress.step) / folders.TRAINER
             fields = {name: getattr(progress, name) for name in EVALUATION}

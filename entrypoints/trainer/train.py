@@ -83,6 +83,7 @@ def main() -> int:
         report.write_outcome(job, progress, "saved", stop)
         return EXIT_SAVED
     if stop is None and progress.is_paused:
+        saving.note_evaluation(job, progress)
         saving.publish(job, progress)
         report.say_paused(job, progress)
         report.write_outcome(job, progress, "paused")
@@ -468,8 +469,6 @@ def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     saving.secure(job, progress)
     with job.averaged():
         stop = evaluate(job, progress)
-    if stop is None and progress.is_paused:
-        saving.note_evaluation(job, progress)
     monitor, keeps, schedule = job.spec.training.monitor, job.spec.checkpoint.keep_best, job.spec.training.schedule
     is_needed = monitor.patience is not None or keeps or schedule.name == "plateau"
     if stop is not None or not is_needed or not _is_planned(job, progress):
