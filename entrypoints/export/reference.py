@@ -92,7 +92,7 @@ def bytes_sha256(tensor: torch.Tensor) -> str:
 
 def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     os.chdir(code)
-    task = load_task(code / order.task)
+    task = load_task(code / order.task, order.seed)
     data.seed_all(order.seed)
     params = dict(order.params)
     model = evaluated_model(task, params, Path(order.checkpoint))
@@ -104,7 +104,7 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         "torch": torch.__version__,
     }
     try:
-        samples, split = _samples(task, params)
+        samples, split = _samples(task, params, order.seed)
         names = getattr(samples, "classes", None)  # in order, if the dataset has them, as torchvision's have
         result |= {"split": split, "classes": list(map(str, names)) if isinstance(names, list | tuple) else None}
         form, arguments, results = _calls(task, model, samples, order.seed)
@@ -138,10 +138,10 @@ def _tied(model: torch.nn.Module) -> dict[str, str]:
     return tied
 
 
-def _samples(task: Task, params: dict[str, Any]) -> tuple[Any, str]:
+def _samples(task: Task, params: dict[str, Any], seed: int) -> tuple[Any, str]:
     for split in ("eval", "train"):
         with contextlib.suppress(TaskError):
-            if (found := task.make_dataset(params, split)) is not None:
+            if (found := task.make_dataset(params, split, seed)) is not None:
                 return found, split
     raise TaskError("dataset(params, split) has neither samples to evaluate nor to train on")
 

@@ -295,8 +295,7 @@ def _scaler(wanted: TrainingSettings, place: RankContext, strategy: Strategy) ->
 
 def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     """Return the training data and their fingerprint. Collective. Raises TaskError."""
-    data.seed_all(data.mix(spec.training.seed, data.INIT, 0))
-    dataset = task.make_dataset(spec.params, "train")
+    dataset = task.make_dataset(spec.params, "train", spec.training.seed)
     if dataset is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     fingerprint = data.fingerprint(dataset, spec.training.seed)
@@ -424,7 +423,7 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankConte
     asked = task.evaluate is not None or spec.training.eval_every is not None
     dataset = None
     try:
-        dataset = task.make_dataset(spec.params, "eval")
+        dataset = task.make_dataset(spec.params, "eval", spec.training.seed)
     except Exception as error:
         if asked:
             raise

@@ -120,8 +120,8 @@ def answering() -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
     """Yield the job's layout, and those that would serve better; their changed keys of `training` come first."""
-    task = load_task(spec.target)
-    dataset = task.make_dataset(spec.params, "train")
+    task = load_task(spec.target, spec.training.seed)
+    dataset = task.make_dataset(spec.params, "train", spec.training.seed)
 
     @functools.cache
     def batch_of(size: int) -> Any:

@@ -26,6 +26,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from ..errors import TaskError
+from .data import INIT, mix, seed_all
+from .generators import own_generators, rewinder
 from .settings import TrainingSettings, suggest
 from .strategies.facts import facts_of
 
@@ -70,6 +72,8 @@ class Task:
     on_event: Callable[..., Any] | None = None
     after_step: Callable[..., Any] | None = None
     progress: TaskProgress = field(default_factory=TaskProgress)
+    rewind: Callable[[], object] = lambda: None
+    """Puts the generators that `dataset` names back to their states of the file's import."""
 
     def check(self, settings: TrainingSettings) -> None:
         """Raise TaskError if the task has a function that the settings exclude."""
@@ -81,8 +85,13 @@ class Task:
             cure = "set strategy: ddp, or leave after_step out" if apart else "leave out one of them"
             raise TaskError(f"after_step(model, step) does not go with {excluded[0]}, under which {why}; {cure}")
 
-    def make_dataset(self, params: dict[str, Any], split: str) -> Any:
-        """Return the split, checked to be map-style and not empty, or None if the task lacks the split."""
+    def make_dataset(self, params: dict[str, Any], split: str, seed: int) -> Any:
+        """Return the split, checked to be map-style and not empty, or None if the task lacks the split.
+
+        Each call of `dataset` finds the generators as the first one did: a random partition is the same for all splits.
+        """
+        self.rewind()
+        seed_all(mix(seed, INIT, 0))
         data = self.dataset(params, split)
         if data is None:
             return None
@@ -97,12 +106,16 @@ class Task:
         return data
 
 
-def load_task(target: str | Path) -> Task:
-    """Return the functions of the task file; report all faults at once. Exceptions from the file propagate."""
+def load_task(target: str | Path, seed: int = 0) -> Task:
+    """Return the functions of the task file; report all faults at once. Exceptions from the file propagate.
+
+    The file's own random draws, such as a partition among its globals, belong to the seed.
+    """
     path = Path(target).resolve()
     if not path.is_file():
         raise TaskError(f"task file {target} does not exist (looked for {path})")
     source = path.read_bytes()
+    seed_all(mix(seed, INIT, 0))
     module = _import(path)
     faults: list[str] = []
     found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
@@ -121,7 +134,8 @@ def load_task(target: str | Path) -> Task:
             faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
     if faults:
         raise TaskError(f"task file {path}: " + "; ".join(faults))
-    return Task(**found, progress=clock, code_sha256=hashlib.sha256(source).hexdigest())  # type: ignore[arg-type]
+    rewind, digest = rewinder(own_generators(module.dataset)), hashlib.sha256(source).hexdigest()
+    return Task(**found, progress=clock, code_sha256=digest, rewind=rewind)  # type: ignore[arg-type]
 
 
 def _import(path: Path) -> ModuleType:

@@ -65,7 +65,7 @@ def require_split(job: TrainingJob) -> Any | None:
     if job.spec.evaluate.predictions and job.task.outputs is None:
         raise TaskError("evaluate.predictions needs the task's `outputs(model, batch)`: docs/evaluate.md")
     try:
-        found = job.task.make_dataset(job.spec.params, name)
+        found = job.task.make_dataset(job.spec.params, name, seed)
     except TaskError:
         raise
     except Exception as error:

@@ -52,7 +52,7 @@ def main() -> int:
     agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may come while the data are read
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else shortened(spec)
-    task = load_task(spec.target)
+    task = load_task(spec.target, spec.training.seed)
     place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)

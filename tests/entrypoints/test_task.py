@@ -1,6 +1,8 @@
 """The checks of the task file and the settings: the fault, its place, and the fix."""
 
 import json
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,7 @@ def test_dataset_must_have_length_and_items(data: Any, mend: str) -> None:
     """An empty dataset or a stream is refused, and the message has the fix."""
     task = Task(model=len, dataset=lambda params, split: data, loss=len, code_sha256="")
     with pytest.raises(TaskError, match=mend):
-        task.make_dataset({}, "train")
+        task.make_dataset({}, "train", 0)
 
 
 def test_spec_fills_defaults_and_takes_null(tmp_path: Path) -> None:
@@ -88,3 +90,35 @@ def test_spec_fills_defaults_and_takes_null(tmp_path: Path) -> None:
     first = read_spec(spec(tmp_path)).config_sha256
     assert first == read_spec(spec(tmp_path)).config_sha256
     assert first != read_spec(spec(tmp_path, optimizer={"lr": 0.5})).config_sha256
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "torch.randperm(40).tolist()",
+        "random.sample(range(40), 40)",
+        "numpy.random.permutation(40).tolist()",
+        "OWN.permutation(40).tolist()",
+        "torch.randperm(40, generator=MADE[0]).tolist()",
+    ],
+)
+def test_random_partition_is_the_same_for_each_split(tmp_path: Path, draw: str) -> None:
+    """A partition that `dataset` draws belongs to the seed, whatever is drawn between its calls."""
+    text = f"""
+import random, numpy, torch
+OWN, MADE = numpy.random.default_rng(0), [torch.Generator()]
+AT_IMPORT = torch.rand(3).tolist()
+def model(params): pass
+def loss(model, batch): pass
+def dataset(params, split):
+    order = {draw}
+    return order[:30] if split == "train" else order[30:]
+"""
+    tasks = [load_task(write(tmp_path, text, f"{name}_split.py"), seed=3) for name in ("one", "two")]
+    train = tasks[0].make_dataset({}, "train", 3)
+    torch.rand(5)
+    random.random()
+    for task in reversed(tasks):  # another process, too
+        assert sorted(train + task.make_dataset({}, "eval", 3)) == list(range(40))
+    assert train != tasks[0].make_dataset({}, "train", 4) or "OWN" in draw or "MADE" in draw
+    assert sys.modules["one_split"].AT_IMPORT == sys.modules["two_split"].AT_IMPORT

@@ -71,7 +71,7 @@ class _History:
 def replay(spec: Spec, folder: Path) -> nn.Module:
     """Return the model after all updates in the folder's logs. Raises TaskError if the logs are incomplete."""
     ranks, logs = _logs(folder)
-    task = load_task(spec.target)
+    task = load_task(spec.target, spec.training.seed)
     compute = Gradients(spec, task, ranks, 0, 0)
     module = compute.job.strategy.module
     arrived = dataclasses.replace(spec.training.server, order="arrival")  # the logs have the order

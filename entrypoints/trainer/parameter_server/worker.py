@@ -133,7 +133,8 @@ def main() -> int:
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
         try:
-            compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples, order.max_steps)
+            task = load_task(spec.target, spec.training.seed)
+            compute = Gradients(spec, task, order.ranks, order.step, order.samples, order.max_steps)
             shards = [opened.enter_context(connected(order, MessageKind.BEAT, 0))]
             wire.receive(shards[0])
             threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()
