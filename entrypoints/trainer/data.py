@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..errors import TaskError
+from .generators import draw, own_generators, reseed
 
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 
@@ -85,8 +86,8 @@ def mix(*words: int) -> int:
     return state
 
 
-def seed_all(value: int) -> None:
-    """Seed torch's default generators, `random`, and numpy's global generator if numpy is loaded.
+def seed_all(value: int, own: Iterable[Any] = ()) -> None:
+    """Seed torch's default generators, `random`, numpy's global generator if numpy is loaded, and the task's `own`.
 
     `torch.manual_seed` does the same for every known device and takes 60 to 90 us; `seed_all` takes 15.
     """
@@ -97,6 +98,8 @@ def seed_all(value: int) -> None:
         numpy.random.seed(value & 0xFFFFFFFF)
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
+    for generator in own:
+        reseed(generator, value)
 
 
 @functools.lru_cache(maxsize=2)
@@ -183,7 +186,8 @@ class _BatchSource:
 
     Seeding three generators takes 7 us, as long as many a sample takes. So the first batch tests whether reading a
     sample draws random numbers. If not, batches are read without seeding, a few small batches at a time, and checked
-    afterwards; batches that did draw are read again, sample by sample. The result is always the same.
+    afterwards; batches that did draw are read again, sample by sample. The result is always the same. Generators of
+    the dataset's or of `collate`'s own, as far as a search finds them, are seeded and tested like the global ones.
     """
 
     def __init__(self, data: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
@@ -210,46 +214,49 @@ class _BatchSource:
     def _collated(self, keys: list[Key], samples: list[Any]) -> Any:
         if self._collate is None:
             return default_collate(samples)
-        seed_all(mix(self._seed, COLLATE, *keys[0]))
+        seed_all(mix(self._seed, COLLATE, *keys[0]), own_generators(self._collate))
         return self._collate(samples)
 
     def _read(self, block: list[list[Key]]) -> list[list[Any]]:
         if self._random is False and self._tell is None:
-            seed_all(_PROBE)
+            own = own_generators(self._data)
+            seed_all(_PROBE, own)
             read = [[self._data[index] for _, index in keys] for keys in block]
-            if _draw() == _untouched(_PROBE):
+            if _draw(own) == _untouched(_PROBE, own):
                 return read
             self._random = True
         return [self._read_seeded(keys) for keys in block]
 
     def _read_seeded(self, keys: list[Key]) -> list[Any]:
-        samples = []
+        samples, own = [], own_generators(self._data)
         for epoch, index in keys:
             if self._tell is not None and epoch not in (self._epoch, -1):  # -1: of an evaluation
                 self._tell(epoch)
                 self._epoch = epoch
             value = mix(self._seed, SAMPLE, epoch, index)
-            seed_all(value)
+            seed_all(value, own)
             samples.append(self._data[index])
             if not self._random:
-                self._random = _draw() != _untouched(value)
+                self._random = _draw(own) != _untouched(value, own)
         return samples
 
 
 _AHEAD, _AHEAD_S = 16, 1e-3  # batches, at most
 _PROBE = 1
+_TRIAL_S = 0.1  # of repeated reads of one item
 
 
-def _draw() -> tuple[float, ...]:
+def _draw(own: Iterable[Any]) -> tuple[float, ...]:
     numpy = sys.modules.get("numpy")
-    return (torch.rand((), dtype=torch.float64).item(), random.random(), numpy.random.random() if numpy else 0.0)
+    shared = (torch.rand((), dtype=torch.float64).item(), random.random(), numpy.random.random() if numpy else 0.0)
+    return (*shared, *map(draw, own))
 
 
 @functools.lru_cache(maxsize=2)
-def _untouched(value: int) -> tuple[float, ...]:
-    """Return the result of `_draw` right after `seed_all(value)`; leaves the generators in a different state."""
-    seed_all(value)
-    return _draw()
+def _untouched(value: int, own: tuple[Any, ...]) -> tuple[float, ...]:
+    """Return the result of `_draw` right after `seed_all`; leaves the generators in a different state."""
+    seed_all(value, own)
+    return _draw(own)
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -279,11 +286,50 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def fingerprint(data: Any, seed: int) -> str:
     """Return a hash of the dataset's length and of its first and last item, as hex."""
+    seed_all(mix(seed, SAMPLE, -1, 0))
+    data[0]  # a first read may open files, fill a cache, or draw from a generator that later reads do not use
     digest = hashlib.sha256(str(len(data)).encode())
     for index in (0, len(data) - 1):
-        seed_all(mix(seed, SAMPLE, -1, index))
-        _feed(digest, data[index])
+        _feed(digest, _read_alike(data, seed, index))
     return digest.hexdigest()
+
+
+def is_unsteady(data: Any, seed: int) -> bool:
+    """Return whether the first item differs from read to read under one seed, after `fingerprint` has read it.
+
+    Of an item flipped by chance two reads are equal one time in two, so a quick item is read eight times.
+    """
+    found, begin_s = set[str](), time.perf_counter()
+    for number in range(8):
+        found.add(item_hash(data, seed, 0))
+        if len(found) > 1 or (number and time.perf_counter() - begin_s > _TRIAL_S):
+            break
+    return len(found) > 1
+
+
+def item_hash(data: Any, seed: int, index: int) -> str:
+    """Return the hash of an item's content, read under the index's own seed."""
+    _feed(digest := hashlib.sha256(), _read_alike(data, seed, index))
+    return digest.hexdigest()
+
+
+def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[str]:
+    """Return the hashes of the items' contents, of as many as time allows; [] if items are random, or mere numbers."""
+    own, found = own_generators(data), list[str]()
+    seed_all(_PROBE, own)
+    for index in indices:
+        _feed(digest := hashlib.sha256(), item := data[index])
+        if isinstance(item, int):  # perhaps an index, which says nothing about the sample
+            return []
+        found.append(digest.hexdigest())
+        if time.perf_counter() > until_s:
+            break
+    return found if _draw(own) == _untouched(_PROBE, own) else []
+
+
+def _read_alike(data: Any, seed: int, index: int) -> Any:
+    seed_all(mix(seed, SAMPLE, -1, index), own_generators(data))
+    return data[index]
 
 
 def _feed(digest: hashlib._Hash, value: Any) -> None:
@@ -293,7 +339,7 @@ def _feed(digest: hashlib._Hash, value: Any) -> None:
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
         plain = value.detach().cpu().contiguous()
         digest.update(ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.nbytes else b"")
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for key in value:
             _feed(digest, key)
             _feed(digest, value[key])

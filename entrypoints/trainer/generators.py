@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-_MOST, _MOST_PARTS = 10_000, 256  # objects of a search, and parts of one container: a search takes 30 ms at most
-_PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor)
-_known: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+_MOST, _MOST_PARTS = 10_000, 256  # objects of a search, which takes 30 ms at most, and parts of one container
+_PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor, types.ModuleType)
+_known: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # by the object's id, which the reference keeps in use
 
 
 def own_generators(root: Any) -> tuple[Any, ...]:
@@ -25,7 +24,7 @@ def own_generators(root: Any) -> tuple[Any, ...]:
     Attributes, containers, closures and the globals of functions count; the standard library, torch and numpy do not.
     """
     if id(root) not in _known:
-        if len(_known) >= 8:  # the splits of a job, with room; a reference keeps the id in use
+        if len(_known) >= 8:  # the splits of a job, with room
             _known.clear()
         _known[id(root)] = (root, tuple(_search(root)))
     return _known[id(root)][1]
@@ -35,12 +34,10 @@ def reseed(generator: Any, value: int) -> None:
     """Seed a generator in place with 64 bits."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(value)
-    elif isinstance(generator, random.Random):
-        generator.seed(value)
     elif hasattr(generator, "bit_generator"):
         generator.bit_generator.state = type(generator.bit_generator)(value).state
-    else:
-        generator.seed(value & 0xFFFFFFFF)
+    else:  # numpy's RandomState takes 32 bits
+        generator.seed(value if isinstance(generator, random.Random) else value & 0xFFFFFFFF)
 
 
 def draw(generator: Any) -> float:
@@ -50,25 +47,11 @@ def draw(generator: Any) -> float:
     return float(generator.random())
 
 
-def rewinder(generators: Iterable[Any]) -> Callable[[], object]:
-    """Return a function that gives the generators their present states again."""
-    restores = [_restorer(each) for each in generators]
-    return lambda: [restore() for restore in restores]
-
-
-def _restorer(generator: Any) -> Callable[[], object]:
-    if hasattr(generator, "bit_generator"):
-        return functools.partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    if hasattr(generator, "get_state"):  # torch's, and numpy's RandomState
-        return functools.partial(generator.set_state, generator.get_state())
-    return functools.partial(generator.setstate, generator.getstate())
-
-
 def _search(root: Any) -> Iterator[Any]:
     numpy = sys.modules.get("numpy")
     kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
     shared = [torch.default_generator, random._inst, numpy and numpy.random.mtrand._rand]
-    seen: dict[int, Any] = {}  # the references keep the ids in use
+    seen: dict[int, Any] = {id(each): each for each in shared}  # the references keep the ids in use
     todo = deque([root])
     while todo and len(seen) < _MOST:
         value = todo.popleft()
@@ -77,14 +60,12 @@ def _search(root: Any) -> Iterator[Any]:
         seen[id(value)] = value
         if not isinstance(value, kinds):
             todo.extend(_parts(value))
-        elif not isinstance(value, random.SystemRandom) and not any(value is each for each in shared):
+        elif not isinstance(value, random.SystemRandom):
             yield value
 
 
 def _parts(value: Any) -> Iterable[Any]:
     """Return the objects that a value refers to, as far as they may hold a generator of the task's."""
-    if isinstance(value, types.ModuleType):
-        return ()
     if isinstance(value, (list, tuple, dict)):
         return itertools.islice(value.values() if isinstance(value, dict) else value, _MOST_PARTS)
     if not isinstance(value, (type, types.FunctionType)):
@@ -104,10 +85,8 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):  # a lambda or a comprehension
-            yield from _names(inner)
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))  # lambdas and comprehensions
+    return itertools.chain(code.co_names, *map(_names, inner))
 
 
 def _is_library(module: str | None) -> bool:

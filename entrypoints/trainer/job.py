@@ -304,7 +304,8 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     if other is not None:
         raise TaskError(
             f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
-            "or their first or last item differs; is a local copy stale?"
+            "or their first or last item differs; is a local copy stale, or do items draw from a generator that "
+            "no seed reaches?"
         )
     return dataset, fingerprint
 

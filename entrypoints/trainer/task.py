@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset
 
 from ..errors import TaskError
 from .data import INIT, mix, seed_all
-from .generators import own_generators, rewinder
+from .generators import own_generators
 from .settings import TrainingSettings, suggest
 from .strategies.facts import facts_of
 
@@ -72,8 +72,6 @@ class Task:
     on_event: Callable[..., Any] | None = None
     after_step: Callable[..., Any] | None = None
     progress: TaskProgress = field(default_factory=TaskProgress)
-    rewind: Callable[[], object] = lambda: None
-    """Puts the generators that `dataset` names back to their states of the file's import."""
 
     def check(self, settings: TrainingSettings) -> None:
         """Raise TaskError if the task has a function that the settings exclude."""
@@ -88,10 +86,9 @@ class Task:
     def make_dataset(self, params: dict[str, Any], split: str, seed: int) -> Any:
         """Return the split, checked to be map-style and not empty, or None if the task lacks the split.
 
-        Each call of `dataset` finds the generators as the first one did: a random partition is the same for all splits.
+        Each call of `dataset` finds all generators in the same state: a random partition is the same for all splits.
         """
-        self.rewind()
-        seed_all(mix(seed, INIT, 0))
+        seed_all(mix(seed, INIT, 0), own_generators(self.dataset))
         data = self.dataset(params, split)
         if data is None:
             return None
@@ -134,8 +131,8 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
             faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
     if faults:
         raise TaskError(f"task file {path}: " + "; ".join(faults))
-    rewind, digest = rewinder(own_generators(module.dataset)), hashlib.sha256(source).hexdigest()
-    return Task(**found, progress=clock, code_sha256=digest, rewind=rewind)  # type: ignore[arg-type]
+    code_sha256 = hashlib.sha256(source).hexdigest()
+    return Task(**found, progress=clock, code_sha256=code_sha256)  # type: ignore[arg-type]
 
 
 def _import(path: Path) -> ModuleType:

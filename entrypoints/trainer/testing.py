@@ -29,7 +29,7 @@ from ..contract import EvaluateSettings, InitSettings
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from ..rank.agree import Agreement
-from . import data, evaluate, initial, report, scores
+from . import data, evaluate, initial, report, scores, splits
 from .job import RankContext, TrainingJob, TrainState, build
 from .settings import Spec
 from .strategies.facts import facts_of, together
@@ -164,6 +164,7 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     spec = dataclasses.replace(spec, training=training)
     job = build(spec, task, place, agreement)
     split = require_split(job)
+    splits.say_faults(job, split)
     progress, folder = TrainState(max_steps=1), Path(os.environ.get(initial.PLACE) or "")
     if not folder.name:
         raise TaskError(f"evaluate.only tests the weights of init_from, and {initial.PLACE} is not set")

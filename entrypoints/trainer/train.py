@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, own_optimizer, report, saving, testing
+from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .initial import initialize
@@ -60,6 +60,7 @@ def main() -> int:
         return testing.only(spec, task, place, agreement)
     job = build(spec, task, place, agreement)
     split = testing.require_split(job)  # before the first step: after the last step would be late
+    splits.say_faults(job, split)
     progress = resume(job)
     initialize(job, progress)
     progress.rehearsal = rehearsed

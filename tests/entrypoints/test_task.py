@@ -106,7 +106,7 @@ def test_random_partition_is_the_same_for_each_split(tmp_path: Path, draw: str) 
     """A partition that `dataset` draws belongs to the seed, whatever is drawn between its calls."""
     text = f"""
 import random, numpy, torch
-OWN, MADE = numpy.random.default_rng(0), [torch.Generator()]
+OWN, MADE = numpy.random.default_rng(), [torch.Generator()]
 AT_IMPORT = torch.rand(3).tolist()
 def model(params): pass
 def loss(model, batch): pass
@@ -120,5 +120,5 @@ def dataset(params, split):
     random.random()
     for task in reversed(tasks):  # another process, too
         assert sorted(train + task.make_dataset({}, "eval", 3)) == list(range(40))
-    assert train != tasks[0].make_dataset({}, "train", 4) or "OWN" in draw or "MADE" in draw
+    assert train != tasks[0].make_dataset({}, "train", 4)
     assert sys.modules["one_split"].AT_IMPORT == sys.modules["two_split"].AT_IMPORT

@@ -1,0 +1,193 @@
+"""What the trainer notices in the splits: generators of the dataset's own, and samples in two splits."""
+
+import functools
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from trainerruns import TASK, joined, parameters, run, whole_run
+
+from cloudtrain.entrypoints.trainer import data, splits
+from cloudtrain.entrypoints.trainer.generators import own_generators
+
+GLOBAL = np.random.default_rng()
+
+
+class Augmented(Dataset[Any]):
+    """Eight numbers, each changed by a function."""
+
+    def __init__(self, change: Callable[[float], Any], count: int = 8) -> None:
+        self.change, self.count = change, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index), float(self.change(index))])
+
+
+class OfClass(Augmented):
+    """Has a generator among the attributes of its class."""
+
+    rng = np.random.RandomState(5)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.rng.random()
+
+
+class Transform:
+    """A transform with a generator of torch's in a list."""
+
+    def __init__(self) -> None:
+        self.held = [torch.Generator()]
+
+    def __call__(self, value: float) -> float:
+        """Return the value with noise."""
+        return value + torch.rand((), generator=self.held[0]).item()
+
+
+def closure() -> Callable[[float], float]:
+    """Return a function that draws from a generator of its own."""
+    own = random.Random()
+    return lambda value: value + own.random()
+
+
+OWN: dict[str, Callable[[], Any]] = {
+    "global": lambda: Augmented(lambda value: GLOBAL.random()),
+    "closure": lambda: Augmented(closure()),
+    "attribute": lambda: Augmented(Transform()),
+    "class": lambda: OfClass(abs),
+    "method": lambda: Augmented(functools.partial(random.Random().uniform, 0)),
+    "chain": lambda: Subset(ConcatDataset([Augmented(abs), Augmented(Transform())]), [0, 9, 3, 12]),
+    "comprehension": lambda: Augmented(lambda value: sum(GLOBAL.normal() for _ in range(3))),
+}
+
+
+def read(source: Any, keys: list[list[data.Key]], num_workers: int = 0) -> list[Any]:
+    """Return the batches as lists."""
+    found = data.Batches(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=torch.device("cpu"))
+    try:
+        return [torch.stack(b, 1).tolist() if isinstance(b, list) else b.tolist() for b in found]
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("place", OWN)
+def test_generator_of_the_datasets_own_is_seeded_by_sample(place: str) -> None:
+    """A sample's numbers depend on seed, epoch and index, also in a process that has not read the samples before it."""
+    first, second = OWN[place](), OWN[place]()
+    assert data.fingerprint(first, 1) == data.fingerprint(second, 1)
+    assert not data.is_unsteady(first, 1)
+    keys = [[(0, 1)], [(0, 3), (0, 2)], [(1, 3)]]
+    whole = read(first, keys)
+    assert read(second, keys[1:]) == whole[1:]
+    assert whole[1][0] != whole[2][0]
+    assert read(second, [keys[2]], num_workers=1) == whole[2:]
+
+
+def test_generators_of_libraries_are_left_alone() -> None:
+    """The global generators are seeded anyway; code of the standard library and of torch holds generators, too."""
+
+    def change(value: float) -> float:
+        random.shuffle([1, 2])
+        return value + random.random() + np.random.random() + torch.rand(()).item() + time.time() + len(os.listdir())
+
+    assert own_generators(Augmented(change)) == ()
+    assert own_generators(Augmented(random.SystemRandom().uniform)) == ()
+
+
+class Lazy(Augmented):
+    """Opens its file at the first read, and then has other items."""
+
+    opened = False
+
+    def __getitem__(self, index: int) -> Any:
+        self.opened, was = True, self.opened
+        return was, index + torch.rand(())
+
+
+def test_item_that_no_seed_repeats_is_noticed() -> None:
+    """Numbers of the system count, also if they seldom change an item; a change at the first read does not."""
+    lazy, flips = Lazy(abs), random.SystemRandom()
+    data.fingerprint(lazy, 1)
+    assert not data.is_unsteady(lazy, 1)
+    assert data.is_unsteady(Augmented(lambda value: os.urandom(1)[0]), 1)
+    assert any(data.is_unsteady(Augmented(lambda value: flips.random() < 0.5), 1) for _ in range(3))
+
+
+def full(count: int = 200) -> TensorDataset:
+    """Return samples of random numbers, the same in each call."""
+    numbers = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 4, generator=numbers), torch.arange(count) % 2)
+
+
+def halves(source: Any, seed: int) -> list[Any]:
+    """Return a random partition."""
+    return list(random_split(source, [0.5, 0.5], torch.Generator().manual_seed(seed)))
+
+
+NOISY = Augmented(lambda index: torch.rand(()).item(), 100)
+COINS = TensorDataset(torch.randint(0, 2, (900, 3), generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize(
+    ("train", "held", "said"),
+    [
+        (halves(full(), 1)[0], halves(full(), 2)[1], r"^(4|5|6)\d of the 100 samples$"),
+        (halves(full(), 1)[0], halves(full(), 1)[1], "^$"),
+        (list(Subset(full(), range(150))), list(Subset(full(), range(149, 200))), "^1 of the 51 samples$"),
+        (
+            full(20_000),
+            list(Subset(full(20_000), range(3000))),
+            r"^at least \d+ of \d+ samples .* compared with \d+ of",
+        ),
+        (full(), full(), "^200 of the 200 samples$"),
+        (Subset(NOISY, range(80)), Subset(NOISY, range(70, 100)), "^10 of the 30 samples$"),
+        (Subset(NOISY, range(80)), Subset(Augmented(NOISY.change, 100), range(70, 100)), "^10 of the 30 samples$"),
+        (NOISY, Augmented(NOISY.change, 20), "^$"),  # random items: nothing can be said
+        (COINS, TensorDataset(COINS.tensors[0][:300]), "^$"),
+        (Subset(COINS, range(300)), Subset(TensorDataset(*COINS.tensors), range(300, 900)), "^$"),
+        (TensorDataset(torch.zeros(50, 2)), TensorDataset(torch.zeros(20, 2)), "^$"),
+        (range(100), range(10), "^$"),  # perhaps indices, with samples read in `collate`
+    ],
+)
+def test_samples_in_two_splits_are_counted(train: Any, held: Any, said: str) -> None:
+    """Common indices and equal contents count; data that repeat themselves do not."""
+    assert re.search(said, splits.overlap(train, held, 1)), splits.overlap(train, held, 1)
+
+
+OWN_TASK = TASK.replace("self.count = count", "self.count, self.rng = count, numpy.random.default_rng()").replace(
+    "0.1 * random.random()", "0.3 * self.rng.random()"
+)
+
+
+def test_killed_run_with_a_generator_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL of one of two ranks inside an epoch; the dataset's generator has no seed of its own."""
+    whole = whole_run(tmp_path / "whole", text=OWN_TASK)
+    killed = run(tmp_path / "parts", do="kill:1:26", text=OWN_TASK)
+    again = whole_run(tmp_path / "parts", text=OWN_TASK)
+    assert again.only("restart")["step"] == 10
+    assert joined(killed, again) == whole.values("step", "loss")
+    assert parameters(again) == parameters(whole)
+
+
+def test_faults_of_the_splits_are_said_at_the_start(tmp_path: Path) -> None:
+    """One line each, on rank 0 only, with the count and the cure."""
+    few: dict[str, Any] = {"max_steps": 1, "schedule": {}}
+    text = TASK.replace("0.1 * torch.rand(6)", "os.urandom(1)[0]")
+    done = whole_run(tmp_path / "unsteady", ranks=1, text=text, **few)
+    for split in ("train", "eval"):
+        assert done.output.count(f"warning: the first item of the split '{split}' differs") == 1
+    fixed = TASK.replace(" + 0.1 * torch.rand(6)", "").replace(
+        "return x + 0.1 * random.random() + 0.1 * numpy.random.random(), index % 3", "return x, index % 3"
+    )
+    done = whole_run(tmp_path / "shared", text=fixed, **few)
+    assert done.output.count("warning: 11 of the 11 samples of the split 'eval' are also in the training split") == 1
