@@ -8,6 +8,7 @@ complete state.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -102,38 +103,70 @@ def seed_all(value: int, own: Iterable[Any] = ()) -> None:
         reseed(generator, value)
 
 
+@dataclass(frozen=True, eq=False)
+class SampleOrder:
+    """The samples of each epoch in their order: shuffled, the dataset's own, or those of the task's sampler."""
+
+    seed: int
+    length: int  # of an epoch
+    kind: str = "shuffled"
+    sampler: Any = None
+    items: int = 0  # of the dataset
+
+
 @functools.lru_cache(maxsize=2)
-def _listed(seed: int, epoch: int, length: int) -> list[int]:
-    return permutation(seed, epoch, length).tolist()
+def _listed(order: SampleOrder, epoch: int) -> list[int]:
+    return permutation(order, epoch).tolist()
 
 
 @functools.lru_cache(maxsize=2)  # a step may straddle two epochs
-def permutation(seed: int, epoch: int, length: int) -> torch.Tensor:
+def permutation(order: SampleOrder, epoch: int) -> torch.Tensor:
     """Return the order of one epoch: int64, shape (length,)."""
-    generator = torch.Generator().manual_seed(mix(seed, ORDER, epoch))
-    return torch.randperm(length, generator=generator)
+    if order.sampler is not None:
+        return drawn(order.sampler, order.seed, epoch, order.items, order.length)
+    generator = torch.Generator().manual_seed(mix(order.seed, ORDER, epoch))
+    return torch.randperm(order.length, generator=generator) if order.kind == "shuffled" else torch.arange(order.length)
 
 
-def stream(seed: int, length: int, start: int, count: int) -> list[Key]:
+def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = None) -> torch.Tensor:
+    """Return the indices of an epoch that a sampler gives, below `items`: int64. Raises TaskError."""
+    seed_all(mix(seed, ORDER, epoch), own_generators(sampler))
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    given = sampler if isinstance(sampler, torch.Tensor) else list(sampler)
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # batches, or names
+        found = torch.as_tensor(given)
+        if found.is_floating_point() and len(found) == items:
+            found = torch.multinomial(found.double(), items, replacement=True)
+        is_whole = found.dim() == 1 and not found.is_floating_point() and len(found) == (length or len(found))
+        if is_whole and int(found.min()) >= 0 and int(found.max()) < items:
+            return found.long()
+    raise TaskError(
+        f"sampler must give indices below {items}, the same number in each epoch, or a weight for each of the {items} "
+        f"samples; in epoch {epoch} it gave {len(given)} items: {given[:3]}"
+    )
+
+
+def stream(order: SampleOrder, start: int, count: int) -> list[Key]:
     """Return the samples at positions start .. start + count of the infinite stream."""
     keys: list[Key] = []
     while len(keys) < count:
-        epoch, offset = divmod(start + len(keys), length)
+        epoch, offset = divmod(start + len(keys), order.length)
         end = offset + count - len(keys)
-        if length <= _LISTED:
-            wanted = _listed(seed, epoch, length)[offset:end]
+        if order.length <= _LISTED:
+            wanted = _listed(order, epoch)[offset:end]
         else:
-            wanted = permutation(seed, epoch, length)[offset:end].tolist()
+            wanted = permutation(order, epoch)[offset:end].tolist()
         keys += [(epoch, index) for index in wanted]
     return keys
 
 
-def train_keys(seed: int, length: int, split: Split, rank: int, position: int, steps: int) -> Iterator[list[Key]]:
+def train_keys(order: SampleOrder, split: Split, rank: int, position: int, steps: int) -> Iterator[list[Key]]:
     """Yield the rank's micro-batches for `steps` optimizer steps from a stream position, in the order of use."""
     for step in range(steps):
         for virtual in split.owned(rank):
             start = position + step * split.global_batch + virtual * split.micro
-            yield stream(seed, length, start, split.micro)
+            yield stream(order, start, split.micro)
 
 
 class Batches:

@@ -236,8 +236,7 @@ def _waits(job: TrainingJob) -> tuple[float, ...]:
 
 
 def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
-    training, place = job.spec.training, job.place
-    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.data_rank, 0, steps)
+    keys = data.train_keys(job.order, job.split, job.place.data_rank, 0, steps)
     batches = job.batches(job.train_data, keys)
     if not is_synthetic:
         return batches

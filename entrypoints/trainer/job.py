@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -91,6 +92,7 @@ class TrainingJob:
     agreement: Agreement
     split: data.Split
     train_data: Any
+    order: data.SampleOrder
     eval_data: Any | None
     strategy: Strategy
     optimizer: torch.optim.Optimizer
@@ -219,6 +221,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     task.check(wanted)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     train_data, fingerprint = _train_split(spec, task)
+    order = _order(spec, task, train_data)
     eval_data = _eval_split(spec, task, fingerprint, place)
     module = _module(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
@@ -229,7 +232,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         split,
         blocks=task.blocks,
         tensor_plan=task.tensor_plan,
-        probe=_probe(spec, task, train_data, split) if place.pipeline > 1 else None,
+        probe=_probe(spec, task, train_data, order, split) if place.pipeline > 1 else None,
         silent=silent,
     )
     split = dataclasses.replace(split, is_strided=strategy.strided)
@@ -240,7 +243,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     else:
         own = OwnOptimizer(optimizer, strategy.parameter_names(), _unable(wanted, place))
     groups = _rated_groups(wanted, optimizer, own)
-    of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint}
+    of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
@@ -256,6 +259,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         agreement=agreement,
         split=split,
         train_data=train_data,
+        order=order,
         eval_data=eval_data,
         strategy=strategy,
         optimizer=optimizer,
@@ -310,6 +314,27 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     return dataset, fingerprint
 
 
+def _order(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
+    """Return the order of the training samples. Collective. Raises TaskError."""
+    seed, shuffles = spec.training.seed, spec.training.shuffle
+    if task.sampler is None:
+        return data.SampleOrder(seed, len(dataset), "shuffled" if shuffles else "the dataset's own")
+    if not shuffles:
+        raise TaskError("the task's sampler gives the order of the samples; leave `shuffle: false` out")
+    data.seed_all(data.mix(seed, data.INIT, 0))
+    sampler = task.sampler(dataset, spec.params)
+    first, second, again = (data.drawn(sampler, seed, epoch, len(dataset)) for epoch in (0, 1, 0))
+    seen = exchange.gather(
+        [hashlib.sha256(torch.cat([first, second]).numpy().tobytes()).hexdigest(), torch.equal(first, again)]
+    )
+    if not all(one == [seen[0][0], True] for one in seen):
+        raise TaskError(
+            "sampler gives different indices on two ranks, or when it is read again under the same seed: draw from "
+            "torch, random or numpy.random, and give the samples of all ranks together, as DistributedSampler does not"
+        )
+    return data.SampleOrder(seed, len(first), "the sampler's", sampler, len(dataset))
+
+
 def _module(spec: Spec, task: Task) -> torch.nn.Module:
     """Return the task's model, with weights from the job's seed, in training mode. Raises TaskError."""
     data.seed_all(data.mix(spec.training.seed, data.INIT, 1))
@@ -321,9 +346,9 @@ def _module(spec: Spec, task: Task) -> torch.nn.Module:
     return module
 
 
-def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Probe:
+def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, split: data.Split) -> Probe:
     """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
-    keys = iter([data.stream(spec.training.seed, len(train_data), 0, split.micro)])
+    keys = iter([data.stream(order, 0, split.micro)])
     cpu = torch.device("cpu")
     batches = data.Batches(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
     batch = next(batches)

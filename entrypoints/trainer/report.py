@@ -43,8 +43,8 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
         f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
         f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}"
     )
-    if len(job.train_data) < split.global_batch:
-        text += f"; the {len(job.train_data)} training samples are fewer than a step takes: each step repeats some"
+    if job.order.length < split.global_batch:
+        text += f"; the {job.order.length} training samples are fewer than a step takes: each step repeats some"
     say(
         job,
         "start",
@@ -99,7 +99,7 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
         lr=lr,
         **rounded(speed.fields()),
         eta_s=eta_s,
-        epoch=progress.samples / len(job.train_data),
+        epoch=progress.samples / job.order.length,
         samples=progress.samples,
         **tokens,
         **clipped,

@@ -33,6 +33,7 @@ _COMPARED = {
     "dataset_fingerprint": "the dataset's first or last item differs",
     "global_batch_size": "the global batch was {then}, now {now}",
     "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
+    "order": "the samples' order was {then}, now {now}: samples may repeat or be skipped in this epoch",
     "seed": "the seed was {then}, now {now}: this epoch's order differs, so samples may repeat or be skipped",
     "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
     "tensor": "the ranks that share a layer were {then}, now {now}: losses agree to rounding, not to the bit",
@@ -83,7 +84,7 @@ def _end_of(job: TrainingJob, progress: TrainState, epochs: float | None, steps:
     """Return `steps`, or the step after so many epochs, counted from now on: the global batch may have changed."""
     if epochs is None:
         return steps
-    left = math.ceil(epochs * len(job.train_data)) - progress.samples
+    left = math.ceil(epochs * job.order.length) - progress.samples
     return progress.step + max(0, math.ceil(left / job.split.global_batch))
 
 

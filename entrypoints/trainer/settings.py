@@ -177,6 +177,7 @@ class TrainingSettings(Record):
     ema_decay: float | None = None
     on_nan: str = "stop"  # or skip: leave out steps with a nonfinite loss or gradient
     seed: int = 0
+    shuffle: bool = True  # or each epoch has the dataset's own order
     log_every: int | None = None  # steps between step events; None: the steps of about two seconds
     eval_every: int | None = None
     eval_batches: int | None = None  # per rank; None: the whole split

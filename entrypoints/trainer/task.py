@@ -4,7 +4,8 @@ Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (No
 `loss(model, batch)`, the mean over the batch or (sum, count). Optional: `optimizer(model, params)`; `schedule(step,
 max_steps, params)`, the factor on the learning rate for the step counted from 0; `evaluate(model, batch)`, numbers by
 name, each a mean over the batch or (sum, count); `outputs(model, batch)`, a test's {"target", "score"} or {"target",
-"value"} with a row for each sample; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
+"value"} with a row for each sample; `collate(samples)`; `sampler(dataset, params)` or `sampler(params)`, the indices of
+an epoch in their order, or a weight for each sample; `blocks(model)`, the submodules that fsdp shards one by one;
 `tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `after_step(model, step)`, called after the
 optimizer's step; `on_event(event, fields)`, called on rank 0 with every printed event, for a custom logger. `loss` and
 `evaluate` may take a further argument `progress`.
@@ -42,6 +43,7 @@ OPTIONAL = {
     "tensor_plan": ("model",),
     "on_event": ("event", "fields"),
     "after_step": ("model", "step"),
+    "sampler": ("dataset", "params"),
 }
 
 
@@ -71,6 +73,7 @@ class Task:
     tensor_plan: Callable[..., Any] | None = None
     on_event: Callable[..., Any] | None = None
     after_step: Callable[..., Any] | None = None
+    sampler: Callable[..., Any] | None = None
     progress: TaskProgress = field(default_factory=TaskProgress)
 
     def check(self, settings: TrainingSettings) -> None:
@@ -127,6 +130,8 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
             faults.append(f"it has no function {signature}{suggest(name, public)}")
         elif call is not None and not callable(call):
             faults.append(f"`{name}` is a {type(call).__name__}; it must be a function {signature}")
+        elif call is not None and name == "sampler" and _accepts(call, 1) and not _accepts(call, 2):
+            found[name] = lambda _, params, call=call: call(params)
         elif call is not None and not _accepts(call, len(arguments)):
             faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
     if faults:

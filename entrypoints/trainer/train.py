@@ -160,9 +160,8 @@ def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agre
 @contextmanager
 def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches at the job's position."""
-    training, place = job.spec.training, job.place
     steps = progress.last_step - progress.step
-    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.data_rank, progress.samples, steps)
+    keys = data.train_keys(job.order, job.split, job.place.data_rank, progress.samples, steps)
     batches = job.batches(job.train_data, keys)
     try:
         yield batches

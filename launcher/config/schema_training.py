@@ -267,6 +267,11 @@ class Training(Section):
         "stop", "A loss or gradient that is not finite: stop, or leave that step out.", "skip"
     )
     seed: int = key(0, "Seed of weights, shuffling and dropout.", 1, ge=0, le=2**32 - 1)
+    shuffle: bool = key(
+        True,
+        "Shuffle the samples in each epoch; false keeps the dataset's order. A task's `sampler` gives its own.",
+        False,
+    )
     log_every: int | None = key(
         None, "Steps between step events. Default: as many as take about two seconds.", 10, ge=1
     )

@@ -2,7 +2,10 @@
 
 import itertools
 import random
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,8 +26,6 @@ class Noisy:
         return 10
 
     def __getitem__(self, index: int) -> tuple[int, float]:
-        import numpy as np
-
         self.reads += 1
         if index < self.from_index:
             return index, 0.0
@@ -44,7 +45,7 @@ def batches(source: object, keys: list[list[data.Key]], num_workers: int = 0) ->
 def test_ranks_together_see_the_global_order(ranks: int) -> None:
     """Joined by rank within each step, the micro-batches are the stream itself, for any number of ranks."""
     split = data.split_batch(16, 2, ranks)
-    each = [list(data.train_keys(3, 37, split, rank, 5, steps=6)) for rank in range(ranks)]
+    each = [list(data.train_keys(data.SampleOrder(3, 37), split, rank, 5, steps=6)) for rank in range(ranks)]
     a = split.accumulation
     joined = [
         key
@@ -53,22 +54,23 @@ def test_ranks_together_see_the_global_order(ranks: int) -> None:
         for keys in each[rank][step * a : (step + 1) * a]
         for key in keys
     ]
-    assert joined == data.stream(3, 37, 5, 6 * 16)
+    assert joined == data.stream(data.SampleOrder(3, 37), 5, 6 * 16)
 
 
 def test_stream_holds_each_sample_once_an_epoch() -> None:
     """Cut into batches that do not divide the epoch, three epochs hold each index exactly three times."""
-    keys = list(itertools.chain.from_iterable(data.stream(1, 37, start, 4) for start in range(0, 148, 4)))[: 3 * 37]
+    order = data.SampleOrder(1, 37)
+    keys = list(itertools.chain.from_iterable(data.stream(order, start, 4) for start in range(0, 148, 4)))[: 3 * 37]
     for epoch in range(3):
         assert sorted(index for e, index in keys if e == epoch) == list(range(37))
 
 
 def test_stream_orders_epochs_differently_and_by_seed() -> None:
     """Each epoch and seed has its own order; the same pair always gives the same order."""
-    first, again = data.stream(1, 37, 0, 37), data.stream(1, 37, 0, 37)
+    first, again = data.stream(data.SampleOrder(1, 37), 0, 37), data.stream(data.SampleOrder(1, 37), 0, 37)
     assert first == again
-    assert [i for _, i in first] != [i for _, i in data.stream(1, 37, 37, 37)]
-    assert [i for _, i in first] != [i for _, i in data.stream(2, 37, 0, 37)]
+    assert [i for _, i in first] != [i for _, i in data.stream(data.SampleOrder(1, 37), 37, 37)]
+    assert [i for _, i in first] != [i for _, i in data.stream(data.SampleOrder(2, 37), 0, 37)]
 
 
 def test_split_batch_error_gives_the_arithmetic() -> None:
@@ -125,3 +127,60 @@ def test_fingerprint_sees_a_changed_item() -> None:
     found = {data.fingerprint(rows, 1), data.fingerprint(changed, 1), data.fingerprint(rows[:4], 1)}
     assert len(found) == 3
     assert data.fingerprint(list(rows), 1) in found
+
+
+def test_order_without_shuffle_is_the_datasets_own() -> None:
+    """Each epoch holds the samples from the first to the last."""
+    found = data.stream(data.SampleOrder(1, 5, "the dataset's own"), 3, 9)
+    assert [index for _, index in found] == [3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+class Curriculum:
+    """A sampler of the task's: more samples from epoch to epoch, in a random order of its own generator."""
+
+    def __init__(self) -> None:
+        self.epoch, self.generator = 0, torch.Generator()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take note of the epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((torch.randperm(5, generator=self.generator) + min(self.epoch, 5)).tolist())
+
+
+@pytest.mark.parametrize(
+    ("sampler", "allowed"),
+    [
+        ([0.0, 1.0, *[0.0] * 7, 2.0], {1, 9}),
+        (np.array([3, 1, 1, 2]), {1, 2, 3}),
+        (torch.utils.data.WeightedRandomSampler([0.0] * 8 + [1.0, 3.0], 30), {8, 9}),
+        (torch.utils.data.SubsetRandomSampler(range(4, 8)), set(range(4, 8))),
+        (Curriculum(), set(range(7))),
+    ],
+)
+def test_sampler_gives_each_epochs_indices(sampler: Any, allowed: set[int]) -> None:
+    """Indices, or weights, belong to seed and epoch: an epoch is the same whatever was read before it."""
+    length = len(data.drawn(sampler, 3, 0, 10))
+    whole = data.stream(data.SampleOrder(3, length, "the sampler's", sampler, 10), 0, 3 * length)
+    assert {index for _, index in whole} == allowed
+    again = data.SampleOrder(3, length, "the sampler's", sampler, 10)
+    assert data.stream(again, 2 * length, length) == whole[2 * length :]
+    assert data.stream(again, 3, 7) == whole[3:10]
+
+
+@pytest.mark.parametrize(
+    "sampler", [[0, 10], [-1], [], [[0, 1], [2]], [[0, 1], [2, 3]], ["a"], [0.5, 0.5], [-1.0] * 10]
+)
+def test_sampler_with_other_values_is_refused(sampler: Any) -> None:
+    """Batches, names, and indices that the dataset does not have end with the fault."""
+    with pytest.raises(TaskError, match=r"indices below 10, .* or a weight for each of the 10 samples; in epoch 0"):
+        data.drawn(sampler, 1, 0, 10)
+
+
+def test_sampler_must_keep_its_length() -> None:
+    """A position in the stream names a sample only if epochs are equally long."""
+    order = data.SampleOrder(1, 4, "the sampler's", iter(range(4)), 10)
+    data.stream(order, 0, 4)
+    with pytest.raises(TaskError, match=r"the same number in each epoch.* in epoch 1 it gave 0"):
+        data.stream(order, 4, 1)

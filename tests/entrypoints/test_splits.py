@@ -169,14 +169,33 @@ OWN_TASK = TASK.replace("self.count = count", "self.count, self.rng = count, num
 )
 
 
-def test_killed_run_with_a_generator_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:
+WEIGHTED = (
+    TASK
+    + """
+def sampler(params):
+    return torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(37)], 23)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shuffle"), [(OWN_TASK, True), (TASK, False), (WEIGHTED, True)], ids=["own", "unshuffled", "sampler"]
+)
+def test_killed_run_resumes_bit_for_bit(text: str, shuffle: bool, tmp_path: Path) -> None:
     """SIGKILL of one of two ranks inside an epoch; the dataset's generator has no seed of its own."""
-    whole = whole_run(tmp_path / "whole", text=OWN_TASK)
-    killed = run(tmp_path / "parts", do="kill:1:26", text=OWN_TASK)
-    again = whole_run(tmp_path / "parts", text=OWN_TASK)
-    assert again.only("restart")["step"] == 10
+    whole = whole_run(tmp_path / "whole", text=text, shuffle=shuffle)
+    killed = run(tmp_path / "parts", do="kill:1:26", text=text, shuffle=shuffle)
+    again = whole_run(tmp_path / "parts", text=text, shuffle=shuffle)
+    assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
     assert joined(killed, again) == whole.values("step", "loss")
     assert parameters(again) == parameters(whole)
+
+
+def test_sampler_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
+    """The trainer cuts the order of all ranks into micro-batches; a second order beside `sampler` is a mistake."""
+    text = TASK + "\ndef sampler(dataset, params): return torch.utils.data.DistributedSampler(dataset)\n"
+    assert "give the samples of all ranks together, as DistributedSampler" in run(tmp_path / "share", text=text).errors
+    assert "leave `shuffle: false` out" in run(tmp_path / "two", ranks=1, text=WEIGHTED, shuffle=False).errors
 
 
 def test_faults_of_the_splits_are_said_at_the_start(tmp_path: Path) -> None:

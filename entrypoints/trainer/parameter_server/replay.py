@@ -78,7 +78,7 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
     settings = dataclasses.replace(spec.training, server=arrived)
     steps = spec.training.max_steps
     if steps is None:
-        steps = math.ceil((spec.training.epochs or 1) * len(compute.job.train_data) / settings.global_batch_size)
+        steps = math.ceil((spec.training.epochs or 1) * compute.job.order.length / settings.global_batch_size)
     compute.max_steps = steps
     uses = Counter((entry.ticket, entry.versions) for entries in logs for entry in entries if entry.versions[0] >= 0)
     histories = []

@@ -93,10 +93,7 @@ class Gradients:
         job = dataclasses.replace(self.job, owned=owned, strategy=strategy)
         position = self._samples + (step - self._step) * self._global_batch
         training = job.spec.training
-        keys = (
-            data.stream(training.seed, len(job.train_data), position + virtual * job.split.micro, job.split.micro)
-            for virtual in owned
-        )
+        keys = (data.stream(job.order, position + virtual * job.split.micro, job.split.micro) for virtual in owned)
         batches = job.batches(job.train_data, keys)
         job.optimizer.zero_grad()
         gradients(job, TrainState(step, position, self.max_steps), batches, is_logged=True)
