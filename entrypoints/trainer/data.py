@@ -32,6 +32,7 @@ Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
 
+AS_IT_IS = "the dataset's own"  # the kind of an order without shuffling
 _LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MASK = (1 << 64) - 1
 
@@ -125,7 +126,7 @@ def permutation(order: SampleOrder, epoch: int) -> torch.Tensor:
     if order.sampler is not None:
         return drawn(order.sampler, order.seed, epoch, order.items, order.length)
     generator = torch.Generator().manual_seed(mix(order.seed, ORDER, epoch))
-    return torch.randperm(order.length, generator=generator) if order.kind == "shuffled" else torch.arange(order.length)
+    return torch.randperm(order.length, generator=generator)
 
 
 def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = None) -> torch.Tensor:
@@ -153,7 +154,10 @@ def stream(order: SampleOrder, start: int, count: int) -> list[Key]:
     while len(keys) < count:
         epoch, offset = divmod(start + len(keys), order.length)
         end = offset + count - len(keys)
-        if order.length <= _LISTED:
+        wanted: Iterable[int]
+        if order.kind == AS_IT_IS:
+            wanted = range(offset, min(end, order.length))
+        elif order.length <= _LISTED:
             wanted = _listed(order, epoch)[offset:end]
         else:
             wanted = permutation(order, epoch)[offset:end].tolist()
@@ -167,6 +171,60 @@ def train_keys(order: SampleOrder, split: Split, rank: int, position: int, steps
         for virtual in split.owned(rank):
             start = position + step * split.global_batch + virtual * split.micro
             yield stream(order, start, split.micro)
+
+
+class Stream:
+    """A stream as a dataset by index: an index is a position in the endless repetition of the stream.
+
+    Each item is read under a seed of its own, skipped items too, so an item depends on seed and position alone. A
+    position before the last one starts the stream again. The length is that of the head, by which ranks are compared.
+    """
+
+    def __init__(self, source: Iterable[Any], seed: int) -> None:
+        self.source, self._seed = source, seed
+        self._items, self._next = self._endless(), 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stream, (self.source, self._seed)
+
+    def __getitem__(self, position: int) -> Any:
+        if position < self._next:
+            self._items, self._next = self._endless(), 0
+        item = None
+        while self._next <= position:
+            item = next(self._items)
+            self._next += 1
+        return item
+
+    def items(self, epoch: int) -> Iterator[Any]:
+        """Yield the items of one pass."""
+        own = own_generators(self.source)
+        seed_all(mix(self._seed, SAMPLE, epoch, -1), own)
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+        items = iter(self.source)
+        for number in itertools.count():
+            seed_all(mix(self._seed, SAMPLE, epoch, number), own)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            yield item
+
+    def _endless(self) -> Iterator[Any]:
+        for epoch in itertools.count():
+            is_empty = True
+            for item in self.items(epoch):
+                is_empty = False
+                yield item
+            if is_empty:
+                raise TaskError(
+                    f"the training stream, a {type(self.source).__name__}, gave no item in pass {epoch}: it is empty, "
+                    "or iter() of it does not start again from the beginning, without which no resume could be exact"
+                )
 
 
 class Batches:
@@ -188,6 +246,9 @@ class Batches:
         self._source = _BatchSource(data, seed, collate)
         self._device = device
         self._batches: Iterator[Any]
+        num_workers = (
+            min(num_workers, 1) if isinstance(data, Stream) else num_workers
+        )  # each would read the whole stream
         if num_workers == 0:
             self._batches = self._source.batches(keys)
             return
@@ -225,6 +286,7 @@ class _BatchSource:
 
     def __init__(self, data: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
         self._data = data
+        self._source = data.source if isinstance(data, Stream) else data  # a stream's iterator has its own course
         self._seed = seed
         self._collate = collate
         self._random: bool | None = None
@@ -252,7 +314,7 @@ class _BatchSource:
 
     def _read(self, block: list[list[Key]]) -> list[list[Any]]:
         if self._random is False and self._tell is None:
-            own = own_generators(self._data)
+            own = own_generators(self._source)
             seed_all(_PROBE, own)
             read = [[self._data[index] for _, index in keys] for keys in block]
             if _draw(own) == _untouched(_PROBE, own):
@@ -261,7 +323,7 @@ class _BatchSource:
         return [self._read_seeded(keys) for keys in block]
 
     def _read_seeded(self, keys: list[Key]) -> list[Any]:
-        samples, own = [], own_generators(self._data)
+        samples, own = [], own_generators(self._source)
         for epoch, index in keys:
             if self._tell is not None and epoch not in (self._epoch, -1):  # -1: of an evaluation
                 self._tell(epoch)
@@ -361,7 +423,7 @@ def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[st
 
 
 def _read_alike(data: Any, seed: int, index: int) -> Any:
-    seed_all(mix(seed, SAMPLE, -1, index), own_generators(data))
+    seed_all(mix(seed, SAMPLE, -1, index), () if isinstance(data, Stream) else own_generators(data))
     return data[index]
 
 

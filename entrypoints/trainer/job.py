@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -302,9 +303,15 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     dataset = task.make_dataset(spec.params, "train", spec.training.seed)
     if dataset is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
+    task.check_length(dataset, spec.training)
     fingerprint = data.fingerprint(dataset, spec.training.seed)
     seen = exchange.gather([len(dataset), fingerprint])  # else the ranks might train different numbers of steps
     other = next((rank for rank, one in enumerate(seen) if one != seen[0]), None)
+    if other is not None and isinstance(dataset, data.Stream):
+        raise TaskError(
+            f"ranks 0 and {other} read different streams; return the same stream on all ranks, not a rank's share: the "
+            "trainer gives each rank its micro-batches"
+        )
     if other is not None:
         raise TaskError(
             f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
@@ -317,8 +324,10 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
 def _order(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     """Return the order of the training samples. Collective. Raises TaskError."""
     seed, shuffles = spec.training.seed, spec.training.shuffle
+    if isinstance(dataset, data.Stream):
+        return data.SampleOrder(seed, sys.maxsize, data.AS_IT_IS)
     if task.sampler is None:
-        return data.SampleOrder(seed, len(dataset), "shuffled" if shuffles else "the dataset's own")
+        return data.SampleOrder(seed, len(dataset), "shuffled" if shuffles else data.AS_IT_IS)
     if not shuffles:
         raise TaskError("the task's sampler gives the order of the samples; leave `shuffle: false` out")
     data.seed_all(data.mix(seed, data.INIT, 0))
@@ -449,7 +458,8 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankConte
     asked = task.evaluate is not None or spec.training.eval_every is not None
     dataset = None
     try:
-        dataset = task.make_dataset(spec.params, "eval", spec.training.seed)
+        limit = spec.training.eval_batches and spec.training.eval_batches * spec.training.global_batch_size
+        dataset = task.make_dataset(spec.params, "eval", spec.training.seed, limit)
     except Exception as error:
         if asked:
             raise

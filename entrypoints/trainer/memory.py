@@ -122,6 +122,7 @@ def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[
     """Yield the job's layout, and those that would serve better; their changed keys of `training` come first."""
     task = load_task(spec.target, spec.training.seed)
     dataset = task.make_dataset(spec.params, "train", spec.training.seed)
+    task.check_length(dataset, spec.training)
 
     @functools.cache
     def batch_of(size: int) -> Any:

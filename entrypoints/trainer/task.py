@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
@@ -24,10 +25,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import TaskError
-from .data import INIT, mix, seed_all
+from .data import INIT, Stream, mix, seed_all
 from .generators import own_generators
 from .settings import TrainingSettings, suggest
 from .strategies.facts import facts_of
@@ -45,6 +46,8 @@ OPTIONAL = {
     "after_step": ("model", "step"),
     "sampler": ("dataset", "params"),
 }
+_ONLY_RAISES = Dataset.__getitem__  # an IterableDataset inherits it
+_MOST_HELD = 100_000  # samples of a stream that is held in memory
 
 
 @dataclass
@@ -86,24 +89,44 @@ class Task:
             cure = "set strategy: ddp, or leave after_step out" if apart else "leave out one of them"
             raise TaskError(f"after_step(model, step) does not go with {excluded[0]}, under which {why}; {cure}")
 
-    def make_dataset(self, params: dict[str, Any], split: str, seed: int) -> Any:
-        """Return the split, checked to be map-style and not empty, or None if the task lacks the split.
+    def make_dataset(self, params: dict[str, Any], split: str, seed: int, most: int | None = None) -> Any:
+        """Return the split by index, and not empty, or None if the task lacks the split.
 
+        A stream to train on is a `Stream`; of another split the first `most` items, or all, are read into a list.
         Each call of `dataset` finds all generators in the same state: a random partition is the same for all splits.
         """
         seed_all(mix(seed, INIT, 0), own_generators(self.dataset))
         data = self.dataset(params, split)
         if data is None:
             return None
-        is_stream = isinstance(data, IterableDataset)  # an IterableDataset inherits a __getitem__ that only raises
-        if is_stream or not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
+        by_index = isinstance(data, Sized) and getattr(type(data), "__getitem__", None) not in (None, _ONLY_RAISES)
+        if isinstance(data, IterableDataset) and not by_index:
+            if split == "train":
+                return Stream(data, seed)
+            data = list(itertools.islice(Stream(data, seed).items(0), min(most or _MOST_HELD, _MOST_HELD) + 1))[:most]
+            if len(data) > _MOST_HELD:
+                raise TaskError(
+                    f"dataset(params, {split!r}) is a stream of more than {_MOST_HELD:,} samples, which would be held "
+                    "in memory; end it with itertools.islice, or set training.eval_batches"
+                )
+        elif not by_index:
             raise TaskError(
                 f"dataset(params, {split!r}) returned a {type(data).__name__}, which has no length or no items by "
-                "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__"
+                "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__, or a "
+                "torch IterableDataset"
             )
         if not len(data):
             raise TaskError(f"dataset(params, {split!r}) is empty; look at the path it reads and at params")
         return data
+
+    def check_length(self, dataset: Any, wanted: TrainingSettings) -> None:
+        """Raise TaskError if the training data are a stream, and a setting or a sampler needs their length."""
+        if not isinstance(dataset, Stream):
+            return
+        if wanted.epochs is not None or wanted.pause_epochs is not None:
+            raise TaskError("the training data are a stream, which has no length: set training.max_steps, not epochs")
+        if self.sampler is not None:
+            raise TaskError("sampler gives indices, and the training data are a stream, which has none: leave it out")
 
 
 def load_task(target: str | Path, seed: int = 0) -> Task:

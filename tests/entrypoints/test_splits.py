@@ -5,18 +5,21 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
 from trainerruns import TASK, joined, parameters, run, whole_run
 
+from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, splits
 from cloudtrain.entrypoints.trainer.generators import own_generators
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.task import Task
 
 GLOBAL = np.random.default_rng()
 
@@ -176,11 +179,22 @@ def sampler(params):
     return torch.utils.data.WeightedRandomSampler([1.0 + i % 3 for i in range(37)], 23)
 """
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "shuffle"), [(OWN_TASK, True), (TASK, False), (WEIGHTED, True)], ids=["own", "unshuffled", "sampler"]
+STREAM = (
+    TASK.replace("Points(37 if", "Shuffled(37 if")
+    + """
+class Shuffled(torch.utils.data.IterableDataset):
+    def __init__(self, count): self.points, self.rng = Points(count), random.Random()
+    def __iter__(self):
+        kept = []
+        for index in range(self.points.count):
+            kept.append(self.points[index])
+            if len(kept) > 9: yield kept.pop(self.rng.randrange(10))
+        yield from kept
+"""
 )
+
+
+@pytest.mark.parametrize(("text", "shuffle"), [(OWN_TASK, True), (TASK, False), (WEIGHTED, True), (STREAM, True)])
 def test_killed_run_resumes_bit_for_bit(text: str, shuffle: bool, tmp_path: Path) -> None:
     """SIGKILL of one of two ranks inside an epoch; the dataset's generator has no seed of its own."""
     whole = whole_run(tmp_path / "whole", text=text, shuffle=shuffle)
@@ -191,10 +205,59 @@ def test_killed_run_resumes_bit_for_bit(text: str, shuffle: bool, tmp_path: Path
     assert parameters(again) == parameters(whole)
 
 
-def test_sampler_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
+def test_killed_run_on_a_stream_resumes_on_one_rank(tmp_path: Path) -> None:
+    """The result is that of two ranks, of which each reads the whole stream, to rounding; loaders change nothing."""
+    whole = whole_run(tmp_path / "whole", ranks=1, text=STREAM, num_workers=2)
+    assert run(tmp_path / "parts", ranks=1, do="kill:0:50", text=STREAM).code != 0
+    again = whole_run(tmp_path / "parts", ranks=1, text=STREAM)
+    assert parameters(again) == parameters(whole)
+    two = whole_run(tmp_path / "two", text=STREAM).values("step", "loss")
+    assert two == pytest.approx(whole.values("step", "loss"), rel=1e-3)
+
+
+class Numbers(IterableDataset[Any]):
+    """Noisy numbers in their order; `once`: of the first pass only."""
+
+    def __init__(self, once: bool = False, count: int = 5) -> None:
+        self.left, self.count, self.rng = [1] if once else None, count, np.random.default_rng()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.left is None or (self.left and self.left.pop()):
+            yield from (torch.tensor([n, self.rng.random(), random.random()]) for n in range(self.count))
+
+
+def test_item_of_a_stream_depends_on_its_position() -> None:
+    """Skipped, read again, or read by loaders: an item is the same, and each pass has random numbers of its own."""
+    keys = [[(0, 2 * n), (0, 2 * n + 1)] for n in range(6)]
+    whole = read(data.Stream(Numbers(), 7), keys)
+    assert [int(row[0]) for batch in whole for row in batch] == [0, 1, 2, 3, 4] * 2 + [0, 1]
+    assert whole[0][1] != whole[3][0]
+    stream = data.Stream(Numbers(), 7)
+    assert read(stream, keys[4:]) + read(stream, keys[1:3]) == whole[4:] + whole[1:3]
+    assert read(data.Stream(Numbers(), 7), keys[1:], num_workers=3) == whole[1:]
+
+
+def test_stream_without_an_end_or_a_second_pass_is_refused() -> None:
+    """A held split must end; a training stream must begin again, and has no epochs and no indices."""
+    task = Task(len, lambda params, split: Numbers(count=params["count"]), len, "", sampler=len)
+    assert len(task.make_dataset({"count": 7}, "eval", 1)) == 7
+    assert len(task.make_dataset({"count": 10**9}, "eval", 1, most=3)) == 3
+    with pytest.raises(TaskError, match=r"more than 100,000 samples.* or set training.eval_batches"):
+        task.make_dataset({"count": 200_000}, "eval", 1)
+    stream = task.make_dataset({"count": 7}, "train", 1)
+    for changes, said in (({"epochs": 1}, "set training.max_steps"), ({"max_steps": 1}, "sampler gives indices")):
+        with pytest.raises(TaskError, match=said):
+            task.check_length(stream, TrainingSettings(8, **changes))  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match=r"gave no item in pass 0.* start again"):
+        data.fingerprint(data.Stream(Numbers(once=True), 1), 1)
+
+
+def test_order_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
     """The trainer cuts the order of all ranks into micro-batches; a second order beside `sampler` is a mistake."""
     text = TASK + "\ndef sampler(dataset, params): return torch.utils.data.DistributedSampler(dataset)\n"
     assert "give the samples of all ranks together, as DistributedSampler" in run(tmp_path / "share", text=text).errors
+    text = STREAM.replace("in range(self.points.count)", "in range(RANK, self.points.count, 2)")
+    assert "return the same stream on all ranks, not a rank's share" in run(tmp_path / "stream", text=text).errors
     assert "leave `shuffle: false` out" in run(tmp_path / "two", ranks=1, text=WEIGHTED, shuffle=False).errors
 
 
