@@ -235,6 +235,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         tensor_plan=task.tensor_plan,
         probe=_probe(spec, task, train_data, order, split) if place.pipeline > 1 else None,
         silent=silent,
+        has_optimizer=task.optimizer is not None,
     )
     split = dataclasses.replace(split, is_strided=strategy.strided)
     optimizer, warmup_start = _optimizer(spec, task, strategy, split)

@@ -295,6 +295,7 @@ def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data
         tensor_plan=task.tensor_plan,
         probe=lambda model, _: task.loss(model, batch),
         connect=_Unconnected,
+        has_optimizer=task.optimizer is not None,
     )
 
 
@@ -462,9 +463,12 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, once; the device meta stands for the host's memory, and does not count."""
+        """Count the tensor's storage, once; the device meta stands for the host's memory, and does not count.
+
+        A sparse tensor consists of two dense tensors, which are counted when they are made.
+        """
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if local.device.type == "meta":
+        if local.device.type == "meta" or local.layout != torch.strided:
             return
         storage = local.untyped_storage()
         if storage not in self._sizes:

@@ -218,6 +218,17 @@ def test_loss_that_fails_leaves_a_lower_bound(old: str, new: str, why: str, tmp_
     assert found[0]["bytes"] / found[0]["parameters"] == pytest.approx(16, rel=0.05)
 
 
+def test_sparse_gradients_are_counted_or_named(tmp_path: Path) -> None:
+    """The rows of a sparse gradient are small; settings that cannot take it are named before the job."""
+    model, rows = "nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1))", "[torch.arange(3)] * 64"
+    task = TASK.replace(model, "nn.EmbeddingBag(10000, 8, sparse=True)").replace("[torch.zeros(8)] * 64", rows)
+    plain = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0}}
+    (found,) = estimates(tmp_path, task, {}, **plain)
+    assert found["why"] is None
+    assert found["bytes"] / found["parameters"] == pytest.approx(4, rel=0.1)  # the weights alone
+    assert "sparse=False" in estimates(tmp_path, task, {}, **plain, clip_norm=1.0)[0]["why"]
+
+
 def test_task_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
     """Data that are not on this machine are no error."""
     found = estimates(tmp_path, TASK.replace("return [torch", "return open('/nowhere') or [torch"), {})

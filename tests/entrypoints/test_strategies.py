@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from cloudtrain.entrypoints.trainer.strategies import summation
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks, saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, clip, clip_whole, finite_gradients
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
-from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
+from cloudtrain.entrypoints.trainer.strategies.wrap import _of_sparse_gradients, wrap
 
 CPU = torch.device("cpu")
 MICRO, STEPS = 3, 3
@@ -77,6 +78,33 @@ def refusal(
 def test_impossible_settings_are_refused(settings: dict[str, Any], why: str) -> None:
     """The message names the alternative; no process group is necessary for the check."""
     assert why in refusal(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"clip_norm": 1.0}, "clip_norm"),
+        ({"on_nan": "skip"}, "on_nan: skip"),
+        ({"strategy": "fsdp"}, "strategy: fsdp"),
+        ({"strategy": "async"}, "strategy: async"),
+        ({"shard": "optimizer"}, "shard"),
+        ({"compression": "powersgd"}, "compression: powersgd"),
+        ({"optimizer": OptimizerSettings(name="adamw")}, "optimizer.name: adamw"),
+        ({"optimizer": OptimizerSettings(name="sgd", momentum=0.9)}, "optimizer.momentum"),
+        ({"optimizer": OptimizerSettings(name="sgd", momentum=0.0, weight_decay=0.1)}, "optimizer.weight_decay"),
+    ],
+)
+def test_sparse_gradients_are_refused_before_the_first_step(settings: dict[str, Any], named: str) -> None:
+    """A layer with sparse=True is named with each setting that cannot take its gradient; strict makes it dense."""
+    module = nn.Sequential(nn.EmbeddingBag(4, 4, sparse=True), nn.Linear(4, 4))
+    plain = {"optimizer": OptimizerSettings(name="sgd", momentum=0.0, weight_decay=0.0)}
+    told = refusal(module, **{**plain, **settings})
+    assert f"0 makes sparse gradients (sparse=True), which do not go with {named}; create the layer with" in told
+    strict = TrainingSettings(global_batch_size=4, max_steps=1, **{**plain, **settings, "reproducible": "strict"})
+    others = {key for key in ("shard", "compression", "strategy") if key in settings}
+    assert others or not [*_of_sparse_gradients(strict, module, 2, has_optimizer=False)]
+    module[0].weight.requires_grad_(False)
+    assert not [*_of_sparse_gradients(replace(strict, reproducible="standard"), module, 2, has_optimizer=False)]
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ from .strategy import (
     scale_down,
     scale_gradients,
     share_weights,
+    sparse_layers,
 )
 from .summation import TreeGradients
 from .tensor import sum_partial_gradients
@@ -119,6 +120,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * summed_bytes
     if settings.compression in LOW:
         ring_bytes *= LOW[settings.compression].itemsize / torch.float32.itemsize
+    is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
     @contextlib.contextmanager
     def unsynced(virtual: int) -> Iterator[None]:
@@ -136,7 +138,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         micro_batch=micro_batch,
         finish=_with_unused(model, module),
         finite_gradients=lambda: finite_gradients(parameters, agree=silent),
-        figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes},
+        figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
     )
     return strategy if keeper is None else replace(strategy, rank_state=keeper.state, load_rank_state=keeper.load)
 

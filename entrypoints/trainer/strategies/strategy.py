@@ -25,7 +25,7 @@ Tensor = TypeVar("Tensor", bound=torch.Tensor)
 Result = TypeVar("Result")
 
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
-# The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
+# The type for computation by `training.precision`; the weights keep the type that `model(params)` gave them.
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # New name in torch 2.13, which warns of the old name.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -166,6 +166,13 @@ class Setup:
             sync_buffers=buffers.sync,
             undo_buffers=buffers.undo,
         )
+
+
+def sparse_layers(module: nn.Module) -> list[str]:
+    """Return the names of the trained embeddings whose gradients are sparse: only the rows of a batch."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, kinds))
+    return [name for name, part in parts if part.sparse and part.weight.requires_grad]
 
 
 class OneForward(nn.Module):

@@ -22,6 +22,7 @@ from ...errors import TaskError
 from ...format import first_of
 from ...rank.exchange import share
 from .. import contradictions, data, weighted
+from ..optimizer_facts import OPTIMIZERS
 from ..settings import ParallelSettings, TrainingSettings
 from . import cut, schedules, tensor
 from .blocks import default_blocks
@@ -31,7 +32,7 @@ from .fsdp import data_mesh, shard_width, sharded
 from .links import Links
 from .local import local
 from .pipeline import PipelineStage
-from .strategy import Blocks, Setup, Strategy, autocaster, share_weights
+from .strategy import Blocks, Setup, Strategy, autocaster, share_weights, sparse_layers
 
 Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
 
@@ -55,13 +56,15 @@ def wrap(
     probe: Probe | None = None,
     connect: Callable[[int, torch.device], Links] | None = None,
     silent: bool = False,
+    has_optimizer: bool = False,
 ) -> Strategy:
     """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
 
     `probe` is needed to cut a model into the stages of a pipeline, which `connect` joins. `silent`: no gradient or
-    weight is sent, and the numbers are wrong: to measure the cost of communication.
+    weight is sent, and the numbers are wrong: to measure the cost of communication. `has_optimizer`: the task has one.
     """
     faults = [*_of_settings(settings, split), *_of_place(settings, module, device)]
+    faults += _of_sparse_gradients(settings, module, split.ranks, has_optimizer=has_optimizer)
     if faults:
         raise TaskError("; ".join(faults))
     make, setup = STRATEGIES[settings.strategy], Setup(settings, module, device, split, blocks, silent)
@@ -150,6 +153,33 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
         yield "compile needs a C++ compiler on CPUs, and there is neither g++ nor clang++; install one, or set it false"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         yield "compile needs the package triton on GPUs, which is not installed; install it, or set compile: false"
+
+
+def _of_sparse_gradients(
+    settings: TrainingSettings, module: nn.Module, ranks: int, *, has_optimizer: bool
+) -> Iterator[str]:
+    """Yield the settings that cannot take the sparse gradients of an embedding (tried with torch 2.13)."""
+    facts, chosen = facts_of(settings), settings.optimizer
+    has_codes = settings.compression in contradictions.SPARSE and ranks > 1
+    makes_dense = facts.averages_gradients and (settings.reproducible == "strict" or has_codes)
+    layers = [] if makes_dense else sparse_layers(module)
+    is_sgd = OPTIMIZERS[chosen.name].is_state_momentum
+    refused = {
+        f"strategy: {settings.strategy}": facts.has_servers or not facts.is_whole,
+        "shard": settings.shard == "optimizer" and ranks > 1,
+        "parallel.tensor": settings.parallel.tensor > 1,
+        f"compression: {settings.compression}": settings.compression in ("fp16", "powersgd") and ranks > 1,
+        "clip_norm": settings.clip_norm,
+        "on_nan: skip": settings.on_nan == "skip",
+        f"optimizer.name: {chosen.name}": not has_optimizer and not is_sgd,
+        "optimizer.momentum": not has_optimizer and is_sgd and chosen.momentum,  # would be sparse, and is not saved
+        "optimizer.weight_decay": not has_optimizer and is_sgd and chosen.weight_decay,
+    }
+    if keys := [key for key, is_refused in refused.items() if layers and is_refused]:
+        yield (
+            f"{first_of(layers, 4)} makes sparse gradients (sparse=True), which do not go with {', '.join(keys)}; "
+            "create the layer with sparse=False, or change these settings"
+        )
 
 
 def _cut_out(setup: Setup, blocks: list[nn.Module], probe: Probe, links: Links) -> PipelineStage:
