@@ -117,6 +117,17 @@ CAUSES = (
         "use all of them in forward, freeze the others with requires_grad_(False), or multiply the output of a layer "
         "that is skipped at random by 0 or 1",
     ),
+    Cause(
+        r"element 0 of tensors does not require grad",
+        "a gradient is asked for where none is recorded, as under torch.no_grad()",
+        "compute it inside `with torch.enable_grad():`",
+        "an evaluation runs under torch.no_grad(): compute it inside `with torch.enable_grad():`",
+    ),
+    Cause(
+        r"(?:not support|takes no) sparse gradients|from the 'Sparse\w+' backend|add\(sparse, dense\)",
+        "a layer makes sparse gradients, which its optimizer or another step of the training cannot take",
+        "create the layer with sparse=False",
+    ),
 )
 
 
