@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from . import loading
 ORDER, RESULT, CALLS = "order.json", "reference.json", "calls.pt"
 SIZES = (8, 1, 3)  # samples of a call; the first is the example of a trace, which a size of 1 would fix
 _EPOCH = -1  # as in an evaluation
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # torch's exporter for ONNX prints in colours
 
 Batches = dict[int, dict[str, torch.Tensor]]
 
@@ -76,7 +78,7 @@ def evaluated_model(task: Task, params: dict[str, Any], checkpoint: Path) -> tor
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [_COLOUR.sub("", line).strip() for line in str(error).splitlines()]
     return next((line for line in lines if line), type(error).__name__)[:300]
 
 
@@ -120,8 +122,21 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
         try:
             _trace(kind, work, model, form, arguments)
         except Exception as error:  # torch documents no type; a model that cannot be traced is no fault of the export
-            result["left_out"][kind] = _told(error)
+            result["left_out"][kind] = _why_not(model, error)
     return result
+
+
+def _why_not(model: torch.nn.Module, error: Exception) -> str:
+    """Return why the model has no traced form. torch.onnx says only which part of the export failed: its cause says."""
+    if isinstance(error, torch.onnx.OnnxExporterError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    kind = next((type(part).__name__ for part in model.modules() if isinstance(part, torch.nn.RNNBase)), None)
+    if kind is None or not re.search("specialized it to be a constant|user-specified ranges", str(error)):
+        return _told(error)
+    return (
+        f"torch traces {kind} for sequences of one length, and the length differs between batches; let "
+        "collate pad all batches to the same length"
+    )
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -22,7 +22,7 @@ import torch
 from trainerruns import whole_run
 
 from cloudtrain.entrypoints.checkpoints import weights
-from cloudtrain.entrypoints.export import build, check, loading
+from cloudtrain.entrypoints.export import build, check, loading, reference
 from cloudtrain.entrypoints.models import folder as folders
 from cloudtrain.entrypoints.models import tensors
 from cloudtrain.entrypoints.models.order import ExportOrder
@@ -276,6 +276,15 @@ def changed(order: ExportOrder, folder: Path, old: str, new: str) -> ExportOrder
     data = (folder / "changed.tar.gz").read_bytes()
     archive = str(folder / "changed.tar.gz")
     return replace(order, archive=archive, archive_sha256=hashlib.sha256(data).hexdigest(), place=str(folder / "model"))
+
+
+def test_recurrent_model_has_the_reason_of_its_length() -> None:
+    """torch's own text names neither the layer nor a cure, and that of the exporter for ONNX has colours."""
+    text = "\x1b[96mConstraints violated (L['x'].size()[1])!\n  - but your code specialized it to be a constant (5)."
+    error = torch.onnx.OnnxExporterError("Failed to export the model with torch.export. This is step 1/3.")
+    error.__cause__ = ValueError(text)
+    assert "torch traces GRU for sequences of one length" in reference._why_not(torch.nn.GRU(2, 2), error)
+    assert reference._why_not(torch.nn.Linear(2, 2), error) == "ValueError: Constraints violated (L['x'].size()[1])!"
 
 
 def test_untraceable_model_is_left_out_in_one_line(
