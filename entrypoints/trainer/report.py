@@ -14,8 +14,10 @@ from .. import atomic_json, events
 from ..format import quantity
 from .job import TrainingJob, TrainState
 from .metrics import duration
+from .strategies.strategy import LOW
 
 _silenced: list[Exception] = []
+_TYPES = {torch.float32: "fp32", torch.float64: "fp64", **{kind: name for name, kind in LOW.items()}}
 
 
 def say(job: TrainingJob, event: str, text: str, **fields: Any) -> None:
@@ -41,7 +43,7 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
     text = (
         f"start {job.spec.job}: {job.place.ranks} ranks{shared} x {split.accumulation} accumulation x {split.micro} = "
         f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
-        f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}"
+        f"{quantity(known['parameters'])} parameters{_weights(job)}, step {progress.step} of {progress.max_steps}"
     )
     if job.order.length < split.global_batch:
         text += f"; the {job.order.length} training samples are fewer than a step takes: each step repeats some"
@@ -59,6 +61,22 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
         **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
         **_machine(job.place.device),
     )
+
+
+def _weights(job: TrainingJob) -> str:
+    """Return the types of the weights for the start line, empty for fp32; warn of types that lose small updates."""
+    parameters = list(job.strategy.module.parameters())
+    types = {_TYPES.get(p.dtype, str(p.dtype).removeprefix("torch.")): p.dtype for p in parameters}
+    low = {p.dtype for p in parameters if p.requires_grad} & set(LOW.values())
+    if low and job.task.optimizer is None and job.place.is_head:
+        named, lost = next((name, torch.finfo(kind).eps / 2) for name, kind in types.items() if kind in low)
+        print(
+            f"warning: trained weights are {named}, so {job.spec.training.optimizer.name} loses each update below "
+            f"1/{1 / lost:.0f} of a weight; call .float() on the model in model(params): "
+            f"training.precision: {named} still computes in {named}",
+            flush=True,
+        )
+    return "" if list(types) == ["fp32"] else f", weights {' and '.join(sorted(types))}"
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

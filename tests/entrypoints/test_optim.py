@@ -1,6 +1,7 @@
 """Schedules and scaling by value, LARS and LAMB against their papers' formulas."""
 
 import copy
+import types
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import optim
+from cloudtrain.entrypoints.trainer import optim, report
 from cloudtrain.entrypoints.trainer.settings import MonitorSettings, OptimizerSettings, ScheduleSettings
 
 
@@ -215,3 +216,27 @@ def test_sparse_gradients_are_refused() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse=False"):
         optim.build(OptimizerSettings("lamb"), table.parameters()).step()
+
+
+@pytest.mark.parametrize(
+    ("trained", "frozen", "shown", "told"),
+    [
+        (torch.float32, torch.float32, "", ""),
+        (torch.bfloat16, torch.bfloat16, ", weights bf16", "bf16, so sgd loses each update below 1/256 of a weight"),
+        (torch.float16, torch.float32, ", weights fp16 and fp32", "fp16, so sgd loses each update below 1/2048 of a"),
+        (torch.float32, torch.bfloat16, ", weights bf16 and fp32", ""),
+    ],
+)
+def test_weights_below_fp32_are_shown(
+    capsys: pytest.CaptureFixture[str], trained: torch.dtype, frozen: torch.dtype, shown: str, told: str
+) -> None:
+    """The start line names the types; a built-in optimizer on trained weights of 16 bits gets a warning."""
+    layers = nn.Linear(2, 2).to(trained), nn.Linear(2, 2).to(frozen).requires_grad_(False)
+    named = types.SimpleNamespace
+    training = named(optimizer=named(name="sgd"))
+    for optimizer, wanted in ((None, told), (print, "")):
+        job: Any = named(strategy=named(module=nn.Sequential(*layers)), task=named(optimizer=optimizer))
+        job.place, job.spec = named(is_head=True), named(training=training)
+        assert report._weights(job) == shown
+        printed = capsys.readouterr().out
+        assert (wanted in printed, bool(wanted)) == (True, bool(printed))
