@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from trainerruns import called, counted, digest, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
@@ -105,6 +106,29 @@ def test_sparse_gradients_are_refused_before_the_first_step(settings: dict[str, 
     assert others or not [*_of_sparse_gradients(strict, module, 2, has_optimizer=False)]
     module[0].weight.requires_grad_(False)
     assert not [*_of_sparse_gradients(replace(strict, reproducible="standard"), module, 2, has_optimizer=False)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "sent"),
+    [
+        ({}, torch.float32, 108.0),  # 18 parameters, 4 ranks
+        ({"compression": "bf16"}, torch.float32, 54.0),
+        ({"compression": "bf16"}, torch.bfloat16, 54.0),
+        ({"shard": "optimizer"}, torch.float32, 162.0),  # and the rows of the update
+    ],
+)
+def test_bytes_sent_are_those_of_a_ring(settings: dict[str, Any], kind: torch.dtype, sent: float) -> None:
+    """The figure holds for weights of 16 bits, and with a shared optimizer; sparse gradients have no fixed size."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())  # sends nothing
+    try:
+        training = TrainingSettings(global_batch_size=4, max_steps=1, **settings)
+        split = data.Split(4, 1, 4, 1)
+        assert wrap(training, nn.Linear(8, 2).to(kind), CPU, split).figures() == {"bytes_sent": sent}
+        if not settings:
+            layer = nn.Embedding(8, 2, sparse=True)
+            assert wrap(training, layer, CPU, split, has_optimizer=True).figures() == {}
+    finally:
+        dist.destroy_process_group()
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

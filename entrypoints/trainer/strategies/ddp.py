@@ -116,10 +116,9 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         model.register_comm_hook(None, lambda state, bucket: _cast(bucket, low))
     parameters = setup.trained
     # What a ring sends: Patarasuk and Yuan 2009.
-    summed_bytes = sum(p.nbytes for p in parameters) if keeper is None else keeper.summed_bytes
-    ring_bytes = 2 * (split.ranks - 1) / split.ranks * summed_bytes
-    if settings.compression in LOW:
-        ring_bytes *= LOW[settings.compression].itemsize / torch.float32.itemsize
+    low_type = LOW.get(settings.compression)
+    sent_bytes = sum(p.numel() * (low_type or p.dtype).itemsize for p in parameters)
+    ring_bytes = 2 * (split.ranks - 1) / split.ranks * (sent_bytes if keeper is None else keeper.summed_bytes)
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
     @contextlib.contextmanager
@@ -351,6 +350,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
     trained = [p for p in strategy.module.parameters() if p.requires_grad]
     shards = {parameter: nn.Parameter(_rows(parameter.detach(), mesh)) for parameter in trained}
     groups = buckets(trained)
+    rows_bytes = 0.0 if silent else (mesh.size() - 1) / mesh.size() * sum(p.nbytes for p in trained)  # of an update
     whole: list[torch.Tensor] = []  # the step's gradients
     own = list(shards.values())
 
@@ -385,6 +385,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
         optimized=lambda: _swapped(strategy.module, shards),
         shard=mesh.get_local_rank(),
         share_update=share_update,
+        figures=lambda: {name: value + rows_bytes for name, value in strategy.figures().items()},
     )
 
 
