@@ -126,9 +126,9 @@ class TrainingJob:
 
     def tell(self, progress: TrainState, ahead: int = 0) -> None:
         """Tell the task where the training is, before a call of `loss` or `evaluate`; `ahead`: so many steps later."""
-        told, length = self.task.progress, self.identity["dataset_length"]
+        told = self.task.progress
         told.step, told.max_steps = progress.step + ahead, progress.max_steps
-        told.epoch = (progress.samples + ahead * self.split.global_batch) // length if length else 0
+        told.epoch = (progress.samples + ahead * self.split.global_batch) // self.order.length
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its averaged weights, if the job keeps an average."""
