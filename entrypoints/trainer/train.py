@@ -121,7 +121,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             if job.own is not None:
                 job.own.check(job.strategy.parameter_names)
             stop = verdict.stop
-            if progress.compared_step is None and job.strategy.is_alike():  # early: an error of the task file
+            # Early, for errors of the task file. The stages of a pipeline meet at saves only.
+            if progress.compared_step is None and job.strategy.is_alike() and job.place.pipeline == 1:
                 job.strategy.sync_buffers()
                 drift.compare(job, progress)
             is_due = verdict.save or progress.step == progress.last_step or bool(every and progress.step % every == 0)

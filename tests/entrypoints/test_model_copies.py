@@ -15,11 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional as F
 from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer import data, drift
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.wrap import explained, wrap
 
@@ -27,17 +29,19 @@ MICRO, STEPS = 2, 4
 
 
 class Encoder(nn.Module):
-    """A model with a block, a method, and parameters of its own."""
+    """A model with a block, a method, frozen parts, and parameters of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(12, 12), nn.Tanh())])
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))])
+        self.layers[0][2].requires_grad_(False)
+        self.fixed = nn.Parameter(torch.ones(12), requires_grad=False)
         self.scale = nn.Parameter(torch.ones(12))
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features."""
-        x = self.first(x) * self.scale
+        x = self.first(x) * self.scale * self.fixed
         for layer in self.layers:
             x = x + layer(x)
         return x
@@ -86,7 +90,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local": {"strategy": "local", "local": LocalSettings(period=2)},
     "local after ddp": {"strategy": "local", "local": LocalSettings(period=2, sync_steps=STEPS)},
 }
-LOSSY = {"bf16": 1e-3, "powersgd": 1.0, "fsdp in bf16": 5e-3, "local": 1.0}  # largest distances; else rounding
+LOSSY = {"bf16": 1e-3, "powersgd": 1.0, "fsdp in bf16": 2e-2, "local": 1.0}  # largest distances; else rounding
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -108,6 +112,12 @@ def test_loss_may_use_the_model_in_any_way(ranks: int, tmp_path: Path) -> None:
         or hashed != idioms["two calls" if "call" in idiom and idiom != "call" else "call"][2]
     }
     assert wrong == {}
+
+
+def test_only_copies_are_compared(tmp_path: Path) -> None:
+    """Shards may differ, and whole tensors and the replicas of a shard may not; all bytes count, and their order."""
+    for names in on_ranks(__file__, 2, tmp_path, "differing"):
+        assert names == ["replicated", "swapped", "even", "buffer"]
 
 
 MOVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
@@ -149,7 +159,7 @@ def test_parameters_that_forward_changes_are_buffers(tmp_path: Path) -> None:
     for settings, by_how in two[0].items():
         for how, state in by_how.items():
             if how not in MOVES:
-                assert "forward changes the buffer history from" in state, (settings, how)
+                assert "forward changes history from" in state, (settings, how)
             elif settings.startswith(("fsdp", "local")):
                 assert "forward changes codes, slow.bias, slow.weight, without gradient" in state, (settings, how)
             else:
@@ -248,6 +258,25 @@ def moves(how: str, virtual: int, **settings: Any) -> Any:
     return [number for value in module.state_dict().values() for number in value.flatten().tolist()]
 
 
+def differing() -> list[str]:
+    """Return the names of the differing copies of a module with tensors of several kinds."""
+    rank, module = dist.get_rank(), nn.Module()
+    mesh = init_device_mesh("cpu", (2, 1))
+    ramp, wide = torch.arange(9000.0), torch.full((9000,), 1.0)
+    for name, value, placements in (
+        ("replicated", ramp + rank, [Replicate(), Shard(0)]),
+        ("equal", ramp, [Replicate(), Shard(0)]),
+        ("sharded", ramp + rank, [Shard(0), Replicate()]),
+        ("swapped", torch.cat([ramp[4500:], ramp[:4500]]) if rank else ramp, [Replicate(), Replicate()]),
+        ("even", wide * (1 + rank), [Replicate(), Replicate()]),
+    ):
+        spread = DTensor.from_local(value, mesh, placements, run_check=False)
+        module.register_parameter(name, nn.Parameter(spread))
+    module.register_buffer("buffer", torch.tensor(rank))
+    module.register_buffer("passing", torch.tensor(rank), persistent=False)
+    return drift.differing(module, range(2))
+
+
 def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, str]:
     """Train; return the largest distance of the weights and of an evaluation to a plain loop's, and a hash."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -258,7 +287,7 @@ def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, 
     spread = wrap(TrainingSettings(1, max_steps=1, **settings), module, torch.device("cpu"), split)
     split = dataclasses.replace(split, is_strided=spread.strided)
     with spread.optimized():
-        moving = torch.optim.SGD(module.parameters(), 0.1)
+        moving = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.1)
     expected = torch.optim.SGD(plain.parameters(), 0.1)
 
     def loss(model: Any, step: int, v: int) -> torch.Tensor:
@@ -288,8 +317,10 @@ def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, 
     return distance, float(evaluated.abs().max()), digest(weights)
 
 
-def on_rank(what: str = "idioms") -> dict[str, Any]:
+def on_rank(what: str = "idioms") -> Any:
     """Return the results of all settings and idioms, or of the momentum encoders, on this rank."""
+    if what == "differing":
+        return differing()
     if what == "moves":
         wanted = {"single": {"virtual": 2}, **SETTINGS}
         return {

@@ -13,7 +13,8 @@ changed. So each forward pass of a stage has copies of the buffers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,36 +32,45 @@ from .. import data
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
+_ROOM_BYTES = 1 << 28  # for copies in the first step, at least
+
 
 def places(module: nn.Module) -> list[Place]:
     """Return the places of all buffers of the module and its parts, persistent or not."""
     return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
 
 
-def _named(module: nn.Module, listed: Callable[..., Iterable[tuple[str, torch.Tensor]]]) -> dict[str, Place]:
-    """Return the places of the tensors that `listed` lists for each part of the module, by their full names."""
-    return {
-        f"{prefix}.{name}".lstrip("."): (owner, name)
-        for prefix, owner in module.named_modules()
-        for name, _ in listed(owner, recurse=False)
-    }
-
-
-def _saved(module: nn.Module) -> dict[str, Place]:
-    """Return the places of the persistent buffers by name."""
+def _aligned(module: nn.Module) -> list[Place]:
+    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
     names = set(module.state_dict(keep_vars=True))
-    return {name: place for name, place in _named(module, nn.Module.named_buffers).items() if name in names}
+    saved = [
+        (owner, name)
+        for prefix, owner in module.named_modules()
+        for name, _ in owner.named_buffers(recurse=False)
+        if f"{prefix}.{name}".lstrip(".") in names
+    ]
+    return sorted(saved, key=_width)
 
 
-def _aligned(found: Iterable[Place]) -> list[Place]:
-    """Return the places, the widest elements first: each is then aligned to its element size in `pack`."""
-    return sorted(found, key=lambda place: -getattr(*place).element_size())
+def _width(place: Place) -> int:
+    return -int(getattr(*place).element_size())
 
 
 def keep_frozen(module: nn.Module) -> Kept:
-    """Return the parameters without gradient; no parameters if they have no values, as in memory.py."""
-    named = _named(module, nn.Module.named_parameters) if dist.get_backend() != "fake" else {}
-    return {name: (place, _keep(getattr(*place))) for name, place in named.items() if not getattr(*place).requires_grad}
+    """Return copies of the parameters without gradient, the smallest first, within the room of an optimizer's state.
+
+    So a large frozen model with adapters is left out, and parameters without values (memory.py).
+    """
+    room = max(_ROOM_BYTES, 2 * sum(p.nbytes for p in module.parameters() if p.requires_grad))
+    named = [
+        (f"{prefix}.{name}".lstrip("."), (owner, name), local_part(parameter.detach()))
+        for prefix, owner in module.named_modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+        if not parameter.requires_grad and dist.get_backend() != "fake"
+    ]
+    named.sort(key=lambda one: one[2].nbytes)
+    sizes = itertools.accumulate(values.nbytes for *_, values in named)
+    return {n: (at, values.clone()) for (n, at, values), size in zip(named, sizes, strict=True) if size <= room}
 
 
 def changed(kept: Kept) -> list[str]:
@@ -68,18 +78,9 @@ def changed(kept: Kept) -> list[str]:
     return [name for name, (at, old) in kept.items() if not torch.equal(local_part(getattr(*at).detach()), old)]
 
 
-def _keep(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's values, in the same memory until the tensor is changed."""
-    try:
-        return torch._lazy_clone(local_part(tensor.detach()))
-    except RuntimeError:  # memory that torch does not own, as of a mapped file
-        return local_part(tensor.detach()).clone()
-
-
 def pack(module: nn.Module) -> torch.Tensor:
     """Return all persistent buffers of the module as bytes, uint8."""
-    found = [getattr(*place).detach().contiguous() for place in _aligned(_saved(module).values())]
-    parts = [tensor.view(-1).view(torch.uint8).cpu() for tensor in found]
+    parts = [getattr(*place).detach().contiguous().view(-1).view(torch.uint8).cpu() for place in _aligned(module)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
 
 
@@ -87,7 +88,7 @@ def pack(module: nn.Module) -> torch.Tensor:
 def unpack(module: nn.Module, packed: torch.Tensor) -> None:
     """Fill the module's persistent buffers with the result of `pack`."""
     at = 0
-    for place in _aligned(_saved(module).values()):
+    for place in _aligned(module):
         tensor = getattr(*place)
         tensor.copy_(packed[at : at + tensor.nbytes].view(tensor.dtype).view_as(tensor))
         at += tensor.nbytes
@@ -118,7 +119,7 @@ class Buffers:
         self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False, stages: int = 1
     ) -> None:
         """`first` is the first virtual rank that this rank owns. Of `stages` stages each has its own buffers."""
-        self._module, self._places = module, _aligned(_saved(module).values())
+        self._module, self._places = module, _aligned(module)
         each = dist.get_world_size() // stages
         self._source = dist.get_rank() // each * each
         self._group = neighbours(each) if stages > 1 else None
@@ -130,21 +131,21 @@ class Buffers:
         self._lends = stages > 1 and split.accumulation > 1
         self._begin: list[torch.Tensor] = []
         self._end: list[torch.Tensor] = []
-        self._is_new = True
+        self._is_new, self.has_moved = True, False  # parameters
 
     def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
         """Return the context manager for one micro-batch; an empty context for a model without buffers."""
         return self._around(virtual, last) if self._places or self._is_new else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Watch the first micro-batch for buffers that a resume could not load, and for parameters that move.
+    def watch(self) -> AbstractContextManager[Any]:
+        """Return a context that watches the first micro-batch for tensors that no resume could load, or that move.
 
         Raises TaskError with their names.
         """
-        if not self._is_new:
-            yield
-            return
+        return self._watched() if self._is_new else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
         self._is_new = False
         kinds = self._kinds()
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
@@ -152,7 +153,7 @@ class Buffers:
         for name, kind in self._kinds().items():
             if kind != kinds.get(name):
                 raise TaskError(
-                    f"forward changes the buffer {name} from {kinds.get(name)} to {kind}, which no resume could load: "
+                    f"forward changes {name} from {kinds.get(name)} to {kind}, which no resume could load: "
                     "create it in model(params) with its final shape and type and fill it in place, or register it "
                     "with persistent=False"
                 )
@@ -162,8 +163,9 @@ class Buffers:
         if moved and (self._ranks == 1 < dist.get_world_size() or (is_split and self._accumulation > 1)):
             raise TaskError(refusal(names))
         if moved and not is_split:
+            self.has_moved = True
             begin = dict(zip(self._places, self._begin, strict=False)) | moved
-            self._places = _aligned([*self._places, *moved])
+            self._places = sorted([*self._places, *moved], key=_width)
             self._begin = [begin[place] for place in self._places] if self._keeps else []
 
     @torch.no_grad()
@@ -207,8 +209,8 @@ class Buffers:
             self._write(self._end)
 
     def _kinds(self) -> dict[str, str]:
-        kinds = {name: getattr(*place) for name, place in _saved(self._module).items()}
-        return {name: f"{tuple(buffer.shape)} {buffer.dtype}" for name, buffer in kinds.items()}
+        state = self._module.state_dict().items()
+        return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in state if isinstance(t, torch.Tensor)}
 
     def _tensors(self) -> list[torch.Tensor]:
         return [getattr(owner, name).detach() for owner, name in self._places]

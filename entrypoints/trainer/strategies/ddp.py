@@ -102,8 +102,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     model = DistributedDataParallel(OneForward(module), device_ids=device_ids, gradient_as_bucket_view=True)
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
-    has_frozen = len(setup.trained) < len(list(module.parameters()))  # they may change as buffers do
-    is_simple = split.accumulation == 1 and settings.on_nan != "skip" and not has_frozen
+    is_simple = split.accumulation == 1 and settings.on_nan != "skip"
     model.broadcast_buffers = is_simple and not silent
     keeper = None
     if silent:
@@ -127,8 +126,9 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
             yield
 
     def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
-        if is_simple:
+        if is_simple and not buffers.has_moved:
             return buffers.watch()
+        model.broadcast_buffers = False
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     strategy = replace(

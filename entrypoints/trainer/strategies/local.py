@@ -83,7 +83,7 @@ def local(setup: Setup) -> Strategy:
 
 
 @contextlib.contextmanager
-def _unsynced(model: nn.Module, own: AbstractContextManager[Any]) -> Iterator[None]:
+def _unsynced(model: Any, own: AbstractContextManager[Any]) -> Iterator[None]:
     """Keep DistributedDataParallel, the model of the first steps, from sending gradients and buffers."""
     assert isinstance(model, DistributedDataParallel)
     model.broadcast_buffers = False

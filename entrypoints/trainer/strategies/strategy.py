@@ -78,7 +78,7 @@ class Strategy:
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
-    model: nn.Module  # runs a function of `module` in one forward pass of the spread model: the loss, in training
+    model: Callable[[Callable[[Any], Any]], Any]  # runs a function of `module` in one forward pass: the loss
     divisor: int  # divides each micro-batch's mean loss before the backward pass
     strided: bool  # a rank r of W owns the virtual ranks r, r + W, ...; else the neighbours r * A ... r * A + A - 1
     micro_batch: Callable[[int, bool], AbstractContextManager[Any]]  # (virtual rank, the step's last on this rank?)
@@ -154,7 +154,7 @@ class Setup:
         parameters = self.trained
         return Strategy(
             module=self.module,
-            model=OneForward(self.module),
+            model=lambda run: run(self.module),
             divisor=self.split.accumulation,
             strided=False,
             micro_batch=buffers.micro_batch,
