@@ -132,7 +132,7 @@ class Agreement:
         failed: bool = False,
         saving: bool = False,
         count: float = 0.0,
-        pairs: float = 0.0,
+        pairs: bool = False,
     ) -> None:
         """Send this rank's observations; collective, and `finish` follows.
 
@@ -143,7 +143,7 @@ class Agreement:
         # SIGTERM, SIGUSR1, deadline, save, failed save, loss, polls until the next agreement, steps between log lines,
         # count, pairs
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
-        votes += [loss, 0.0, 0.0, count, pairs]
+        votes += [loss, 0.0, 0.0, count, float(pairs)]
         if self._keeps_time:
             margin = margin_s(self.save_s, self.upload_s, step_s, saving=saving)
             votes[2] = float(self._deadline_s is not None and time.monotonic() > self._deadline_s - margin)

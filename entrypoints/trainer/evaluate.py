@@ -7,9 +7,9 @@ import itertools
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -117,14 +117,10 @@ class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional"):
-            frame: FrameType | None = sys._getframe(1)
-            callers = list[str]()
-            while frame is not None and not frame.f_globals["__name__"].startswith(__package__ + "."):
-                callers.append(frame.f_globals["__name__"])
-                frame = frame.f_back
-            is_own = frame is not None and ".strategies." in frame.f_globals["__name__"]
-            is_own = is_own or any(name.startswith(_SPREADERS) for name in callers)
-            self.has_seen = self.has_seen or not is_own
+            callers = [f.f_globals.get("__name__", "") for f, _ in traceback.walk_stack(sys._getframe(1))]
+            ours = next(i for i, name in enumerate(callers) if name.startswith(f"{__package__}."))
+            is_strategys = ".strategies." in callers[ours] or any(n.startswith(_SPREADERS) for n in callers[:ours])
+            self.has_seen = self.has_seen or not is_strategys
         return func(*args, **(kwargs or {}))
 
 
@@ -167,12 +163,16 @@ def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, Number]:
     if not isinstance(found, dict):
         found = {"metric": found}
     try:
-        return {str(n): weighted.numbers_of(v) if weighted.is_pair(v) else float(v) for n, v in found.items()}
+        return {str(name): _number(value) for name, value in found.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(
             f"{'loss' if job.task.evaluate is None else 'evaluate'}(model, batch) must return numbers, means over the "
             f"batch or (sum, count), by name: {error}"
         ) from error
+
+
+def _number(value: Any) -> Number:
+    return (float(value[0]), float(weighted.checked_count(value[1]))) if weighted.is_pair(value) else float(value)
 
 
 def mean(found: list[dict[str, Number]], weights: list[int]) -> dict[str, float]:
@@ -192,11 +192,9 @@ def mean(found: list[dict[str, Number]], weights: list[int]) -> dict[str, float]
     )
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
     dist.all_gather(tables, table)
-    means = {}
-    for i, name in enumerate(names):
-        terms = [row[i] for part in tables for row in part.tolist() if row[i][1]]
-        means[name] = _sum(total for total, _ in terms) / math.fsum(count for _, count in terms) if terms else math.nan
-    return means
+    rows = [row for part in tables for row in part.tolist()]
+    terms = {name: [row[i] for row in rows if row[i][1]] for i, name in enumerate(names)}
+    return {n: _sum(s for s, _ in of) / math.fsum(c for _, c in of) if of else math.nan for n, of in terms.items()}
 
 
 def _terms(value: Number, weight: int) -> tuple[float, float]:

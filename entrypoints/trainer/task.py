@@ -81,13 +81,12 @@ class Task:
 
     def check(self, settings: TrainingSettings) -> None:
         """Raise TaskError if the task has a function that the settings exclude."""
-        parallel = settings.parallel
-        of_parts = [f"parallel.{name}" for name in ("tensor", "pipeline") if getattr(parallel, name) > 1]
-        apart = [f"strategy: {settings.strategy}"] if facts_of(settings).is_apart else []
-        if self.after_step is not None and (excluded := [*apart, *of_parts]):
-            why = "the ranks train apart" if apart else "a rank has a part of the model"
-            cure = "set strategy: ddp, or leave after_step out" if apart else "leave out one of them"
-            raise TaskError(f"after_step(model, step) does not go with {excluded[0]}, under which {why}; {cure}")
+        is_apart = facts_of(settings).is_apart
+        if self.after_step is not None and (is_apart or settings.parallel.ranks > 1):
+            where = f"strategy: {settings.strategy}" if is_apart else "parallel"
+            why = "the ranks train apart" if is_apart else "a rank has a part of the model"
+            cure = "leave out one of the two, or set strategy: ddp without parallel"
+            raise TaskError(f"after_step(model, step) does not go with {where}, under which {why}; {cure}")
 
     def make_dataset(self, params: dict[str, Any], split: str, seed: int, most: int | None = None) -> Any:
         """Return the split by index, and not empty, or None if the task lacks the split.
@@ -144,7 +143,7 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
     found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
     clock = TaskProgress()
     for name in ("loss", "evaluate"):
-        if (call := found[name]) is not None and _takes_progress(call):
+        if inspect.isfunction(call := found[name]) and "progress" in inspect.signature(call).parameters:
             found[name] = functools.partial(call, progress=clock)
     public = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     for name, arguments in (REQUIRED | OPTIONAL).items():
@@ -178,13 +177,6 @@ def _import(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise TaskError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     return module
-
-
-def _takes_progress(call: Callable[..., Any]) -> bool:
-    try:
-        return "progress" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # no function, or a builtin without a signature
-        return False
 
 
 def _accepts(call: Callable[..., Any], count: int) -> bool:

@@ -264,7 +264,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     training, strategy, owned = job.spec.training, job.strategy, job.owned
     is_lone = strategy.is_lone(progress.step)
     must_agree = is_logged or (training.on_nan == "skip" and not is_lone)
-    job.tally.begin()
+    job.tally.count = 0.0
     job.tell(progress)
     if strategy.walk is not None:
         return _piped_gradients(job, progress, batches, strategy.walk, must_agree)
@@ -282,12 +282,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
             if job.agreement.is_due(is_last and must_agree):
                 # On a GPU only for a step that needs the loss, since reading the loss waits for the GPU.
                 is_known = is_last and (must_agree or isinstance(total, float))
-                shared = float(total) if is_known and job.place.counts else 0.0
-                failed, saving_now = job.saver.failure is not None, job.saver.is_busy
-                votes = job.tally.votes(is_known=is_known, counts=job.place.counts)
-                job.agreement.begin(
-                    job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now, **votes
-                )
+                _begin_agreement(job, total, is_known=is_known)
             share = loss if strategy.divisor == 1 else loss / strategy.divisor
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # after the backward pass: a first pass compiles for as long as needed
@@ -303,6 +298,20 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     progress.own_loss = total
     strategy.finish()
     return None
+
+
+def _begin_agreement(job: TrainingJob, total: torch.Tensor | float, *, is_known: bool) -> None:
+    """Begin an agreement with this rank's losses, and their counts, if `is_known` and if this rank's losses count."""
+    counts, tally = job.place.counts, job.tally
+    job.agreement.begin(
+        job.meter.step_s,
+        len(job.owned),
+        loss=float(total) if is_known and counts else 0.0,
+        failed=job.saver.failure is not None,
+        saving=job.saver.is_busy,
+        count=float(tally.count) if is_known and counts else 0.0,
+        pairs=counts and tally.is_weighted is True,
+    )
 
 
 def _piped_gradients(
@@ -341,10 +350,7 @@ def _piped_gradients(
         job.optimizer.zero_grad()
         return earlier
     if job.agreement.is_due(must_agree):
-        shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
-        failed, saving_now = job.saver.failure is not None, job.saver.is_busy
-        votes = job.tally.votes(is_known=True, counts=job.place.counts)
-        job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now, **votes)
+        _begin_agreement(job, total, is_known=must_agree or total.device.type == "cpu")
     strategy.finish()
     return None if must_agree else earlier
 

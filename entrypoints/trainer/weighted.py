@@ -23,7 +23,7 @@ from . import data
 
 def is_pair(returned: object) -> bool:
     """Return whether a value of the task is (sum, count)."""
-    return isinstance(returned, (tuple, list)) and len(returned) == 2
+    return isinstance(returned, tuple) and len(returned) == 2
 
 
 def loss_of(returned: Any) -> Any:
@@ -31,37 +31,28 @@ def loss_of(returned: Any) -> Any:
     return returned[0] if is_pair(returned) else returned
 
 
-def numbers_of(pair: Any) -> tuple[float, float]:
-    """Return sum and count as numbers, for an evaluation. Raises TaskError."""
-    return float(pair[0]), float(_count(pair[1]))
-
-
 class Tally:
-    """The form of the task's loss, and the counts of this rank's micro-batches in the present step."""
+    """What the task's functions have shown: the form of the loss, the counts of the present step, and collectives."""
 
     def __init__(self, split: data.Split, tokens_per_sample: int | None) -> None:
         self._unit = 2.0 ** round(math.log2(split.micro * (tokens_per_sample or 1)))
-        self._is_weighted: bool | None = None  # None until a loss, or an agreement, has shown the form
-        self._is_compared = False  # over the ranks
-        self._count: torch.Tensor | float = 0.0
+        self._is_compared = False  # the form, over the ranks
+        self.is_weighted: bool | None = None  # None until a loss, or an agreement, has shown the form
         self.uses_collectives: bool | None = None  # the task's evaluation; None until evaluate.py has looked
-
-    def begin(self) -> None:
-        """Begin a step."""
-        self._count = 0.0
+        self.count: torch.Tensor | float = 0.0  # of this rank in the present step
 
     @property
     def needs_total(self) -> bool:
         """Whether the step needs the counts of all ranks, as far as this rank knows."""
-        return self._is_weighted is not False
+        return self.is_weighted is not False
 
     def take(self, returned: Any) -> Any:
         """Return the loss for the backward pass; add its count. Raises TaskError if a count or the form is wrong."""
         weighted = is_pair(returned)
-        if self._is_weighted not in (None, weighted):
+        if self.is_weighted not in (None, weighted):
             now, before = ("(sum, count)", "a mean") if weighted else ("a mean", "(sum, count)")
             raise TaskError(f"loss(model, batch) returned {now}, and {before} earlier; return one form in all calls")
-        self._is_weighted = weighted
+        self.is_weighted = weighted
         if not weighted:
             return returned
         total, count = returned
@@ -70,14 +61,8 @@ class Tally:
             raise TaskError(
                 f"loss(model, batch) returned (sum, count) with a sum of {shape} numbers: call .sum() on it"
             )
-        self._count = self._count + _count(count) / self._unit
+        self.count = self.count + checked_count(count) / self._unit
         return total / self._unit if isinstance(total, torch.Tensor) else total
-
-    def votes(self, *, is_known: bool, counts: bool) -> dict[str, float]:
-        """Return this rank's part of an agreement: `is_known` after the step's last loss, `counts` if its losses do."""
-        if not counts or not self._is_weighted:
-            return {}
-        return {"count": float(self._count) if is_known else 0.0, "pairs": 1.0}
 
     def compare(self, verdict: Agreed, ranks: int) -> None:
         """Learn the form from the first agreement. Raises TaskError, on all ranks, if `ranks` ranks have two forms."""
@@ -88,27 +73,30 @@ class Tally:
                 f"loss(model, batch) returned (sum, count) on {verdict.pairs} of {ranks} ranks, and a mean on the "
                 "others; return one form on all ranks"
             )
-        self._is_compared, self._is_weighted = True, verdict.pairs > 0
+        self._is_compared, self.is_weighted = True, verdict.pairs > 0
 
     def total(self, verdict: Agreed, *, is_lone: bool) -> float | None:
         """Return the step's count, of this rank alone in a lone step; None if the loss is a mean."""
-        if not self._is_weighted:
+        if not self.is_weighted:
             return None
-        return float(self._count) if is_lone else verdict.count
+        return float(self.count) if is_lone else verdict.count
 
 
-def _count(count: Any) -> torch.Tensor | float:
+def checked_count(count: Any) -> torch.Tensor | float:
     """Return the count, on a GPU as a tensor, which the caller reads later. Raises TaskError."""
-    if isinstance(count, torch.Tensor) and count.numel() == 1 and count.device.type != "cpu":
-        return count.detach().double().reshape(())
+    is_tensor = isinstance(count, torch.Tensor)
     try:
-        value = float(count.detach() if isinstance(count, torch.Tensor) else count)
+        if is_tensor and count.requires_grad:
+            raise TypeError
+        value = float(count) if not is_tensor or count.device.type == "cpu" else count.double().reshape(())
     except (TypeError, ValueError, RuntimeError):
-        shape = f" of shape {tuple(count.shape)}" if isinstance(count, torch.Tensor) else ""
+        what = f"Tensor of shape {tuple(count.shape)}" if is_tensor else type(count).__name__
         raise TaskError(
-            f"the second part of (sum, count) must be one number, and is a {type(count).__name__}{shape}; return the "
-            "mean over the batch alone, or the sum and the number of its terms"
+            f"the second part of (sum, count) must be one number without a gradient, and is a {what}; return the mean "
+            "over the batch alone, or the sum and the number of its terms"
         ) from None
+    if isinstance(value, torch.Tensor):
+        return value
     if not 0 <= value < math.inf:
         raise TaskError(f"the count in (sum, count) is {value}; it must be 0 or more, and finite")
     # In 24 bits, the sum over the ranks in float64 is exact, and does not depend on their number.
