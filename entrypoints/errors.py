@@ -8,7 +8,7 @@ class TaskError(Exception):
 
 
 class FormError(TaskError):
-    """The task's code has a form that trains on no machine, so `plan` refuses it too."""
+    """The task's code has a form that trains on no machine, so `plan` refuses the task too."""
 
 
 class Refused(RuntimeError):

@@ -149,7 +149,7 @@ def _run_user_code(kind: str, command: list[str]) -> None:
 def _record(error: BaseException) -> int:
     """Record the exception for boot; print the traceback without cloudtrain's frames; return the exit code."""
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
-    is_config = type(error).__name__ == "TaskError"
+    is_config = "TaskError" in (kind.__name__ for kind in type(error).__mro__)
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
         number = int(os.environ.get("RANK", "0"))

@@ -239,12 +239,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     )
     split = dataclasses.replace(split, is_strided=strategy.strided)
     optimizer, warmup_start = _optimizer(spec, task, strategy, split)
-    own = None
-    if task.optimizer is None:  # a user's optimizer keeps its settings
-        strategy.adopt(optimizer)
-    else:
-        own = OwnOptimizer(optimizer, strategy.parameter_names(), _unable(wanted, place))
-    groups = _rated_groups(wanted, optimizer, own)
+    own, groups = _own(wanted, task, place, strategy, optimizer)
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
@@ -386,22 +381,23 @@ def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) ->
     return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
 
 
-def _unable(wanted: TrainingSettings, place: RankContext) -> str | None:
-    """Return the setting, if any, with which the state of an own optimizer must be by parameter."""
-    if place.pipeline > 1:
-        return "parallel.pipeline"
-    return f"strategy: {wanted.strategy}" if facts_of(wanted).averages_weights and place.ranks > 1 else None
-
-
-def _rated_groups(wanted: TrainingSettings, optimizer: Any, own: OwnOptimizer | None) -> list[dict[str, Any]]:
-    """Return the groups with a rate for the schedule to change. Raises TaskError if the schedule would change none."""
-    groups: list[dict[str, Any]] = optimizer.param_groups if own is None else own.groups()
+def _own(
+    wanted: TrainingSettings, task: Task, place: RankContext, strategy: Strategy, optimizer: Any
+) -> tuple[OwnOptimizer | None, list[dict[str, Any]]]:
+    """Return the task's optimizer, if any, and the groups with a rate. Raises TaskError."""
+    if task.optimizer is None:  # a user's optimizer keeps its settings
+        strategy.adopt(optimizer)
+        return None, optimizer.param_groups
+    is_apart = facts_of(wanted).averages_weights and place.ranks > 1
+    unable = "parallel.pipeline" if place.pipeline > 1 else f"strategy: {wanted.strategy}" if is_apart else None
+    own = OwnOptimizer(optimizer, strategy.parameter_names(), unable)
+    groups = own.groups()
     if not groups and wanted.schedule != ScheduleSettings():
         raise TaskError(
             f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "
             "leave the schedule out, or give the groups an lr"
         )
-    return groups or [{"lr": 0.0}]
+    return own, groups or [{"lr": 0.0}]
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:

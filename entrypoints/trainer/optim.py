@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -140,14 +141,10 @@ def after_evaluation(plateau: Plateau, schedule: ScheduleSettings, monitor: Moni
 def own_factor(function: Callable[..., Any], step: int, max_steps: int, params: dict[str, Any]) -> float:
     """Return the factor of the task's `schedule`. Raises TaskError unless it is a number from 0 on."""
     factor = function(step, max_steps, params)
-    try:
-        if 0.0 <= (number := float(factor)) < math.inf:
-            return number
-    except (TypeError, ValueError):
-        pass
-    raise TaskError(
-        f"schedule({step}, {max_steps}, params) returned {factor!r:.200}; return the factor on lr, 0 or more"
-    )
+    if not isinstance(factor, Real) or not 0.0 <= float(factor) < math.inf:
+        what = f"schedule({step}, {max_steps}, params) returned {factor!r:.200}"
+        raise TaskError(f"{what}; return the factor on lr, a number from 0 on")
+    return float(factor)
 
 
 def set_lr(groups: list[dict[str, Any]], base_lrs: list[float], factor: float) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import random
 import sys
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,15 +74,15 @@ class OwnOptimizer:
         pair = [getattr(type(optimizer), name, None) for name in ("state_dict", "load_state_dict")]
         torchs = (None, torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict)
         self._has_dict = all(method not in torchs for method in pair)
-        self._start = Encoder(self, names)
+        self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
         self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
         if any(p not in names for group in self.groups(rated=False) for p in group["params"]):
             raise TaskError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
                 "the model, and no checkpoint would have it: make it an nn.Parameter of the model"
             )
-        if self.parts and unable:
-            self._refuse(f"there is a {type(self.parts[0]).__name__} inside, and {unable} saves one optimizer")
+        if unable and (self.parts or not self.is_torch):
+            self._refuse(f"{unable} saves only state[p], of one torch optimizer: leave {unable} out, or return one")
 
     def groups(self, *, rated: bool = True) -> list[dict[str, Any]]:
         """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""
@@ -91,9 +91,13 @@ class OwnOptimizer:
 
     def check(self, names: Callable[[], Names]) -> None:
         """Raise TaskError, after the first step, if a save would lose state. Collective."""
-        if not self._is_checked:
-            self._is_checked = True
-            self.saved(names())
+        if self._is_checked:
+            return
+        self._is_checked = True
+        self.saved(names())
+        for name, held in _outside(self.optimizer.step).items() if not self._has_dict else ():
+            if held != self._outside.get(name, {}):
+                self._refuse(f"step() keeps tensors in {name}, outside the optimizer: use state[p] or an attribute")
 
     def saved(self, names: Names) -> tuple[Tensors, dict[str, Any]]:
         """Return the tensors by name, and the trees. Collective. Raises TaskError if a resume would lose state."""
@@ -104,15 +108,12 @@ class OwnOptimizer:
         if not self._has_dict and (late := [place for place in now.objects if place not in self._start.objects]):
             self._refuse(f"step() makes the object {late[0]}: make it in __init__")
         if self._unable and (held := [name[4:] for name in tensors] or [name for name in tree[1] if name == "state"]):
-            self._refuse(f"it holds {held[0]}, and {self._unable} saves only tensors and numbers in state[p]")
+            self._refuse(f"{self._unable} saves only tensors and numbers in state[p]: leave it out, or move {held[0]}")
         # Whole tensors beside shards are saved once for all ranks, so they must be equal.
         is_sharded = any(isinstance(p, DTensor) for p in names)
-        whole = {n: t.detach().flatten().cpu() for n, t in tensors.items() if is_sharded and not isinstance(t, DTensor)}
-        hashes = {name: zlib.crc32(bytes(t.view(torch.uint8).tolist())) for name, t in whole.items()}
-        ranks = exchange.gather({**dict.fromkeys(tensors, 0), **hashes})
+        ranks = exchange.gather({n: _sum(t) if is_sharded else "" for n, t in tensors.items()})
         if differing := [n[4:] for n in ranks[0] | ranks[-1] if len({rank.get(n) for rank in ranks}) > 1]:
-            what = first_of(differing, 4)
-            self._refuse(f"the ranks differ in {what}: make it of the parameters' kind, by torch.zeros_like(p)")
+            self._refuse(f"the ranks differ in {first_of(differing, 4)}: make it like p, by torch.zeros_like(p)")
         return tensors, {"tree": tree, "dict": own, "tensors": now.about}
 
     def load(self, trees: Mapping[str, Any], tensors: Tensors, names: Names) -> Callable[[], Any]:
@@ -184,8 +185,8 @@ class Encoder:
         if isinstance(value, torch.Tensor):
             known = ["parameter", self._names[value]] if value in self._names else self._nodes.get(id(value))
             return known or self._named(f"own.{place}", value, near)
-        if isinstance(value, torch.Generator):
-            return ["generator", self._named(f"own.{place}", value.get_state(), None)]
+        if generator := _generator(value):
+            return ["generator", self.node(generator[0](), place)]
         if id(value) in self._seen and not isinstance(value, tuple):
             return _KEEP
         self._seen[id(value)] = value
@@ -198,7 +199,9 @@ class Encoder:
         if not self._has_state(value):
             return _KEEP
         self.objects[place] = value
-        nodes = {name: self._item(item, place, name) for name, item in getattr(value, "__dict__", {}).items()}
+        slots = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ()) if hasattr(value, n)]
+        held = {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+        nodes = {name: self._item(item, place, name) for name, item in held.items()}
         return ["object", {name: node for name, node in nodes.items() if node != _KEEP}]
 
     def _item(self, value: Any, place: str, key: Any, near: Any = None) -> Tree:
@@ -221,11 +224,9 @@ class Encoder:
         alike = (p for p in ([near] if near is not None else self._names) if (p.shape, isinstance(p, DTensor)) == kind)
         like = next((self._names[p] for p in alike if p.dim()), None)
         shards = [getattr(way, "dim", None) for way in tensor.placements] if isinstance(tensor, DTensor) else None
-        self.tensors[name], self.about[name], self._seen[id(tensor)] = (
-            tensor,
-            [like, shards, tensor.device.type],
-            tensor,
-        )
+        if name.startswith("own.") or (like is None and shards is not None):  # else it is like the parameter
+            self.about[name] = [like, shards, tensor.device.type]
+        self.tensors[name] = tensor
         self._nodes[id(tensor)] = node = ["tensor", name]
         return node
 
@@ -242,11 +243,15 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
     if kind == "parameter":
         return parameters[content]
     if kind == "tensor":
-        return _copied(live, tensors[content])
+        value = tensors[content]
+        if not isinstance(live, torch.Tensor) or (live.shape, live.dtype) != (value.shape, value.dtype):
+            return value
+        live.detach().copy_(value)  # others may share it
+        return live
     if kind == "array":
         return of(None, content).numpy()
-    if kind == "generator" and live is not None:
-        live.set_state(of(None, content))
+    if kind == "generator" and (generator := _generator(live)):
+        generator[1](of(None, content))
     elif kind == "dict":
         old = live if isinstance(live, dict) else {}
         pairs = [(of(None, key), value) for key, value in content]
@@ -275,6 +280,39 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
     return live
 
 
+def _generator(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """Return functions that get and set the state of a generator of random numbers; None for other objects."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    bits = getattr(value, "bit_generator", None)  # numpy's
+    return bits and (lambda: bits.state, lambda state: setattr(bits, "state", state))
+
+
+def _outside(step: Any) -> dict[str, dict[int, int]]:
+    """Return, of each name outside the optimizer that step() uses, the tensors that it holds, with their versions."""
+    function = inspect.unwrap(getattr(step, "__func__", step))
+    if not inspect.isfunction(function):
+        return {}
+    scope = inspect.getclosurevars(function)
+    held = {name: [value, *_inside(value)] for name, value in {**scope.globals, **scope.nonlocals}.items()}
+    return {name: {id(t): t._version for t in values if isinstance(t, torch.Tensor)} for name, values in held.items()}
+
+
+def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | deque) else ():
+        yield from (item, *(_inside(item, depth - 1) if depth else ()))
+
+
+def _sum(tensor: torch.Tensor) -> str:
+    """Return a sum of a whole tensor's elements, weighted by place, to compare on the ranks; the text is short."""
+    if isinstance(tensor, DTensor):
+        return ""
+    values = tensor.detach().flatten().double()
+    return f"{float(values @ torch.arange(len(values), dtype=values.dtype, device=values.device).cos()):.6g}"
+
+
 def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapping[str, Any]) -> torch.Tensor:
     """Return room for a tensor of the trees: sharded like the parameter of the same shape, if any."""
     like, shards, place = about
@@ -288,11 +326,3 @@ def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapp
         return dtensor.empty(shape, dtype=dtype, device_mesh=mesh, placements=ways)
     some = next(iter(parameters.values()))
     return torch.empty(shape, dtype=dtype, device="cpu" if place == "cpu" else some.device)
-
-
-def _copied(live: Any, value: torch.Tensor) -> torch.Tensor:
-    """Return the live tensor with the value, if it is of the same kind: others may share it."""
-    kinds = [(t.shape, t.dtype, t.device, isinstance(t, DTensor)) for t in (live, value) if isinstance(t, torch.Tensor)]
-    if len(kinds) < 2 or kinds[0] != kinds[1]:
-        return value
-    return live if live is value else live.detach().copy_(value)

@@ -54,10 +54,10 @@ def test_plateau_falls_after_evaluations_without_gain() -> None:
 
 @pytest.mark.parametrize("returned", [None, "x", -0.1, float("nan"), torch.ones(2)])
 def test_own_schedule_must_return_a_factor(returned: Any) -> None:
-    """The message has the step and the value; a tensor with one number will do."""
+    """The message has the step and the value."""
     with pytest.raises(TaskError, match=r"schedule\(3, 12, params\) returned .*; return the factor on lr"):
         optim.own_factor(lambda *_: returned, 3, 12, {})
-    assert optim.own_factor(lambda step, steps, _: torch.tensor(step / steps), 3, 12, {}) == 0.25
+    assert optim.own_factor(lambda step, steps, _: step / steps, 3, 12, {}) == 0.25
 
 
 def test_set_lr_keeps_the_groups_apart() -> None:

@@ -129,6 +129,10 @@ def test_plan_shows_the_estimate(
     (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)]", "open('/nowhere')"))
     done = cli.ok("plan", cwd=folder)
     assert "memory: not estimated: FileNotFoundError: " in done.stdout
+    (folder / "task.py").write_text(f"{TASK}\ndef optimizer(m, _): return torch.optim.LBFGS(m.parameters())\n")
+    done = cli("plan", cwd=folder)
+    assert (done.code, "LBFGS.step(closure) needs an argument" in done.stderr) == (3, True), done.stderr
+    assert "at cloudtrain.yaml:2:7, task" in done.stderr
 
 
 def test_script_has_a_lower_bound_from_its_last_run(planned: Callable[..., Prepared], seed: Callable[..., Job]) -> None:
