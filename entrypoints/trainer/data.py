@@ -9,6 +9,7 @@ complete state.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import hashlib
@@ -243,12 +244,11 @@ class Batches:
         num_workers: int,
         device: torch.device,
     ) -> None:
-        self._source = _BatchSource(data, seed, collate)
         self._device = device
         self._batches: Iterator[Any]
-        num_workers = (
-            min(num_workers, 1) if isinstance(data, Stream) else num_workers
-        )  # each would read the whole stream
+        if num_workers and isinstance(data, Stream):  # each loader would read the whole stream
+            data, num_workers = copy.copy(data), 1
+        self._source = _BatchSource(data, seed, collate)
         if num_workers == 0:
             self._batches = self._source.batches(keys)
             return

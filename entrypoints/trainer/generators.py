@@ -21,7 +21,8 @@ _known: dict[int, tuple[Any, tuple[Any, ...]]] = {}  # by the object's id, which
 def own_generators(root: Any) -> tuple[Any, ...]:
     """Return the generators that the object holds, or that its code names: a search at the first call.
 
-    Attributes, containers, closures and the globals of functions count; the standard library, torch and numpy do not.
+    Attributes, containers, closures and globals of functions count. Globals and classes of installed packages do not:
+    their generators may serve to name files.
     """
     if id(root) not in _known:
         if len(_known) >= 8:  # the splits of a job, with room
@@ -55,30 +56,30 @@ def _search(root: Any) -> Iterator[Any]:
     todo = deque([root])
     while todo and len(seen) < _MOST:
         value = todo.popleft()
-        if isinstance(value, _PLAIN) or hasattr(type(value), "tobytes") or id(value) in seen:
+        kind = type(value)  # isinstance would ask a proxy for the class of its object
+        if issubclass(kind, _PLAIN) or hasattr(kind, "tobytes") or id(value) in seen:
             continue
         seen[id(value)] = value
-        if not isinstance(value, kinds):
-            todo.extend(_parts(value))
-        elif not isinstance(value, random.SystemRandom):
+        if not issubclass(kind, kinds):
+            todo.extend(_parts(value, kind))
+        elif not issubclass(kind, random.SystemRandom):
             yield value
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: Any, kind: type) -> Iterable[Any]:
     """Return the objects that a value refers to, as far as they may hold a generator of the task's."""
-    if isinstance(value, (list, tuple, dict)):
-        return itertools.islice(value.values() if isinstance(value, dict) else value, _MOST_PARTS)
-    if not isinstance(value, (type, types.FunctionType)):
-        return itertools.islice(gc.get_referents(value), _MOST_PARTS)
-    if _is_library(value.__module__):
+    if issubclass(kind, types.FunctionType):
+        return _of_function(value)
+    if issubclass(kind, type) and _is_library(str(value.__module__)):
         return ()
-    return gc.get_referents(value) if isinstance(value, type) else _of_function(value)
+    parts = value if kind in (list, tuple) else value.values() if kind is dict else gc.get_referents(value)
+    return itertools.islice(parts, _MOST_PARTS)
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Any]:
     known, names = function.__globals__, set(_names(function.__code__))
     yield from (part for part in gc.get_referents(function) if part is not known)  # closure, defaults, what it wraps
-    for value in map(known.get, names):
+    for value in () if _is_library(str(function.__module__)) else map(known.get, names):
         yield value
         if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
             yield from map(vars(value).get, names)
@@ -89,6 +90,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
     return itertools.chain(code.co_names, *map(_names, inner))
 
 
-def _is_library(module: str | None) -> bool:
-    top = (module or "").partition(".")[0]
-    return top in ("torch", "numpy") or top in sys.stdlib_module_names
+def _is_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.partition(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file

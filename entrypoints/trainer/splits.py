@@ -41,8 +41,11 @@ def overlap(train: Any, held: Any, seed: int) -> str:
     """Return in words how many samples of `held` are also in `train`; "" if none are, or if that cannot be said.
 
     Indices of the same dataset are compared exactly. Otherwise contents are, of at most 2048 samples of each split that
-    are read in half a second; not if items are random, or repeat as much within the training split.
+    are read in half a second; not if items are random, or repeat as much within the training split. Of a stream nothing
+    is said.
     """
+    if isinstance(train, data.Stream):
+        return ""
     try:
         count, looked, known = _by_index(train, held, seed) or _by_content(train, held)
     except Exception:  # an item that cannot be read: the training will meet it, or need not read it
@@ -63,7 +66,7 @@ def _by_index(train: Any, held: Any, seed: int) -> tuple[int, int, int] | None:
             return None
         some = random.Random(0).sample(common, min(_VERIFIED, len(common)))
         ours, theirs = ([data.item_hash(each, seed, index) for index in some] for each in (mine, other))
-        if ours != theirs or len(set(ours)) < len(ours):
+        if not ours or ours != theirs or len(set(ours)) < len(ours):
             return None
     return len(common), len(held), len(train)
 
