@@ -224,16 +224,6 @@ def loss(model, batch):
     real, made = model(batch, torch.randn(len(batch), 4))
     return F.softplus(-real).mean() + F.softplus(made).mean()
 """,
-    # An endless stream.
-    "stream": """
-import itertools
-from torch.utils.data import IterableDataset
-class Stream(IterableDataset):
-    def __iter__(self): return (torch.arange(4.0).mul(i).sin() for i in itertools.count())
-def model(params): return torch.nn.Linear(4, 1)
-def dataset(params, split): return Stream() if split == "train" else None
-def loss(model, batch): return model(batch).square().mean()
-""",
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
     "closure": """
 class SAM(torch.optim.SGD):

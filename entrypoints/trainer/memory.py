@@ -406,16 +406,14 @@ def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any
         with strategy.autocast(), offloaded():
             return weighted.loss_of(task.loss(model, batch))
 
-    def backward(loss: Any) -> None:
-        (loss / strategy.divisor).backward()
-
     if strategy.walk is None:
         for virtual in owned:
             with strategy.micro_batch(virtual, virtual == owned[-1]):
-                backward(strategy.model(functools.partial(loss_of, batch=batch)))
+                (strategy.model(functools.partial(loss_of, batch=batch)) / strategy.divisor).backward()
         return
     stages = wanted.parallel.pipeline
-    feed = Feed(owned, lambda: batch, lambda *_: None, loss_of, backward, lambda: None, steps_left=stages)
+    unseeded, backward = lambda *_: None, lambda loss: (loss / strategy.divisor).backward()
+    feed = Feed(owned, lambda: batch, unseeded, loss_of, backward, lambda: None, steps_left=stages)
     for _ in range(stages if wanted.parallel.schedule == "async" else 1):  # until all versions of the weights are kept
         strategy.walk(feed)
 

@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing
+from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, weighted
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .initial import initialize
@@ -397,26 +397,11 @@ def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
     try:
-        return _checked(job.tally.take(job.task.loss(model, batch)))
+        return weighted.checked(job.tally.take(job.task.loss(model, batch)))
     except (AttributeError, RuntimeError) as error:
         if (why := explained(error, job.spec.training, job.strategy.module)) is not None:
             raise TaskError(why) from error
         raise
-
-
-def _checked(loss: object) -> torch.Tensor:
-    """Return the loss as a scalar. Raises TaskError if the loss is no scalar tensor, or has no gradient."""
-    if not isinstance(loss, torch.Tensor):
-        raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
-    if loss.numel() != 1:
-        shape = "x".join(map(str, loss.shape))
-        raise TaskError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
-    if not loss.requires_grad:
-        raise TaskError(
-            "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
-            "taken from .item() or numpy?"
-        )
-    return loss.squeeze() if loss.dim() else loss
 
 
 def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:

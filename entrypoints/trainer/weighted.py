@@ -101,3 +101,18 @@ def checked_count(count: Any) -> torch.Tensor | float:
         raise TaskError(f"the count in (sum, count) is {value}; it must be 0 or more, and finite")
     # In 24 bits, the sum over the ranks in float64 is exact, and does not depend on their number.
     return value if value.is_integer() else torch.tensor(value).item()
+
+
+def checked(loss: object) -> torch.Tensor:
+    """Return the loss as a scalar. Raises TaskError if the loss is no scalar tensor, or has no gradient."""
+    if not isinstance(loss, torch.Tensor):
+        raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
+    if loss.numel() != 1:
+        shape = "x".join(map(str, loss.shape))
+        raise TaskError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
+    if not loss.requires_grad:
+        raise TaskError(
+            "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
+            "taken from .item() or numpy?"
+        )
+    return loss.squeeze() if loss.dim() else loss

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from trainerruns import on_ranks
+from trainerruns import called, on_ranks
 
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
@@ -81,7 +81,7 @@ def spread(virtual: int, sparse: bool = False, **settings: Any) -> list[float]:
     for step in range(STEPS):
         for number in owned:
             with strategy.micro_batch(number, number == owned[-1]):
-                (strategy.model(*micro_batch(number, step, virtual)) / strategy.divisor).backward()
+                (called(strategy, *micro_batch(number, step, virtual)) / strategy.divisor).backward()
         strategy.finish()
         optimizer.step()
         strategy.share_update()
