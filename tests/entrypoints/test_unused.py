@@ -74,7 +74,8 @@ def spread(virtual: int, sparse: bool = False, **settings: Any) -> list[float]:
     torch.manual_seed(0)
     module, ranks = Layers(sparse), dist.get_world_size()
     split = data.Split(2 * virtual, 2, ranks, virtual // ranks)
-    strategy = wrap(TrainingSettings(global_batch_size=split.global_batch, max_steps=1, **settings), module, CPU, split)
+    wanted = TrainingSettings(global_batch_size=split.global_batch, max_steps=1, **settings)
+    strategy = wrap(wanted, module, CPU, split, has_optimizer=True)
     with strategy.optimized():
         optimizer = optimizer_of(module.parameters(), sparse)
     owned = split.owned(dist.get_rank())
