@@ -31,7 +31,8 @@ _TOKEN = re.compile(rb"\*+|\\.?|.", re.DOTALL)
 _SPECIAL = re.compile(rb"[*?\\[]")
 _SLASH = re.compile(rb"\\?/|$")
 _NOTHING = rb"(?!)"
-_compiled = functools.cache(functools.partial(re.compile, flags=re.DOTALL))  # on first use: most lines match no name
+# On first use, since most lines match no name; bounded, for a process that reads many files.
+_compiled = functools.lru_cache(1 << 13)(functools.partial(re.compile, flags=re.DOTALL))
 
 
 class _Rule(NamedTuple):
@@ -101,7 +102,8 @@ def _names(pattern: bytes) -> list[list[bytes]]:
             names.append([])
         elif token[0].startswith(b"*"):
             is_name = len(token[0]) > 1 and (is_literal or not names[-1]) and _SLASH.match(pattern, at) is not None
-            names[-1].append(b"**" if is_name else b"*")
+            some = b"**" if pattern[at : at + 1] != b"\\" else b"**\\"  # git: at least one name before `\\/`
+            names[-1].append(some if is_name else b"*")
         elif token[0] == b"?":
             names[-1].append(rb"[^/]")
         elif token[0] == b"[":
@@ -119,12 +121,14 @@ def _translated(names: list[list[bytes]], numbers: Iterator[int]) -> bytes:
     made, run, free = b"", b"", b""  # free: the names that `**` stands for
     for at, name in enumerate(names):
         is_last = at == len(names) - 1
-        if name[-1:] != [b"**"]:
+        if name[-1:] not in ([b"**"], [b"**\\"]):
             run += _name(name, numbers) + (b"" if is_last else b"/")
             continue
         run += b"".join(name[:-1])
         made += _first(free + run, numbers) if free and run else run
-        run, free = b"", rb"(?:[^/]*/)*?"
+        if free.endswith(b"+?") and not run:
+            made += rb"[^/]*/"
+        run, free = b"", rb"(?:[^/]*/)*?" if name[-1] == b"**" else rb"(?:[^/]*/)+?"
         if is_last:
             return made + rb".*"
     return made + free + run
