@@ -31,6 +31,13 @@ def own_generators(root: Any) -> tuple[Any, ...]:
     return _known[id(root)][1]
 
 
+def is_generator(value: Any) -> bool:
+    """Return whether the value is a generator that can be seeded."""
+    numpy, kind = sys.modules.get("numpy"), type(value)  # isinstance would ask a proxy for the class of its object
+    kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
+    return issubclass(kind, kinds) and not issubclass(kind, random.SystemRandom)
+
+
 def reseed(generator: Any, value: int) -> None:
     """Seed a generator in place with 64 bits."""
     if isinstance(generator, torch.Generator):
@@ -50,20 +57,19 @@ def draw(generator: Any) -> float:
 
 def _search(root: Any) -> Iterator[Any]:
     numpy = sys.modules.get("numpy")
-    kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
     shared = [torch.default_generator, random._inst, numpy and numpy.random.mtrand._rand]
     seen: dict[int, Any] = {id(each): each for each in shared}  # the references keep the ids in use
     todo = deque([root])
     while todo and len(seen) < _MOST:
         value = todo.popleft()
-        kind = type(value)  # isinstance would ask a proxy for the class of its object
+        kind = type(value)
         if issubclass(kind, _PLAIN) or hasattr(kind, "tobytes") or id(value) in seen:
             continue
         seen[id(value)] = value
-        if not issubclass(kind, kinds):
-            todo.extend(_parts(value, kind))
-        elif not issubclass(kind, random.SystemRandom):
+        if is_generator(value):
             yield value
+        else:
+            todo.extend(_parts(value, kind))
 
 
 def _parts(value: Any, kind: type) -> Iterable[Any]:

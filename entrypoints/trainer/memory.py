@@ -389,10 +389,11 @@ def _first_step(
         own_optimizer.require_form(optimizer)
         _give_gradients(trained)
         try:
-            optimizer.step()
-        except Exception as error:
-            if (why := own_optimizer.explained(optimizer, error)) is not None:
-                raise why from error
+            with own_optimizer.explained(optimizer):
+                optimizer.step()
+        except FormError:
+            raise
+        except Exception:
             getattr(optimizer, "state", {}).clear()
             return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
     return optimizer, [], False

@@ -2,17 +2,17 @@
 
 A composite of optimizers, a wrapper with tensors of its own, or a plain class keeps state in its attributes. A save
 makes a tree of the attributes, in which tensors and parameters have names; a load fills the same objects. So nothing
-is lost that a `state_dict` forgets. The task's `load_state_dict` gets the value of `state_dict` at the save.
+is lost that a `state_dict` forgets. The task's `load_state_dict` gets the value of `state_dict` at the save. Generators
+are seeded before each step, and have no state to save.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,13 @@ import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._pytree import tree_leaves
 
 from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
+from .generators import is_generator, own_generators
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
 Tensors = dict[str, torch.Tensor]
@@ -54,12 +56,17 @@ def require_form(optimizer: Any) -> None:
         raise FormError(f"{name}.step{signature} needs an argument, and {_ONE_STEP}") from error
 
 
-def explained(optimizer: Any, error: Exception) -> FormError | None:
-    """Return the error of step() in words if step() wants a closure, else None."""
-    wants = "closure" in inspect.signature(optimizer.step).parameters
-    if not wants or not any(word in str(error) for word in ("closure", "'NoneType' object is not callable")):
-        return None
-    return FormError(f"{type(optimizer).__name__}.step() failed without a closure ({error}), and {_ONE_STEP}")
+@contextmanager
+def explained(optimizer: Any) -> Iterator[None]:
+    """Raise an error of step() as FormError if step() wants a closure."""
+    try:
+        yield
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        wants = "closure" in inspect.signature(optimizer.step).parameters
+        if wants and any(word in str(error) for word in ("closure", "'NoneType' object is not callable")):
+            why = f"{type(optimizer).__name__}.step() failed without a closure ({error}), and {_ONE_STEP}"
+            raise FormError(why) from error
+        raise
 
 
 class OwnOptimizer:
@@ -75,7 +82,9 @@ class OwnOptimizer:
         torchs = (None, torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict)
         self._has_dict = all(method not in torchs for method in pair)
         self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
-        self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
+        inside = self._start.objects.values()
+        self.parts = [part for part in inside if hasattr(part, "param_groups")]
+        self.generators = (*own_generators(optimizer), *filter(is_generator, inside))
         if any(p not in names for group in self.groups(rated=False) for p in group["params"]):
             raise TaskError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
@@ -116,77 +125,67 @@ class OwnOptimizer:
             self._refuse(f"the ranks differ in {first_of(differing, 4)}: make it like p, by torch.zeros_like(p)")
         return tensors, {"tree": tree, "dict": own, "tensors": now.about}
 
-    def load(self, trees: Mapping[str, Any], tensors: Tensors, names: Names) -> Callable[[], Any]:
-        """Call the task's `load_state_dict`, if defined; return a function that fills the attributes."""
-        parameters = {name: parameter for parameter, name in names.items()}
-        if trees["dict"] is not None and self._has_dict:
-            self.optimizer.load_state_dict(filled(None, trees["dict"], tensors, parameters))
-        return lambda: filled(self.optimizer, trees["tree"], tensors, parameters)
+    def load_dict(self, state: Tree, tensors: Tensors, parameters: Tensors) -> None:
+        """Call the task's `load_state_dict`, if defined, and keep the groups, which others may share."""
+        if state is None or not self._has_dict:
+            return
+        parts = [part for part in (self.optimizer, *self.parts) if "param_groups" in vars(part)]
+        before = [(part, part.param_groups, list(part.param_groups)) for part in parts]
+        self.optimizer.load_state_dict(filled(None, state, tensors, parameters))
+        for part, listed, groups in before:
+            for group, loaded in zip(groups, list(part.param_groups), strict=True):
+                group.update(loaded)
+            listed[:], part.param_groups = groups, listed
 
     def _refuse(self, why: str) -> None:
         raise TaskError(f"a checkpoint would lose state of the {type(self.optimizer).__name__}: {why}")
-
-
-@contextmanager
-def same_objects(optimizers: Iterable[Any]) -> Iterator[None]:
-    """Keep the groups and states the same objects during a load: the schedule and other optimizers may share them."""
-    parts = [part for part in optimizers if vars(part).keys() >= {"param_groups", "state"}]
-    before = [(part, part.param_groups, list(part.param_groups), part.state) for part in parts]
-    yield
-    for part, listed, groups, state in before:
-        for group, loaded in zip(groups, list(part.param_groups), strict=True):
-            group.update(loaded)
-        values = dict(part.state)
-        state.clear()
-        state.update(values)
-        listed[:] = groups
-        part.param_groups, part.state = listed, state
 
 
 class Encoder:
     """The tree of an optimizer; its tensors by name, and about each its like parameter, its shards and its device."""
 
     def __init__(self, own: OwnOptimizer, names: Names) -> None:
-        self._names, self._nodes = names, dict[int, Tree]()
+        self._names, self._nodes, root = names, dict[int, Tree](), own.optimizer
         self.tensors: Tensors = {}
         self.about: dict[str, list[Any]] = {}
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}  # that a load fills, by place
         self.plain: dict[str, Tree] = {}  # attributes without tensors
-        root, further = own.optimizer, dict[Any, Any]()
-        done = (root, root.param_groups, root.state, *root.param_groups) if own.is_torch else (root,)
-        self._seen = {id(each): each for each in done}
-        for key, values in root.state.items() if own.is_torch else ():
-            name = names.get(key) if isinstance(key, torch.Tensor) else None
-            if name is None or not isinstance(values, dict):
-                further[key] = values
-                continue
-            for kind, value in values.items():  # saving.py saves tensors and numbers by the parameter's name
-                if isinstance(value, torch.Tensor):
-                    self._named(f"optimizer.{name}.{kind}", value, key)
-                elif type(value) not in PLAIN:
-                    further.setdefault(key, {})[kind] = value
+        attributes = dict(vars(root))
+        self._seen = {id(root): root}
+        if own.is_torch:  # saving.py saves the groups, and tensors and numbers in `state` by the parameter's name
+            self._seen |= {id(each): each for each in (root.param_groups, *root.param_groups)}
+            is_by_name = [self._by_name(key, values) for key, values in root.state.items()]
+            if all(is_by_name):
+                del attributes["state"]
         self.tree: Tree = ["object", {}]
-        for name, value in vars(root).items():
+        for name, value in attributes.items():
             known = len(self.tensors)
             if (node := self._item(value, "", name)) != _KEEP:
                 self.tree[1][name] = node
-                if len(self.tensors) == known:
+                if len(self.tensors) == known and name != "state":
                     self.plain[name] = node
-        if further:
-            self.tree[1]["state"] = ["further", self.node(further, "state")]
+
+    def _by_name(self, key: Any, values: Any) -> bool:
+        """Name the tensors in `state` of a parameter; return whether nothing but tensors and numbers is there."""
+        if not isinstance(key, torch.Tensor) or key not in self._names or not isinstance(values, dict):
+            return False
+        tensors = {kind: value for kind, value in values.items() if isinstance(value, torch.Tensor)}
+        for kind, value in tensors.items():
+            self._named(f"optimizer.{self._names[key]}.{kind}", value, key)
+        return all(kind in tensors or type(value) in PLAIN for kind, value in values.items())
 
     def node(self, value: Any, place: str, near: Any = None) -> Tree:
         """Return the node of a value at a place; `near` is the parameter whose key led there."""
         if type(value) in PLAIN:
             return value
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray) and value.dtype.kind in "biuf":
-            return ["array", self.node(torch.as_tensor(value), place)] if value.ndim else value.item()
         if isinstance(value, torch.Tensor):
             known = ["parameter", self._names[value]] if value in self._names else self._nodes.get(id(value))
             return known or self._named(f"own.{place}", value, near)
-        if generator := _generator(value):
-            return ["generator", self.node(generator[0](), place)]
+        if hasattr(type(value), "__array__"):  # of numpy
+            return ["array", self.node(torch.as_tensor(value), place)] if value.ndim else value.item()
+        if is_generator(value):
+            self.objects[place] = value
+            return _KEEP
         if id(value) in self._seen and not isinstance(value, tuple):
             return _KEEP
         self._seen[id(value)] = value
@@ -194,8 +193,7 @@ class Encoder:
             return ["dict", [[self.node(k, place), self._item(v, place, k, near)] for k, v in value.items()]]
         for kind, of in _LISTS.items():
             if isinstance(value, of):
-                ordered = sorted(value, key=repr) if of is set else value
-                return [kind, [self._item(item, place, i, near) for i, item in enumerate(ordered)]]
+                return [kind, [self._item(item, place, i, near) for i, item in enumerate(value)]]
         if not self._has_state(value):
             return _KEEP
         self.objects[place] = value
@@ -250,19 +248,14 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
         return live
     if kind == "array":
         return of(None, content).numpy()
-    if kind == "generator" and (generator := _generator(live)):
-        generator[1](of(None, content))
-    elif kind == "dict":
+    if kind == "dict":
         old = live if isinstance(live, dict) else {}
         pairs = [(of(None, key), value) for key, value in content]
         new = {key: of(old.get(key), value) for key, value in pairs if value != _KEEP or key in old}
         old.clear()
         old.update(new)
         return old
-    elif kind == "further":  # in the state of an optimizer, whose other values are loaded
-        for key, values in of(None, content).items():
-            live[key] = {**live[key], **values} if isinstance(values, dict) and key in live else values
-    elif kind in _LISTS:
+    if kind in _LISTS:
         here = list(live)[: len(content)] if isinstance(live, _LISTS[kind]) else []
         items = [of(was, item) for was, item in itertools.zip_longest(here, content)]
         if not isinstance(live, list | deque):
@@ -280,29 +273,14 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
     return live
 
 
-def _generator(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return functions that get and set the state of a generator of random numbers; None for other objects."""
-    if isinstance(value, torch.Generator):
-        return value.get_state, value.set_state
-    if isinstance(value, random.Random):
-        return value.getstate, value.setstate
-    bits = getattr(value, "bit_generator", None)  # numpy's
-    return bits and (lambda: bits.state, lambda state: setattr(bits, "state", state))
-
-
 def _outside(step: Any) -> dict[str, dict[int, int]]:
     """Return, of each name outside the optimizer that step() uses, the tensors that it holds, with their versions."""
     function = inspect.unwrap(getattr(step, "__func__", step))
     if not inspect.isfunction(function):
         return {}
     scope = inspect.getclosurevars(function)
-    held = {name: [value, *_inside(value)] for name, value in {**scope.globals, **scope.nonlocals}.items()}
-    return {name: {id(t): t._version for t in values if isinstance(t, torch.Tensor)} for name, values in held.items()}
-
-
-def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | deque) else ():
-        yield from (item, *(_inside(item, depth - 1) if depth else ()))
+    held = {name: tree_leaves(value) for name, value in {**scope.globals, **scope.nonlocals}.items()}
+    return {name: {id(t): t._version for t in leaves if isinstance(t, torch.Tensor)} for name, leaves in held.items()}
 
 
 def _sum(tensor: torch.Tensor) -> str:
@@ -314,11 +292,11 @@ def _sum(tensor: torch.Tensor) -> str:
 
 
 def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapping[str, Any]) -> torch.Tensor:
-    """Return room for a tensor of the trees: sharded like the parameter of the same shape, if any."""
+    """Return room for a tensor of the state: like the parameter of the same shape, if any."""
     like, shards, place = about
-    shape, dtype = reader.shapes[name], reader.dtypes[name]
-    if like is not None:
-        return torch.empty_like(parameters[like], dtype=dtype, requires_grad=False)
+    shape, dtype, parameter = reader.shapes[name], reader.dtypes[name], parameters.get(like)
+    if shape and parameter is not None and tuple(parameter.shape) == shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     mesh = next((p.device_mesh for p in parameters.values() if isinstance(p, DTensor)), None)
     if shards is not None and mesh is not None:
         ways = [Replicate() if dim is None else Shard(dim) for dim in shards]

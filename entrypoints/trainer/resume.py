@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ..checkpoints import folder as folders
 from ..checkpoints import loader, mirror
@@ -24,7 +23,7 @@ from ..rank.exchange import local_part
 from . import saving
 from .contradictions import SPARSE
 from .job import TrainingJob, TrainState
-from .own_optimizer import room, same_objects
+from .own_optimizer import filled, room
 from .strategies.facts import FACTS, facts_of
 
 # Settings that may change at a resume, and the effect of each change on the run.
@@ -373,59 +372,36 @@ def hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None
 
 
 def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
-    """Load the optimizer's state, in tensors sharded like the parameters; the present settings hold."""
-    own, names, trees = job.own, job.strategy.parameter_names(), reader.plain.get("own")
-    named = {name: parameter for parameter, name in names.items()}
-    about = trees["tensors"] if own is not None and trees is not None else {}
-    read = {name: room(reader, name, kind, named) for name, kind in about.items()}
-    by_parameter: dict[str, list[str]] = {}
-    for name in reader.shapes:
-        if name.startswith("optimizer."):
-            by_parameter.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
-    state: dict[int, dict[str, Any]] = {}
-    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
-        values: dict[str, Any] = dict(reader.plain["state"].get(name, {}))
-        for full in by_parameter.get(name, ()):
-            values[full.rpartition(".")[2]] = read[full] = read.get(full, _empty_like(reader, full, parameter))
-        if values:
-            state[position] = values
+    """Load the optimizer's state, in tensors sharded like the parameters. Raises TaskError for other groups."""
+    own, plain, state = job.own, reader.plain, getattr(job.optimizer, "state", {})
+    names, named = saving.optimizer_names(job), {name: p for p, name in job.strategy.parameter_names().items()}
+    groups, saved = job.optimizer.param_groups if names else [], plain["groups"]
+    if len(saved) != len(groups):
+        raise TaskError(f"the checkpoint's optimizer has {len(saved)} parameter groups, this one {len(groups)}")
+    here = set(names.values())
+    on_device = {names[p] for group in groups for p in group["params"] if group.get("fused") or group.get("capturable")}
+    by_name = {full: full.removeprefix("optimizer.").rpartition(".")[::2] for full in reader.shapes}
+    by_name = {full: of for full, of in by_name.items() if full.startswith("optimizer.") and of[0] in here}
+    trees = plain.get("own") if own is not None else None
+    about = {} if trees is None else trees["tensors"]
+    for full, (name, key) in by_name.items():  # on the devices on which torch has them
+        about.setdefault(full, [name, None, "cpu" if key == "step" and name not in on_device else "any"])
+    read = {full: room(reader, full, kind, named) for full, kind in about.items()}
     reader.fill_all(read)
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
-    with same_objects((job.optimizer, *(own.parts if own is not None else ()))):
-        fill = own.load(trees, read, names) if own is not None and trees is not None else lambda: None
-        if own is None or own.is_torch:
-            _load_by_parameter(job, reader, state)
-        fill()
-    if own is None:  # a user's optimizer may keep state among its settings
-        for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
-            group.update(setting)
-
-
-def _load_by_parameter(job: TrainingJob, reader: loader.CheckpointReader, state: dict[int, dict[str, Any]]) -> None:
-    """Load the state by the parameter's position, and the groups' settings. Raises TaskError for other groups."""
-    groups, here = reader.plain["groups"], torch.optim.Optimizer.state_dict(job.optimizer)["param_groups"]
-    if len(groups) != len(here):
-        raise TaskError(f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(here)}")
-    # load_state_dict pairs parameters by position in the groups' lists, so the lists must come from this optimizer.
-    packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
-    torch.optim.Optimizer.load_state_dict(job.optimizer, {"state": state, "param_groups": packed})
-    # `load_state_dict` casts floating-point state to the parameter's type. State with a separate type, such as fp32
-    # averages of bf16 weights, is cast back; state with the weight's type follows a changed weight type.
-    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
-        loaded, weight_type = job.optimizer.state.get(parameter, {}), reader.dtypes[f"model.{name}"]
-        for key, value in state.get(position, {}).items():
-            is_own = isinstance(value, torch.Tensor) and value.dtype != weight_type
-            if is_own and key in loaded and loaded[key].dtype != value.dtype:
-                loaded[key] = value.to(loaded[key].device)
-
-
-def _empty_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Return room for the state: sharded like the parameter if the shapes are equal, else whole (a step count)."""
-    shape, dtype = reader.shapes[name], reader.dtypes[name]
-    is_alike = shape == tuple(parameter.shape)
-    if isinstance(parameter, DTensor) and is_alike:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype, device=parameter.device if is_alike and shape else None)
+    if own is not None and trees is not None:
+        own.load_dict(trees["dict"], read, named)
+    for name, values in plain["state"].items():
+        if name in here:
+            state.setdefault(named[name], {}).update(values)
+    for full, (name, key) in by_name.items():
+        # State of the weight's type follows a changed type; other state, as fp32 averages of bf16 weights, does not.
+        is_alike = key != "step" and read[full].dtype == reader.dtypes[f"model.{name}"]
+        state.setdefault(named[name], {})[key] = read[full].to(named[name].dtype) if is_alike else read[full]
+    if own is not None:  # else the present settings hold
+        for group, loaded in zip(groups, saved, strict=True):
+            group.update({**loaded, "params": group["params"]})
+        if trees is not None:
+            filled(own.optimizer, trees["tree"], read, named)
 
 
 def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, ...]]) -> str | None:

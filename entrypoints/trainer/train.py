@@ -29,6 +29,7 @@ from ..rank.agree import NOTHING, Agreed, Agreement
 from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, weighted
 from .diagnose import diagnose
 from .evaluate import evaluate
+from .generators import reseed
 from .initial import initialize
 from .job import TrainingJob, TrainState, build, connect
 from .parameter_server import training as parameter_server
@@ -239,13 +240,12 @@ def _update(job: TrainingJob, step: int) -> None:
     if job.own is None:
         job.scaler.step(job.optimizer)
         return
-    data.seed_all(data.mix(job.spec.training.seed, data.OPTIMIZER, step, job.strategy.shard))
-    try:
+    words = (job.spec.training.seed, data.OPTIMIZER, step)
+    data.seed_all(data.mix(*words, job.strategy.shard))
+    for generator in job.own.generators:  # alike on all ranks
+        reseed(generator, data.mix(*words))
+    with own_optimizer.explained(job.optimizer):
         job.scaler.step(job.optimizer)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        if (why := own_optimizer.explained(job.optimizer, error)) is not None:
-            raise why from error
-        raise
 
 
 def _lr_factor(job: TrainingJob, progress: TrainState) -> float:
