@@ -29,13 +29,12 @@ _SHARD = re.compile(r"shard-(\d+)-of-(\d+)\.safetensors")
 _MAYBE_INT, _MAYBE_NUMBER = (int, type(None)), (int, float, type(None))
 # The types of trainer.json's fields. `step` is required; the other fields may be absent.
 _TRAINER: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("step", "samples", "skipped", "stale", "world_size"), (int,)),
+    **dict.fromkeys(("step", "samples", "skipped", "stale", "falls", "world_size"), (int,)),
     **dict.fromkeys(("evaluated_step", "best_step"), _MAYBE_INT),
     **dict.fromkeys(("loss", "best"), _MAYBE_NUMBER),
     "save_s": (int, float),
     "best_of": (str, type(None)),
     "metrics": (dict,),
-    "plateau": (list,),
     "parent": (dict, type(None)),
     **dict.fromkeys(("job", "optimizer", "save"), (str,)),
 }

@@ -142,7 +142,6 @@ class TrainState:
     step: int = 0
     samples: int = 0  # the position in the sample stream
     max_steps: int = 0
-    plateau: optim.Plateau = ("", None, 0, 0)
     pause_at: int | None = None  # the step at which the settings pause the job
     resumed_from: int | None = None
     begun_step: int | None = None  # the newest step with a begun save
@@ -157,6 +156,7 @@ class TrainState:
     best_of: str | None = None  # the metric's name, and whether less or more is better
     best_step: int | None = None
     stale: int = 0  # evaluations since the best
+    falls: int = 0  # of the learning rate under the schedule plateau
     log_every: int = 10  # without a setting, until the duration of a step is known
     skipped: int = 0  # steps in a row left out because of a nonfinite loss or gradient
     left_out: int = 0  # of this rank alone, since the last average

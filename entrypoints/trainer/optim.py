@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import TaskError
 from ..rank.exchange import local_part
-from .settings import MonitorSettings, OptimizerSettings, ScheduleSettings
+from .settings import OptimizerSettings, ScheduleSettings
 
 Parameters = Iterable[nn.Parameter]
 Tensors = list[torch.Tensor]
@@ -102,7 +102,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 # Of one-cycle: the first rate, and the share of the steps that rise. Source: the defaults of torch's OneCycleLR.
 _CYCLE_START, _CYCLE_RISE = 1 / 25, 0.3
-Plateau = tuple[str, float | None, int, int]  # the metric, its best value, the evaluations since, and the falls so far
 
 
 def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: float = 0.0, falls: int = 0) -> float:
@@ -125,17 +124,6 @@ def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: floa
     done = (step - warmup) / max(1, max_steps - warmup)
     height = SCHEDULES[schedule.name](min(done, 1.0))
     return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * height
-
-
-def after_evaluation(plateau: Plateau, schedule: ScheduleSettings, monitor: MonitorSettings, value: float) -> Plateau:
-    """Return the state of the schedule plateau after an evaluation of the monitored metric."""
-    what, (of, best, stale, falls) = f"{monitor.mode} {monitor.metric}", plateau
-    if of != what:  # a different metric than before a resume cannot be compared
-        best, stale = None, 0
-    gain = math.inf if best is None else (value - best) * (1 if monitor.mode == "max" else -1)
-    if math.isfinite(value) and gain > monitor.min_delta:
-        return what, value, 0, falls
-    return (what, best, stale + 1, falls) if stale + 1 < schedule.patience else (what, best, 0, falls + 1)
 
 
 def own_factor(function: Callable[..., Any], step: int, max_steps: int, params: dict[str, Any]) -> float:

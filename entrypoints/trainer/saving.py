@@ -30,12 +30,12 @@ from .own_optimizer import PLAIN
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
-    *("best", "best_of", "best_step", "stale", "parent", "plateau"),
+    *("best", "best_of", "best_step", "stale", "falls", "parent"),
 )
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 EVALUATED = "evaluated.json"  # in the checkpoint folder: see note_evaluation
 # Those that an evaluation changes.
-EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale", "plateau")
+EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale", "falls")
 # The most time for which a later evaluation waits for a save: an abort in an evaluation ends the thread that writes.
 SECURE_S, SECURE_SHARE = 1.0, 0.01  # in seconds, and as a share of the time since the evaluation before
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue

@@ -252,7 +252,7 @@ def _lr_factor(job: TrainingJob, progress: TrainState) -> float:
     step, max_steps = progress.step, progress.max_steps
     if job.task.schedule is not None:
         return optim.own_factor(job.task.schedule, step, max_steps, job.spec.params)
-    return optim.lr_factor(job.spec.training.schedule, step, max_steps, job.warmup_start, progress.plateau[3])
+    return optim.lr_factor(job.spec.training.schedule, step, max_steps, job.warmup_start, progress.falls)
 
 
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
@@ -469,7 +469,6 @@ def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
         known = ", ".join(sorted(progress.metrics))
         raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
     value, what = progress.metrics[monitor.metric], f"{monitor.mode} {monitor.metric}"
-    progress.plateau = optim.after_evaluation(progress.plateau, schedule, monitor, value)
     if progress.best_of != what:  # a different metric than before a resume cannot be compared
         progress.best_of, progress.best, progress.stale = what, None, 0
     gain = math.inf if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
@@ -479,6 +478,7 @@ def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
             saving.begin(job, progress, best=(monitor.metric, value))
         return None
     progress.stale += 1
+    progress.falls += schedule.name == "plateau" and progress.stale % schedule.patience == 0
     return EARLY if monitor.patience is not None and progress.stale >= monitor.patience else None
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import optim, report
-from cloudtrain.entrypoints.trainer.settings import MonitorSettings, OptimizerSettings, ScheduleSettings
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,9 @@ def test_rate_follows_the_schedule(schedule: ScheduleSettings, start: float, fac
     assert found == pytest.approx(factors, rel=1e-12)
 
 
-def test_plateau_falls_after_evaluations_without_gain() -> None:
-    """Two without gain, nan too, are a fall, and the count begins anew; another metric is not compared."""
-    schedule, state, falls = ScheduleSettings("plateau", gamma=0.5, patience=2), ("", None, 0, 0), []
-    for value in (1.0, 0.95, 0.5, 0.6, float("nan"), 0.7, 0.4, 0.9, 0.9):
-        state = optim.after_evaluation(state, schedule, MonitorSettings(min_delta=0.1), value)
-        falls.append(state[3])
-    assert falls == [0, 0, 0, 0, 1, 1, 2, 2, 3]
-    assert optim.lr_factor(schedule, 7, 12, falls=3) == 0.125
-    other = optim.after_evaluation(state, schedule, MonitorSettings("accuracy", "max"), 0.01)
-    assert other == ("max accuracy", 0.01, 0, 3)
+def test_plateau_has_the_factor_of_its_falls() -> None:
+    """At any step; `test_rate_resumes_exactly` has the evaluations."""
+    assert optim.lr_factor(ScheduleSettings("plateau", gamma=0.5), 7, 12, falls=3) == 0.125
 
 
 @pytest.mark.parametrize("returned", [None, "x", -0.1, float("nan"), torch.ones(2)])

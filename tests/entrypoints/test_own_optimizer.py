@@ -238,9 +238,10 @@ def test_killed_run_with_an_own_optimizer_is_equal(form: str, more: dict[str, An
     ("schedule", "text", "rates"),
     [
         ({"name": "plateau", "patience": 1, "gamma": 0.5}, "", {1: 0.01, 5: 0.005, 9: 0.00125, 13: 0.0003125}),
+        ({"name": "plateau", "patience": 2, "gamma": 0.5}, "", {1: 0.01, 6: 0.01, 7: 0.005, 10: 0.005, 11: 0.0025}),
         ({}, "\ndef schedule(step, max_steps, params): return 1 - step / max_steps\n", {1: 0.01, 9: 0.005, 13: 0.0025}),
     ],
-    ids=["plateau", "own"],
+    ids=["plateau", "patience", "own"],
 )
 def test_rate_resumes_exactly(schedule: dict[str, Any], text: str, rates: dict[int, float], tmp_path: Path) -> None:
     """The falls of plateau are in the checkpoint, also after a kill between two evaluations."""
