@@ -227,7 +227,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     module = _module(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
     probe = _probe(spec, task, train_data, order, split) if place.pipeline > 1 else None
-    strategy = _spread(wanted, task, place, module, split, probe, silent=silent)
+    strategy = wrap(wanted, module, place.device, split, **task.layout, probe=probe, silent=silent)
     split = dataclasses.replace(split, is_strided=strategy.strided)
     optimizer, warmup_start = _optimizer(spec, task, strategy, split)
     own, groups = _own(wanted, task, place, strategy, optimizer)
@@ -266,30 +266,6 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
         tally=Tally(split, wanted.tokens_per_sample),
-    )
-
-
-def _spread(
-    wanted: TrainingSettings,
-    task: Task,
-    place: RankContext,
-    module: torch.nn.Module,
-    split: data.Split,
-    probe: Probe | None,
-    *,
-    silent: bool,
-) -> Strategy:
-    """Return the strategy of the model on this rank. Collective. Raises TaskError."""
-    return wrap(
-        wanted,
-        module,
-        place.device,
-        split,
-        blocks=task.blocks,
-        tensor_plan=task.tensor_plan,
-        probe=probe,
-        silent=silent,
-        has_optimizer=task.optimizer is not None,
     )
 
 

@@ -291,11 +291,9 @@ def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data
         module,
         _CPU,
         split,
-        blocks=task.blocks,
-        tensor_plan=task.tensor_plan,
+        **task.layout,
         probe=lambda model, _: task.loss(model, batch),
         connect=_Unconnected,
-        has_optimizer=task.optimizer is not None,
     )
 
 

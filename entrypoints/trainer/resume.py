@@ -62,9 +62,10 @@ def resume(job: TrainingJob) -> TrainState:
         notes = _load(job, checkpoint, reader)
         progress.step = progress.resumed_from = checkpoint.step
         progress.path = checkpoint.path
-        carried = {name: checkpoint.trainer[name] for name in saving.CARRIED if name in checkpoint.trainer}
-        for name, value in {**carried, **saving.noted_evaluation(job, checkpoint.trainer)}.items():
-            setattr(progress, name, value)
+        told = saving.noted(job, checkpoint.trainer)
+        for name in saving.CARRIED:
+            if name in told:
+                setattr(progress, name, told[name])
         if checkpoint.path.parent == job.folder:
             progress.saved_step = progress.begun_step = checkpoint.step
             _mark_best_again(job, progress)

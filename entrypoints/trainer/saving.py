@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ CARRIED = (
 )
 MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 EVALUATED = "evaluated.json"  # in the checkpoint folder: see note_evaluation
-# Those that an evaluation changes.
-EVALUATION = ("evaluated_step", "metrics", "best", "best_of", "best_step", "stale", "falls")
 # The most time for which a later evaluation waits for a save: an abort in an evaluation ends the thread that writes.
 SECURE_S, SECURE_SHARE = 1.0, 0.01  # in seconds, and as a share of the time since the evaluation before
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
@@ -56,7 +54,6 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
         return
     begin_s = time.perf_counter()
     progress.begun_step = progress.step
-    carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
     with job.strategy.merged() as own:
@@ -68,7 +65,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
                 tensors={**_saved_here(job), **attributes},
                 own={**job.strategy.rank_state(), **own},
                 plain={**_plain(job), "own": trees},
-                trainer={**job.identity, **carried},
+                trainer={**job.identity, **{name: getattr(progress, name) for name in CARRIED}},
                 parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
                 best=best,
             ),
@@ -152,22 +149,22 @@ def secure(job: TrainingJob, progress: TrainState) -> None:
 
 
 def note_evaluation(job: TrainingJob, progress: TrainState) -> None:
-    """Write the result of the evaluation of a saved step beside its checkpoint, on rank 0: a pause is evaluated once.
+    """Write the progress beside the checkpoint of this evaluated step, on rank 0: a pause is evaluated once.
 
     Without the note, a resume evaluates the step again.
     """
     if job.place.is_head and progress.evaluated_step == progress.step:
         with contextlib.suppress(OSError, ValueError, KeyError):
             path = job.folder / folders.step_name(progress.step) / folders.TRAINER
-            fields = {name: getattr(progress, name) for name in EVALUATION}
-            atomic_json.write_json(job.folder / EVALUATED, {"save": json.loads(folders.read(path))["save"], **fields})
+            fields = {name: getattr(progress, name) for name in CARRIED}
+            atomic_json.write_json(job.folder / EVALUATED, {**fields, "save": json.loads(folders.read(path))["save"]})
 
 
-def noted_evaluation(job: TrainingJob, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `note_evaluation` wrote about the checkpoint with these trainer's fields, else {}. Collective."""
-    note = (atomic_json.read_json(job.folder / EVALUATED) if job.place.is_head else None) or {}
+def noted(job: TrainingJob, trainer: dict[str, Any]) -> dict[str, Any]:
+    """Return what `note_evaluation` wrote about the checkpoint with these trainer's fields, else them. Collective."""
+    note = atomic_json.read_json(job.folder / EVALUATED) if job.place.is_head else None
     is_its_own = isinstance(note, dict) and note.get("save") == trainer.get("save", "")
-    found: dict[str, Any] = exchange.share({k: note[k] for k in EVALUATION if k in note} if is_its_own else {})
+    found: dict[str, Any] = exchange.share(note if is_its_own else trainer)
     return found
 
 

@@ -79,6 +79,11 @@ class Task:
     sampler: Callable[..., Any] | None = None
     progress: TaskProgress = field(default_factory=TaskProgress)
 
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The task's arguments of `wrap`, which spreads the model."""
+        return {"blocks": self.blocks, "tensor_plan": self.tensor_plan, "has_optimizer": self.optimizer is not None}
+
     def check(self, settings: TrainingSettings) -> None:
         """Raise TaskError if the task has a function that the settings exclude."""
         is_apart = facts_of(settings).is_apart
