@@ -229,8 +229,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     probe = _probe(spec, task, train_data, order, split) if place.pipeline > 1 else None
     strategy = wrap(wanted, module, place.device, split, **task.layout, probe=probe, silent=silent)
     split = dataclasses.replace(split, is_strided=strategy.strided)
-    optimizer, warmup_start = _optimizer(spec, task, strategy, split)
-    own, groups = _own(wanted, task, place, strategy, optimizer)
+    optimizer, own, groups, warmup_start = _optimizer(spec, task, place, strategy, split)
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
@@ -351,34 +350,28 @@ def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, spl
     return lambda model, device: task.loss(model, data.to_device(batch, device))
 
 
-def _optimizer(spec: Spec, task: Task, strategy: Strategy, split: data.Split) -> tuple[torch.optim.Optimizer, float]:
-    """Return the optimizer, and the share of its rate at which the warm-up begins."""
+def _optimizer(
+    spec: Spec, task: Task, place: RankContext, strategy: Strategy, split: data.Split
+) -> tuple[Any, OwnOptimizer | None, list[dict[str, Any]], float]:
+    """Return the optimizer, the task's own, the groups with a rate, and the rate's share at the warm-up's begin."""
     wanted = spec.training
     if task.schedule is not None and (wanted.schedule != ScheduleSettings() or strategy.has_servers):
         what = "strategy: async" if strategy.has_servers else "training.schedule"
         raise TaskError(f"schedule(step, max_steps, params) of the task does not go with {what}; leave one of them out")
-    if task.optimizer is not None:
-        if strategy.has_servers:
-            raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
+    if task.optimizer is None:
+        # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
+        fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
+        is_warmed = task.schedule is None
+        start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch) if is_warmed else 0.0
         with strategy.optimized():
-            return task.optimizer(strategy.module, spec.params), 0.0
-    # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.
-    fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
-    warmup_start = 0.0
-    if task.schedule is None:
-        warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+            parameters = list(strategy.module.parameters())
+        optimizer = optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused)
+        strategy.adopt(optimizer)  # a user's optimizer keeps its settings
+        return optimizer, None, optimizer.param_groups, start
+    if strategy.has_servers:
+        raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
     with strategy.optimized():
-        parameters = list(strategy.module.parameters())
-    return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
-
-
-def _own(
-    wanted: TrainingSettings, task: Task, place: RankContext, strategy: Strategy, optimizer: Any
-) -> tuple[OwnOptimizer | None, list[dict[str, Any]]]:
-    """Return the task's optimizer, if any, and the groups with a rate. Raises TaskError."""
-    if task.optimizer is None:  # a user's optimizer keeps its settings
-        strategy.adopt(optimizer)
-        return None, optimizer.param_groups
+        optimizer = task.optimizer(strategy.module, spec.params)
     is_apart = facts_of(wanted).averages_weights and place.ranks > 1
     unable = "parallel.pipeline" if place.pipeline > 1 else f"strategy: {wanted.strategy}" if is_apart else None
     own = OwnOptimizer(optimizer, strategy.parameter_names(), unable)
@@ -388,7 +381,7 @@ def _own(
             f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "
             "leave the schedule out, or give the groups an lr"
         )
-    return own, groups or [{"lr": 0.0}]
+    return optimizer, own, groups or [{"lr": 0.0}], 0.0
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:
