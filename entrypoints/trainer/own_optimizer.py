@@ -203,10 +203,9 @@ class Encoder:
         return ["object", {name: node for name, node in nodes.items() if node != _KEEP}]
 
     def _item(self, value: Any, place: str, key: Any, near: Any = None) -> Tree:
-        is_named = isinstance(key, torch.Tensor) and key in self._names
-        return self.node(
-            value, f"{place}.{self._names[key] if is_named else key}".lstrip("."), key if is_named else near
-        )
+        if isinstance(key, torch.Tensor) and key in self._names:
+            near, key = key, self._names[key]
+        return self.node(value, f"{place}.{key}".lstrip("."), near)
 
     def _has_state(self, value: Any) -> bool:
         """Return whether the attributes may be state: not of functions, of the model's modules, or of libraries."""
