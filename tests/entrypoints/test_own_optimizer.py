@@ -49,8 +49,10 @@ class Forgetful(Composite):
 class Box:
     __slots__ = ("last",)
 
+CHANCE = random.Random()
+
 class Plain:
-    """No torch optimizer: a wrapper with slow weights, made in the first step, and counters."""
+    """No torch optimizer: a wrapper with slow weights, made in the first step, and counters; generators everywhere."""
     def __init__(self, base):
         self.base, self.slow, self.steps, self.seen = base, None, 0, collections.deque(maxlen=2)
         self.noise, self.sums = torch.Generator().manual_seed(3), numpy.zeros(2)
@@ -66,7 +68,7 @@ class Plain:
         self.base.step()
         self.later.step()
         self.steps += 1
-        self.sums += self.steps + self.chance.random() + self.draws.random()
+        self.sums += self.steps + self.chance.random() + self.draws.random() + CHANCE.random()
         self.box.last = [p.clone() for p in parameters]
         self.seen.append(self.steps)
         for p in parameters:
@@ -116,6 +118,11 @@ class Closure(SGD):
         closure = torch.enable_grad()(closure)
         closure()
 
+class LateNoise(SGD):
+    def step(self):
+        self.noise = getattr(self, "noise", None) or torch.Generator()
+        super().step()
+
 class Late(SGD):
     def step(self):
         self.inner = getattr(self, "inner", None) or Adam(self.param_groups[0]["params"])
@@ -131,7 +138,7 @@ OWN = {
     "torch": lambda model: AdamW([{"params": [p], "lr": 0.01} for p in model.parameters()], betas=(0.8, 0.9)),
 }
 '''
-scope: dict[str, Any] = {}
+scope: dict[str, Any] = {"__name__": "forms"}
 exec(FORMS, scope)
 
 
@@ -195,6 +202,7 @@ def test_each_form_resumes_bit_for_bit(form: str, alone: None) -> None:
         (lambda m: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), None, "make it an nn.Parameter of the model"),
         (lambda m: scope["Hidden"](m.parameters()), None, r"step\(\) keeps tensors in MOMENTA, outside the optimizer"),
         (lambda m: scope["Late"](m.parameters(), 0.1), None, r"step\(\) makes the object inner: make it in __init__"),
+        (lambda m: scope["LateNoise"](m.parameters(), 0.1), None, r"step\(\) makes the object noise: make it in"),
         (
             scope["OWN"]["list"],
             "strategy: local",
