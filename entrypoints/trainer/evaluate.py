@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -98,14 +98,12 @@ def uses_collectives(job: TrainingJob, split: Any, size: int, run: Callable[[Any
     """
     place = job.place
     if job.tally.uses_collectives is None and place.data_ranks > 1 and len(split) % (size * place.data_ranks):
-        batches = job.batches(split, iter([[(_EPOCH, index) for index in range(min(size, len(split)))]]))
-        try:
-            # A compiled model would not be compiled again after a pass under the watch.
-            watch = _CollectiveWatch()  # type: ignore[no-untyped-call]
-            with torch.compiler.set_stance("force_eager"), job.strategy.autocast(), watch:
-                on_model(job, run(next(batches)))
-        finally:
-            batches.close()
+        keys = [(_EPOCH, index) for index in range(min(size, len(split)))]
+        watch = _CollectiveWatch()  # type: ignore[no-untyped-call]
+        # A compiled model would not be compiled again after a pass under the watch.
+        eager = torch.compiler.set_stance("force_eager")
+        with closing(job.batches(split, iter([keys]))) as batches, eager, job.strategy.autocast(), watch:
+            job.strategy.evaluate(run(next(batches)))
         job.tally.uses_collectives = any(exchange.gather(watch.has_seen))
     return bool(job.tally.uses_collectives)
 
@@ -140,7 +138,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
             if job.agreement.is_due():
                 job.agreement.begin(batch_s)
             with job.strategy.autocast():
-                found.append(on_model(job, functools.partial(numbers, job, batch)) or {})
+                found.append(job.strategy.evaluate(functools.partial(numbers, job, batch)) or {})
             heartbeat.beat()
             stop = job.agreement.finish().stop
             if stop is not None:
@@ -150,11 +148,6 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
         job.agreement.hurry()
         batches.close()
     return None, mean(found, [weight if job.place.counts else 0 for _, weight in plan])
-
-
-def on_model(job: TrainingJob, run: Callable[[Any], Any]) -> Any:
-    """Return the result of `run(model)`; None before the last stage of a pipeline."""
-    return run(job.strategy.module) if job.strategy.evaluate is None else job.strategy.evaluate(run)
 
 
 def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, Number]:

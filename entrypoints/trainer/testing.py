@@ -271,7 +271,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
             try:
                 batch = next(batches)
                 with job.strategy.autocast():
-                    found = evaluate.on_model(job, _measure(job, batch))
+                    found = job.strategy.evaluate(_measure(job, batch))
                 if outputs is None:
                     means.append(found or {})
                 elif weight and place.counts and fault is None:

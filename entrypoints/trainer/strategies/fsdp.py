@@ -105,7 +105,7 @@ def sharded(setup: Setup) -> Strategy:
     return replace(
         setup.of_one_rank(buffers),
         model=root,
-        evaluate=root if stages == 1 else None,
+        evaluate=root,
         shard=mesh["shard"].get_local_rank(),
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,

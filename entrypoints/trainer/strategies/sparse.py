@@ -37,7 +37,7 @@ from torch import nn
 
 from .. import data
 from ..settings import TrainingSettings
-from .strategy import Setup, State, Strategy, all_gather, finite_gradients, share_weights
+from .strategy import Setup, State, Strategy, all_gather, finite_gradients, layout, share_weights
 
 _DENSE_BELOW = 1000  # entries of a tensor: biases and norms are few, and sensitive
 _SAMPLE = 20_000  # entries, for 200 above the quantile of 1 %, which then is right to 7 %
@@ -88,8 +88,7 @@ class SparseExchange:
         self._names, self._parameters = [name for name, _ in named], [p for _, p in named]
         sizes = [p.numel() for p in self._parameters]
         self._dense = sum(size for size in sizes if size < _DENSE_BELOW)
-        # Gradients have the layout of their parameters, as optimizers expect.
-        self._layouts = [(p.shape, torch.empty_like(p, device="meta").stride()) for p in self._parameters]
+        self._layouts = [layout(p) for p in self._parameters]
         self._total = torch.zeros(sum(sizes), device=device)  # the mean over the ranks, and the optimizer's gradients
         self._residual = torch.zeros_like(self._total)  # zero in the dense part, except within `exchange`
         self._momentum: torch.Tensor | None = None

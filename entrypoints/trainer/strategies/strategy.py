@@ -83,6 +83,7 @@ class Strategy:
     strided: bool  # a rank r of W owns the virtual ranks r, r + W, ...; else the neighbours r * A ... r * A + A - 1
     micro_batch: Callable[[int, bool], AbstractContextManager[Any]]  # (virtual rank, the step's last on this rank?)
     finish: Callable[[], None]  # waits for the work that the last backward pass has started
+    evaluate: Callable[[Callable[[Any], Any]], Any]  # runs a function of `module`; None before a pipeline's last stage
     autocast: Callable[[], AbstractContextManager[Any]]
     clip: Callable[[float], torch.Tensor]  # scales the gradients down to the norm; the norm before, equal on all ranks
     scale: Callable[[float], None]  # multiplies the gradients of the step, after `finish`
@@ -93,10 +94,8 @@ class Strategy:
     load_rank_state: Callable[[State], None] = lambda state: None  # for the same number of ranks; {} begins without
     has_servers: bool = False  # the ranks save and evaluate, and parameter servers train
     # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own; the
-    # times of all stages since the last call; and the names of parameters that another stage saves. `evaluate` runs a
-    # function of the module where that takes more than a call: the result of a pipeline is that of the last stage.
+    # times of all stages since the last call; and the names of parameters that another stage saves.
     walk: Callable[[Feed], torch.Tensor] | None = None
-    evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
     stage_times: Callable[[], StageTimes] | None = None
     saved_elsewhere: frozenset[str] = frozenset()
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
@@ -155,6 +154,7 @@ class Setup:
         return Strategy(
             module=self.module,
             model=lambda run: run(self.module),
+            evaluate=lambda run: run(self.module),
             divisor=self.split.accumulation,
             strided=False,
             micro_batch=buffers.micro_batch,
@@ -191,15 +191,23 @@ class OneForward(nn.Module):
         return run(self.module)
 
 
-def buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return the tensors in groups of one type and device, each sent at once: about _BUCKET_BYTES of this rank's."""
+def layout(parameter: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """Return the shape and the strides of the parameter's gradient, as optimizers expect: without gaps."""
+    return parameter.shape, torch.empty_like(parameter, device="meta").stride()
+
+
+def buckets(parameters: Iterable[Tensor], first_bytes: int = _BUCKET_BYTES) -> list[list[Tensor]]:
+    """Return the tensors in groups of one type and device, each sent at once: about _BUCKET_BYTES of this rank's.
+
+    The first group has about `first_bytes`.
+    """
     filled: list[list[Tensor]] = []
     sizes: dict[Any, int] = {}  # of the open bucket of each type
     opened: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)
         if sizes.get(kind, _BUCKET_BYTES) >= _BUCKET_BYTES:
-            opened[kind], sizes[kind] = [], 0
+            opened[kind], sizes[kind] = [], 0 if filled else _BUCKET_BYTES - first_bytes
             filled.append(opened[kind])
         opened[kind].append(parameter)
         sizes[kind] += local_part(parameter).nbytes

@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-_BUCKET_BYTES = 25 << 20  # ddp's size: large enough for full speed, small enough to be sent during the backward pass
-_FIRST_BUCKET_BYTES = 1 << 20
+from .strategy import all_gather, buckets, layout
+
+_FIRST_BUCKET_BYTES = 1 << 20  # as DistributedDataParallel's: sent early in the backward pass
 _DOUBLING_RANKS = (
     4  # up to so many ranks, sending all at every level is faster than halving: 1.1 times ddp's step, not 1.8 (gloo)
 )
 
-# New names in torch 2.13, which warns of the old names.
+# New name in torch 2.13, which warns of the old name.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 Node = TypeVar("Node")
 
@@ -96,7 +96,7 @@ def sum_transfers(flat: torch.Tensor, ranks: Ladder) -> Iterator[dist.Work]:
     for level, pair in enumerate(ranks.pairs):
         rest, work = _halve(rest, ranks.ranks >> level, pair)
         yield work
-    yield _begun(_all_gather(flat, rest, async_op=True))
+    yield _begun(all_gather(flat, rest, async_op=True))
 
 
 class TreeReduceScatter:
@@ -161,7 +161,9 @@ class TreeGradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter], silent: bool) -> None:
         self._ranks = Ladder(0, 1, []) if silent else ladder()
-        self._buckets = [_Bucket(part, self._ranks.ranks) for part in _cut(parameters)]
+        # The last first: about the order in which gradients arrive.
+        cut = buckets(reversed(parameters), _FIRST_BUCKET_BYTES)
+        self._buckets = [_Bucket(part, self._ranks.ranks) for part in cut]
         self._is_last = False
         self._sent = 0  # number of buckets sent, in order: all ranks must send in the same order
         self._under_way: list[tuple[Iterator[dist.Work], dist.Work]] = []
@@ -269,25 +271,4 @@ class _Bucket:
         padded = -(-sum(sizes) // self._multiple) * self._multiple
         values = self.parameters[0].detach().new_empty(padded)
         parts = torch.split(values[: sum(sizes)], sizes)
-        return _Flat(values, [_shaped(part, p) for part, p in zip(parts, self.parameters, strict=True)])
-
-
-def _shaped(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return the part in the parameter's layout, the fastest layout for optimizers."""
-    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
-        return part.as_strided(parameter.size(), parameter.stride())
-    return part.view(parameter.shape)
-
-
-def _cut(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in buckets of one type, the last first: about the order in which gradients arrive."""
-    buckets: list[list[nn.Parameter]] = []
-    room = 0
-    for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
-        if not buckets or size > room or parameter.dtype != buckets[-1][0].dtype:
-            room = _BUCKET_BYTES if buckets else _FIRST_BUCKET_BYTES
-            buckets.append([])
-        buckets[-1].append(parameter)
-        room -= size
-    return buckets
+        return _Flat(values, [part.as_strided(*layout(p)) for part, p in zip(parts, self.parameters, strict=True)])
