@@ -49,11 +49,11 @@ def _aligned(module: nn.Module) -> list[Place]:
         for name, _ in owner.named_buffers(recurse=False)
         if f"{prefix}.{name}".lstrip(".") in names
     ]
-    return sorted(saved, key=_width)
+    return _widest_first(saved)
 
 
-def _width(place: Place) -> int:
-    return -int(getattr(*place).element_size())
+def _widest_first(found: Iterable[Place]) -> list[Place]:
+    return sorted(found, key=lambda place: -int(getattr(*place).element_size()))
 
 
 def keep_frozen(module: nn.Module) -> Kept:
@@ -80,18 +80,28 @@ def changed(kept: Kept) -> list[str]:
 
 def pack(module: nn.Module) -> torch.Tensor:
     """Return all persistent buffers of the module as bytes, uint8."""
-    parts = [getattr(*place).detach().contiguous().view(-1).view(torch.uint8).cpu() for place in _aligned(module)]
+    return _joined(_tensors(_aligned(module))).cpu()
+
+
+def unpack(module: nn.Module, packed: torch.Tensor) -> None:
+    """Fill the module's persistent buffers with the result of `pack`."""
+    _fill(_tensors(_aligned(module)), packed)
+
+
+def _tensors(found: Iterable[Place]) -> list[torch.Tensor]:
+    return [getattr(*place).detach() for place in found]
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the tensors as bytes, uint8."""
+    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
 
 
-@torch.no_grad()
-def unpack(module: nn.Module, packed: torch.Tensor) -> None:
-    """Fill the module's persistent buffers with the result of `pack`."""
-    at = 0
-    for place in _aligned(module):
-        tensor = getattr(*place)
-        tensor.copy_(packed[at : at + tensor.nbytes].view(tensor.dtype).view_as(tensor))
-        at += tensor.nbytes
+def _fill(tensors: list[torch.Tensor], joined: torch.Tensor) -> None:
+    """Fill the tensors with the result of `_joined`."""
+    for tensor, part in zip(tensors, torch.split(joined, [t.nbytes for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.dtype).view_as(tensor))
 
 
 def refusal(names: Iterable[str]) -> str:
@@ -165,7 +175,7 @@ class Buffers:
         if moved and not is_split:
             self.has_moved = True
             begin = dict(zip(self._places, self._begin, strict=False)) | moved
-            self._places = sorted([*self._places, *moved], key=_width)
+            self._places = _widest_first([*self._places, *moved])
             self._begin = [begin[place] for place in self._places] if self._keeps else []
 
     @torch.no_grad()
@@ -173,13 +183,10 @@ class Buffers:
         """Copy rank 0's values to every rank, in one transfer."""
         if not self._places or self._ranks == 1:
             return
-        here = self._tensors()
-        sent = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in here])
+        sent = _joined(_tensors(self._places))
         dist.broadcast(sent, self._source, self._group)
         if not self._is_source:
-            sizes = [tensor.numel() * tensor.element_size() for tensor in here]
-            for tensor, part in zip(here, torch.split(sent, sizes), strict=True):
-                tensor.copy_(part.view(tensor.dtype).view_as(tensor))
+            _fill(_tensors(self._places), sent)
 
     def undo(self) -> None:
         """Restore the values at the step's start, after a step that stopped between micro-batches or is left out."""
@@ -192,7 +199,7 @@ class Buffers:
             self._write(self._begin)
         elif not self._silent:
             self.sync()
-        own = self._tensors()
+        own = _tensors(self._places)
         if virtual == self._first and self._keeps:
             self._begin = [tensor.clone() for tensor in own]
         if self._lends:
@@ -202,7 +209,7 @@ class Buffers:
         if self._accumulation == 1:
             return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
-            self._end = [tensor.clone() for tensor in self._tensors()]
+            self._end = [tensor.clone() for tensor in _tensors(self._places)]
         if self._lends:
             self._lend(own)
         if last and self._is_source:
@@ -212,14 +219,11 @@ class Buffers:
         state = self._module.state_dict().items()
         return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in state if isinstance(t, torch.Tensor)}
 
-    def _tensors(self) -> list[torch.Tensor]:
-        return [getattr(owner, name).detach() for owner, name in self._places]
-
     def _lend(self, tensors: list[torch.Tensor]) -> None:
         for (owner, name), tensor in zip(self._places, tensors, strict=True):
             setattr(owner, name, tensor)
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:
-        for tensor, value in zip(self._tensors(), values, strict=True):
+        for tensor, value in zip(_tensors(self._places), values, strict=True):
             tensor.copy_(value)

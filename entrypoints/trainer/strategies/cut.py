@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,7 +104,6 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     uses, called = _Uses(module), list[nn.Module]()
     outputs: list[Output] = []
     forwards = {block: block.forward for block in blocks}
-    kept = _kept_buffers(module)  # a counter that is a single number changes even without data
 
     def follow(block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,8 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
             block.forward = follow(block)
         fakes = [parameter.fake_mode for parameter in module.parameters() if isinstance(parameter, FakeTensor)]
         mode = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
-        with torch.random.fork_rng(), mode, uses:
+        # A counter that is a single number changes even without data.
+        with _kept_buffers(module), torch.random.fork_rng(), mode, uses:
             run(module)
     except TaskError:
         raise
@@ -147,7 +148,6 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     finally:
         for block in blocks:
             del block.forward
-        _restore(kept)
     return _concluded(module, blocks, called, outputs, uses)
 
 
@@ -217,7 +217,6 @@ def block_times(
     for tensor in (*module.parameters(), *module.buffers()):
         if id(tensor) not in inside:
             tensor.data = tensor.data.to(device)
-    kept = _kept_buffers(module)
     outputs: dict[nn.Module, torch.Tensor] = {}
     times: dict[nn.Module, float] = {}
     clock: list[float] = []  # when the first block begins, and when each block ends
@@ -233,7 +232,7 @@ def block_times(
     try:
         for block in blocks:
             block.forward = functools.partial(timed, block, block.forward)
-        with torch.random.fork_rng(), torch.no_grad():
+        with _kept_buffers(module), torch.random.fork_rng(), torch.no_grad():
             for _ in range(1 + _MEASUREMENTS):  # the first run measures the blocks, the others only the code around
                 clock[:] = [now_s(device)]
                 run(module, device)
@@ -241,7 +240,6 @@ def block_times(
     finally:
         for block in blocks:
             del block.forward
-    _restore(kept)
     before_s, behind_s = (3 * min(parts) for parts in zip(*around[1:], strict=True))
     found = [times[block] for block in blocks]
     found[0] += before_s
@@ -276,15 +274,15 @@ def _time(
     return shortest_s, output.detach()
 
 
-def _kept_buffers(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the buffers with copies of their values."""
-    buffers = [getattr(owner, name) for owner, name in places(module)]
-    return [(buffer, buffer.clone()) for buffer in buffers]
-
-
-def _restore(kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for buffer, values in kept:
-        buffer.copy_(values)
+@contextlib.contextmanager
+def _kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers' values at the end."""
+    kept = [(buffer, buffer.clone()) for buffer in (getattr(*place) for place in places(module))]
+    try:
+        yield
+    finally:
+        for buffer, values in kept:
+            buffer.copy_(values)
 
 
 def now_s(device: torch.device) -> float:
