@@ -134,17 +134,10 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
-def say_skipped(job: TrainingJob, progress: TrainState, why: str) -> None:
-    """Report a skipped step."""
-    text = f"step {progress.step}/{progress.max_steps} left out: {why}"
-    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
-
-
-def say_left_out(job: TrainingJob, progress: TrainState, count: int) -> None:
-    """Report the steps that ranks left out, each alone, since the last average."""
-    text = f"step {progress.step}/{progress.max_steps}: ranks left out {count} of their steps since the last average: "
-    text += "loss or gradient not finite, or a count of 0"
-    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True, left_out=count)
+def say_left_out(job: TrainingJob, progress: TrainState, what: str, **fields: int) -> None:
+    """Report a step that was left out, or the steps that ranks left out, each alone, since the last average."""
+    text = f"step {progress.step}/{progress.max_steps}{what}"
+    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True, **fields)
 
 
 def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -155,20 +155,10 @@ def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agre
         with parameter_server.running(job, progress) as train_to_boundary:
             yield train_to_boundary
         return
-    with _batches(job, progress) as batches:
-        yield functools.partial(_step, job, progress, batches)
-
-
-@contextmanager
-def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
-    """Open the stream of this rank's micro-batches at the job's position."""
     steps = progress.last_step - progress.step
     keys = data.train_keys(job.order, job.split, job.place.data_rank, progress.samples, steps)
-    batches = job.batches(job.train_data, keys)
-    try:
-        yield batches
-    finally:
-        batches.close()
+    with closing(job.batches(job.train_data, keys)) as batches:
+        yield functools.partial(_step, job, progress, batches)
 
 
 def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
@@ -190,7 +180,9 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
         norm = strategy.clip(training.clip_norm)
-    is_sick = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
+    is_finite = math.isfinite(progress.own_loss if is_lone else verdict.loss)
+    # In fp16 the scaler checks the gradient.
+    is_sick = skips and not (is_finite and (job.scaler.is_enabled() or strategy.finite_gradients()))
     is_left_out = is_sick or count == 0  # no terms have no mean
     if is_sick:
         strategy.undo_buffers()
@@ -218,10 +210,14 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     else:
         why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
         _count_skipped(job, progress, is_left_out, why)
-    is_bad = is_left_out or (skips and not math.isfinite(loss))  # of a lone step: on any rank
-    _look_at(job, progress, verdict, 0.0 if is_bad else loss, lr)
-    if is_logged and not is_bad:
-        report.say_step(job, progress, loss, lr, norm)
+    if verdict.failed:
+        saving.retry_later(job, progress)
+    if not (is_left_out or (skips and not math.isfinite(loss))):  # of a lone step: on any rank
+        if not math.isfinite(loss):
+            what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
+            saving.fail(job, progress, what, loss=loss, lr=lr)
+        if is_logged:
+            report.say_step(job, progress, loss, lr, norm)
     progress.log_every = verdict.log_every or progress.log_every
     return verdict
 
@@ -365,19 +361,14 @@ def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
     return min([*ends, progress.last_step]) - progress.step - 1
 
 
-def _counted(job: TrainingJob) -> AbstractContextManager[None]:
-    """Return a context that counts the arithmetic of the first micro-batch, or of a pipeline's first step.
-
-    The count is needed only if the device's peak is known.
-    """
-    training = job.spec.training
-    is_wanted = job.meter.flops_per_step is None and job.meter.peak_tflops is not None and not training.compile
-    # With the schedule async a step holds other passes than its own.
-    return _counting(job) if is_wanted and training.parallel.schedule != "async" else _AS_IT_IS
-
-
 @contextmanager
-def _counting(job: TrainingJob) -> Iterator[None]:
+def _counted(job: TrainingJob) -> Iterator[None]:
+    """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the device's peak is known."""
+    training, is_known = job.spec.training, job.meter.flops_per_step is not None
+    # With the schedule async a step holds other passes than its own.
+    if is_known or job.meter.peak_tflops is None or training.compile or training.parallel.schedule == "async":
+        yield
+        return
     with metrics.FlopCounter() as counter:
         yield
     count = float(counter.total or 0)
@@ -404,16 +395,10 @@ def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
         raise
 
 
-def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:
-    """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
-    return math.isfinite(loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
-
-
 def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, why: str) -> None:
     progress.skipped = progress.skipped + 1 if is_left_out else 0
-    if not is_left_out:
-        return
-    report.say_skipped(job, progress, why)
+    if is_left_out:
+        report.say_left_out(job, progress, f" left out: {why}")
     if progress.skipped >= saving.MAX_SKIPPED:
         saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
 
@@ -427,19 +412,11 @@ def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *
     in_a_row, counts = zip(*exchange.gather([progress.skipped, progress.left_out]), strict=True)
     progress.left_out = 0
     if sum(counts):
-        report.say_left_out(job, progress, sum(counts))
+        what = f": ranks left out {sum(counts)} of their steps since the last average: loss or gradient not finite, or "
+        report.say_left_out(job, progress, f"{what}a count of 0", left_out=sum(counts))
     if max(in_a_row) >= saving.MAX_SKIPPED:
         what = f"rank {in_a_row.index(max(in_a_row))} had {max(in_a_row)} steps in a row"
         saving.fail(job, progress, f"{what} whose loss or gradient was not finite")
-
-
-def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: float, lr: float) -> None:
-    """Raise, on all ranks alike, if a save has failed or the loss is not finite."""
-    if verdict.failed:
-        saving.retry_later(job, progress)
-    if not math.isfinite(loss):
-        what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
-        saving.fail(job, progress, what, loss=loss, lr=lr)
 
 
 def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
