@@ -61,9 +61,8 @@ class Agreement:
         self._group = group
         self._is_alone = is_alone
         self._seen: set[int] = set()
-        self._votes = torch.zeros(10, dtype=torch.float64)
+        self._votes: torch.Tensor | None = None  # from `begin` to `finish`
         self._work: dist.Work | None = None
-        self._has_begun = False
         self._left = 1  # polls until the next agreement, the same on all ranks
         self._keeps_time = False
         self._every_s: float | None = None
@@ -151,18 +150,17 @@ class Agreement:
             votes[6] = float(min(max(1, int(self._spacing_s * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))
         self._votes = torch.tensor(votes, dtype=torch.float64)
-        self._has_begun = True
         if not self._is_alone:
             self._work = dist.all_reduce(self._votes, group=self._group, async_op=True)
 
     def finish(self) -> Agreed:
         """Return the ranks' agreement since `begin`; NOTHING if no agreement was due."""
-        if not self._has_begun:
+        if self._votes is None:
             return Agreed(save=True) if self._save_waits else NOTHING
         if self._work is not None:
             self._work.wait()
-        self._work, self._has_begun = None, False
         term, usr1, deadline, save, failed, loss, left, log_every, count, pairs = self._votes.tolist()
+        self._work = self._votes = None
         self._left = int(left)
         self._save_waits = self._save_waits or bool(save)  # a save agreed inside a step waits for the step's end
         stop = "sigterm" if term else "sigusr1" if usr1 else "deadline" if deadline else None

@@ -14,6 +14,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,8 @@ def _measure(
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
-    batches = _batches(job, WARM_UP + count, is_synthetic=name == "synthetic")
     took = []
-    try:
+    with _batches(job, WARM_UP + count, is_synthetic=name == "synthetic") as batches:
         for number in range(WARM_UP + count):
             if number == WARM_UP:
                 dist.barrier()
@@ -218,9 +218,6 @@ def _measure(
             took.append(now_s(place.device) - begin_s)
             if stop is not None:
                 raise Interrupted
-    finally:
-        if isinstance(batches, data.Batches):
-            batches.close()
     ranks_s = tuple(exchange.gather(statistics.median(took[WARM_UP:])))
     size = float(sum(p.nbytes for p in job.strategy.module.parameters() if p.requires_grad))
     waits = tuple(seconds / count for seconds in _waits(job))
@@ -235,14 +232,15 @@ def _waits(job: TrainingJob) -> tuple[float, ...]:
     return () if times is None else times().waited_s
 
 
-def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
+@contextmanager
+def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Iterator[Any]]:
     keys = data.train_keys(job.order, job.split, job.place.data_rank, 0, steps)
-    batches = job.batches(job.train_data, keys)
-    if not is_synthetic:
-        return batches
-    loaded = list(itertools.islice(batches, job.split.accumulation))
-    batches.close()
-    return itertools.cycle(loaded)
+    with closing(job.batches(job.train_data, keys)) as batches:
+        if not is_synthetic:
+            yield batches
+            return
+        loaded = list(itertools.islice(batches, job.split.accumulation))
+    yield itertools.cycle(loaded)
 
 
 def _ms(seconds: float) -> str:

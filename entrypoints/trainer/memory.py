@@ -265,7 +265,10 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         with mode, counter:
             _passes(wanted, task, strategy, batch, range(count))
         with counter:
-            _update(strategy, None if is_assumed else optimizer)
+            strategy.finish()
+            if not is_assumed:  # else the optimizer cannot run without data
+                optimizer.step()
+            strategy.share_update()
             optimizer.zero_grad()
 
     try:
@@ -274,14 +277,6 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
-
-
-def _update(strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> None:
-    """Finish a step's gradients, and change the weights unless the optimizer cannot run without data."""
-    strategy.finish()
-    if optimizer is not None:
-        optimizer.step()
-    strategy.share_update()
 
 
 def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:
@@ -322,12 +317,11 @@ def _peak_bytes(
 
 
 class _Unconnected(Links):
-    """A stage without neighbours: activations have the right shape and no data."""
+    """A stage without neighbours: activations have the right shape and no data, and nothing is sent."""
 
     def __init__(self, stages: int, device: torch.device) -> None:
         super().__init__(stages, device)
         self._traced: deque[Output] = deque()
-        self._outputs: deque[torch.Tensor] = deque()
 
     def expect(self, traced: Output) -> None:
         self._traced.append(traced)
@@ -339,13 +333,7 @@ class _Unconnected(Links):
     def give(self, output: torch.Tensor, traced: Output) -> None:
         """Send nothing."""
 
-    def expect_gradient(self, output: torch.Tensor) -> None:
-        self._outputs.append(torch.empty_like(output))
-
-    def take_gradient(self) -> torch.Tensor:
-        return self._outputs.popleft()
-
-    def give_gradient(self, received: torch.Tensor) -> None:
+    def _send(self, tensor: torch.Tensor, target: int, group: dist.ProcessGroup, tag: int = 0) -> None:
         """Send nothing."""
 
 
