@@ -83,7 +83,7 @@ def ddp(setup: Setup) -> Strategy:
             print(f"compression {settings.compression}: one rank sends nothing; gradients stay dense", flush=True)
         return setup.of_one_rank(buffers)
     if settings.compression in SPARSE:
-        return spread_sparsely(setup, setup.of_one_rank(buffers))
+        return spread_sparsely(setup, setup.of_one_rank(buffers, agree=True))
     return _averaged(setup, buffers)
 
 
@@ -113,10 +113,9 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     elif settings.compression != "none":
         low = LOW[settings.compression]
         model.register_comm_hook(None, lambda state, bucket: _cast(bucket, low))
-    parameters = setup.trained
     # What a ring sends: Patarasuk and Yuan 2009.
     low_type = LOW.get(settings.compression)
-    sent_bytes = sum(p.numel() * (low_type or p.dtype).itemsize for p in parameters)
+    sent_bytes = sum(p.numel() * (low_type or p.dtype).itemsize for p in setup.trained)
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * (sent_bytes if keeper is None else keeper.summed_bytes)
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
@@ -132,11 +131,10 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     strategy = replace(
-        setup.of_one_rank(buffers),
+        setup.of_one_rank(buffers, agree=silent),
         model=model,
         micro_batch=micro_batch,
         finish=_with_unused(model, module),
-        finite_gradients=lambda: finite_gradients(parameters, agree=silent),
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
     )
     return strategy if keeper is None else replace(strategy, rank_state=keeper.state, load_rank_state=keeper.load)
@@ -145,8 +143,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
 def _strict(setup: Setup, buffers: Buffers) -> Strategy:
     share_weights(setup.module.parameters(), setup.device)
     buffers.sync()
-    parameters = setup.trained
-    gradients = TreeGradients(parameters, setup.silent)
+    gradients = TreeGradients(setup.trained, setup.silent)
 
     @contextlib.contextmanager
     def micro_batch(virtual: int, last: bool) -> Iterator[None]:
@@ -156,11 +153,10 @@ def _strict(setup: Setup, buffers: Buffers) -> Strategy:
             gradients.end()
 
     return replace(
-        setup.of_one_rank(buffers),
+        setup.of_one_rank(buffers, agree=setup.silent),
         divisor=setup.split.virtual,  # a power of two, so that the division rounds nothing
         micro_batch=micro_batch,
         finish=gradients.finish,
-        finite_gradients=lambda: finite_gradients(parameters, agree=setup.silent),
     )
 
 
@@ -189,10 +185,9 @@ def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strateg
                 part.copy_(mean.view(part.shape))
 
     return replace(
-        setup.of_one_rank(buffers),
+        setup.of_one_rank(buffers, agree=True),
         finish=finish,
         clip=lambda max_norm: clip_split(parameters, max_norm),
-        finite_gradients=lambda: finite_gradients(parameters, agree=True),
     )
 
 

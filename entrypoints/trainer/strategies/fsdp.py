@@ -35,7 +35,6 @@ from .strategy import (
     clip,
     clip_split,
     clip_whole,
-    finite_gradients,
     share_weights,
 )
 from .summation import PartialSums, TreeReduceScatter, ladder
@@ -103,7 +102,7 @@ def sharded(setup: Setup) -> Strategy:
     if strict:
         around = partial(_strict, parameters, PartialSums(_add), buffers)
     return replace(
-        setup.of_one_rank(buffers),
+        setup.of_one_rank(buffers, agree=True),
         model=root,
         evaluate=root,
         shard=mesh["shard"].get_local_rank(),
@@ -113,7 +112,6 @@ def sharded(setup: Setup) -> Strategy:
         # Inside the module's forward pass, or a stage's, the policy of _shard sets the precision.
         autocast=autocaster(settings.precision, setup.device) if stages == 1 else contextlib.nullcontext,
         clip=lambda max_norm: clips(parameters, max_norm),
-        finite_gradients=lambda: finite_gradients(parameters, agree=True),
     )
 
 

@@ -64,10 +64,8 @@ def spread_sparsely(setup: Setup, plain: Strategy) -> Strategy:
     share_weights(setup.module.parameters(), setup.device)
     plain.sync_buffers()
     keeper = SparseExchange(setup.settings, setup.module, setup.device, setup.split.ranks, setup.silent)
-    parameters = setup.trained
     return dataclasses.replace(
         plain,
-        finite_gradients=lambda: finite_gradients(parameters, agree=True),
         exchange=keeper.exchange,
         adopt=keeper.take_momentum,
         rank_state=keeper.state,

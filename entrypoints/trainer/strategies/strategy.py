@@ -148,8 +148,8 @@ class Setup:
         """The parameters that need gradients."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
-    def of_one_rank(self, buffers: Buffers) -> Strategy:
-        """Return the strategy of the unchanged module on a single rank."""
+    def of_one_rank(self, buffers: Buffers, *, agree: bool = False) -> Strategy:
+        """Return the strategy of the unchanged module on a single rank; `agree`: ranks have different gradients."""
         parameters = self.trained
         return Strategy(
             module=self.module,
@@ -162,7 +162,7 @@ class Setup:
             autocast=autocaster(self.settings.precision, self.device),
             clip=lambda max_norm: clip(parameters, max_norm),
             scale=lambda factor: scale_gradients([p.grad for p in parameters if p.grad is not None], factor),
-            finite_gradients=lambda: finite_gradients(parameters, agree=False),
+            finite_gradients=lambda: finite_gradients(parameters, agree=agree),
             sync_buffers=buffers.sync,
             undo_buffers=buffers.undo,
         )

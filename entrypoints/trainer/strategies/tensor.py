@@ -48,6 +48,7 @@ _TRANSFORMERS = {
     "embedding_rowwise": "embedding",
     "replicated_with_grad_allreduce": "sequence",
 }
+_SIZES = {"row": "in_features", "embedding": "num_embeddings"}  # what each kind divides; else the outputs
 _SEQUENCE = Shard(-2)  # of (batch, sequence, width) or (sequence, width)
 
 
@@ -177,28 +178,22 @@ def _faults(module: nn.Module, plan: Plan, ranks: int) -> Iterator[str]:
                 f"the weight of {name} is also the weight of another module, and a split would untie them: leave "
                 f"both whole, or give the model two weights"
             )
-        elif isinstance(part, nn.Linear) and kind == "column" and _is_fused(name, part):
+        elif (
+            isinstance(part, nn.Linear)
+            and kind == "column"
+            and (name.rpartition(".")[2].lower() in _FUSED or part.out_features == 3 * part.in_features)
+        ):
             yield (
                 f"{name} looks like several matrices in one, and a split would give the ranks the wrong rows: use "
                 "separate Linears for q, k and v, or leave it whole"
             )
-        elif (size := _size(part, kind)) % ranks:
+        elif (size := getattr(part, _SIZES.get(kind, "out_features"))) % ranks:
             fits = [n for n in range(2, size + 1) if size % n == 0][:6]
             axis = {"row": "inputs", "embedding": "rows"}.get(kind, "outputs")
             yield (
                 f"parallel.tensor {ranks} does not divide the {size} {axis} of {name}; set one of "
                 f"{', '.join(map(str, fits))}, or use parallel.pipeline"
             )
-
-
-def _is_fused(name: str, part: nn.Linear) -> bool:
-    return name.rpartition(".")[2].lower() in _FUSED or part.out_features == 3 * part.in_features
-
-
-def _size(part: nn.Linear | nn.Embedding, kind: str) -> int:
-    if isinstance(part, nn.Embedding):
-        return part.num_embeddings
-    return part.in_features if kind == "row" else part.out_features
 
 
 def split(module: nn.Module, plan: Plan, mesh: DeviceMesh, units: Iterable[nn.Module], *, sequence: bool) -> None:
