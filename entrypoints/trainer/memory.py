@@ -391,7 +391,8 @@ def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any
 
     def loss_of(model: Any, batch: Any) -> Any:
         with strategy.autocast(), offloaded():
-            return weighted.loss_of(task.loss(model, batch))
+            returned = task.loss(model, batch)
+        return returned[0] if weighted.is_pair(returned) else returned
 
     if strategy.walk is None:
         for virtual in owned:

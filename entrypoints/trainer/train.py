@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
-_AS_IT_IS = nullcontext()
 LAST_SAVE_S = 60.0  # the other ranks wait for this rank, or have died and their part of the save is lost
 
 
@@ -270,8 +269,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
         batch = job.meter.wait_for(batches)
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
         with strategy.micro_batch(virtual, is_last), _counted(job):
-            with strategy.autocast(), _offloaded(job):
-                loss: torch.Tensor = strategy.model(functools.partial(_loss, job, batch=batch))
+            loss: torch.Tensor = strategy.model(functools.partial(_loss, job, batch=batch))
             must_agree = must_agree or (job.tally.needs_total and not is_lone)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
@@ -324,10 +322,6 @@ def _piped_gradients(
     """
     strategy, training = job.strategy, job.spec.training
 
-    def loss_of(model: Any, batch: Any) -> torch.Tensor:
-        with strategy.autocast(), _offloaded(job):
-            return _loss(job, model, batch)
-
     def seed(virtual: int, steps: int) -> None:
         data.seed_all(data.mix(training.seed, data.FORWARD, progress.step + steps, virtual))
         job.tell(progress, steps)
@@ -340,7 +334,7 @@ def _piped_gradients(
     # After the last step an evaluation or a save may follow, with agreements of its own.
     must_agree = must_agree or not left or job.tally.needs_total
     with _counted(job):
-        total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
+        total = walk(Feed(job.owned, batch, seed, functools.partial(_loss, job), backward, heartbeat.beat, left))
     earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
     if earlier is not None and earlier.stop:
         job.optimizer.zero_grad()
@@ -380,15 +374,12 @@ def _counted(job: TrainingJob) -> Iterator[None]:
     job.meter.flops_per_step = float(stages) / job.place.tensor
 
 
-def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:
-    """Return a context for a forward pass, whose saved activations go to host memory if the settings ask for it."""
-    return saved_on_host(job.strategy.module) if job.spec.training.activation_offload else _AS_IT_IS
-
-
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
+    kept = saved_on_host(job.strategy.module) if job.spec.training.activation_offload else nullcontext()
     try:
-        return weighted.checked(job.tally.take(job.task.loss(model, batch)))
+        with job.strategy.autocast(), kept:
+            return weighted.checked(job.tally.take(job.task.loss(model, batch)))
     except (AttributeError, RuntimeError) as error:
         if (why := explained(error, job.spec.training, job.strategy.module)) is not None:
             raise TaskError(why) from error

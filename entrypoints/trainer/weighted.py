@@ -26,11 +26,6 @@ def is_pair(returned: object) -> bool:
     return isinstance(returned, tuple) and len(returned) == 2
 
 
-def loss_of(returned: Any) -> Any:
-    """Return the tensor for the backward pass: the mean, or the sum."""
-    return returned[0] if is_pair(returned) else returned
-
-
 class Tally:
     """What the task's functions have shown: the form of the loss, the counts of the present step, and collectives."""
 

@@ -114,12 +114,10 @@ def refusal(names: Iterable[str]) -> str:
 
 def neighbours(width: int) -> dist.ProcessGroup | None:
     """Return the process group of this rank and its neighbours, `width` ranks at most. All ranks call it."""
-    own, ranks = None, dist.get_world_size()
-    for first in range(0, ranks, width):
-        members = list(range(first, min(first + width, ranks)))
-        group = dist.new_group(members)
-        own = group if dist.get_rank() in members else own
-    return own
+    first = dist.get_rank() // width * width
+    members = list(range(first, min(first + width, dist.get_world_size())))
+    group: dist.ProcessGroup | None = dist.new_group(members, use_local_synchronization=True)
+    return group
 
 
 class Buffers:

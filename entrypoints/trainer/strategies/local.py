@@ -45,6 +45,8 @@ def local(setup: Setup) -> Strategy:
         # The blocks are prepared now, and the module is on the device.
         plain = replace(as_ddp, compile=False, activation_checkpointing=False)
         alone = ddp(replace(setup, settings=plain, split=replace(split, ranks=1), blocks=None))
+        own = alone.micro_batch
+        alone = replace(alone, micro_batch=lambda virtual, last: _unsynced(synced.model, own(virtual, last)))
     else:
         synced = alone = ddp(replace(setup, settings=as_ddp, split=replace(split, ranks=1)))
         share_weights(module.parameters(), setup.device)
@@ -54,18 +56,12 @@ def local(setup: Setup) -> Strategy:
     group = neighbours(int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if has_groups else None
     rounds = Rounds(wanted, module, buffers, group, is_silent=silent)
 
-    def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
-        if not rounds.is_lone():
-            return synced.micro_batch(virtual, last)
-        own = alone.micro_batch(virtual, last)
-        return own if synced is alone else _unsynced(synced.model, own)
-
     def now() -> Strategy:
         return alone if rounds.is_lone() else synced
 
     return replace(
         synced,
-        micro_batch=micro_batch,
+        micro_batch=lambda virtual, last: now().micro_batch(virtual, last),
         finish=lambda: now().finish(),
         finite_gradients=lambda: now().finite_gradients(),
         sync_buffers=rounds.sync_buffers,
