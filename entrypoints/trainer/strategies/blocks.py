@@ -102,20 +102,18 @@ def prepare(settings: TrainingSettings, module: nn.Module, blocks: list[nn.Modul
 def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass that keeps no activations; the recomputation begins with the same buffers."""
     owned = buffers.places(block)
-    contexts = functools.partial(_contexts, owned) if owned else noop_context_fn
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        before = [getattr(*place).detach().clone() for place in owned]
+        return contextlib.nullcontext(), _set_back(owned, before)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(forward, **kwargs) if kwargs else forward
         if not torch.is_grad_enabled():
             return bound(*args)
-        return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts)
+        return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts if owned else noop_context_fn)
 
     return call
-
-
-def _contexts(owned: list[buffers.Place]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    before = [getattr(owner, name).detach().clone() for owner, name in owned]
-    return contextlib.nullcontext(), _set_back(owned, before)
 
 
 @contextlib.contextmanager

@@ -132,9 +132,7 @@ class Buffers:
         self._source = dist.get_rank() // each * each
         self._group = neighbours(each) if stages > 1 else None
         self._is_source, self._ranks = dist.get_rank() == self._source, split.ranks
-        self._accumulation = split.accumulation
-        self._first = first
-        self._silent = silent
+        self._accumulation, self._first, self._silent = split.accumulation, first, silent
         self._keeps = keeps or split.accumulation > 1  # whether to keep the values at the step's start
         self._lends = stages > 1 and split.accumulation > 1
         self._begin: list[torch.Tensor] = []
@@ -145,15 +143,15 @@ class Buffers:
         """Return the context manager for one micro-batch; an empty context for a model without buffers."""
         return self._around(virtual, last) if self._places or self._is_new else contextlib.nullcontext()
 
-    def watch(self) -> AbstractContextManager[Any]:
-        """Return a context that watches the first micro-batch for tensors that no resume could load, or that move.
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch the first micro-batch for tensors that no resume could load, or that move.
 
         Raises TaskError with their names.
         """
-        return self._watched() if self._is_new else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+        if not self._is_new:
+            yield
+            return
         self._is_new = False
         kinds = self._kinds()
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
