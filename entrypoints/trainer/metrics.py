@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from ..format import quantity
 from .strategies.strategy import StageTimes
 
 Batch = TypeVar("Batch")
+_CPU = torch.device("cpu")
 _SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
 
 
@@ -72,45 +73,31 @@ class Speed:
         return " ".join(parts)
 
 
+@dataclass(eq=False)
 class ThroughputMeter:
     """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
 
     A step costs one clock reading and two for each micro-batch, about a microsecond; the rest is done at log lines.
     """
 
-    def __init__(
-        self,
-        samples_per_step: int,
-        *,
-        tokens_per_sample: int | None = None,
-        ranks: int = 1,
-        peak_tflops: float | None = None,
-        communication: Callable[[], float | None] | None = None,
-        stage_times: Callable[[], StageTimes] | None = None,
-        figures: Callable[[], dict[str, float]] | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step.
+    samples_per_step: int  # over all ranks
+    tokens_per_sample: int | None = None
+    ranks: int = 1
+    peak_tflops: float | None = None  # of one rank; None: MFU stays unknown
+    communication: Callable[[], float | None] | None = None  # returns seconds a step
+    stage_times: Callable[[], StageTimes] | None = None  # a pipeline's since the last call; all ranks measure together
+    figures: Callable[[], dict[str, Any]] = dict  # a strategy's, since the last call
+    device: torch.device = _CPU
+    step_s: float = field(default=0.0, init=False)  # of the last window; 0 until the first window ends
+    flops_per_step: float | None = field(default=None, init=False)  # over all ranks; 0 if the count failed
 
-        `figures` returns a strategy's figures since its last call.
-
-        `stage_times` returns a pipeline's times since its last call; all ranks then measure together.
-        """
-        self._samples_per_step = samples_per_step
-        self._tokens_per_sample = tokens_per_sample
-        self._ranks = ranks
-        self.peak_tflops = peak_tflops  # None: MFU stays unknown
-        self._communication = communication or (lambda: None)
-        self._stage_times = stage_times
-        self.figures: Callable[[], dict[str, Any]] = figures or dict
-        self._device = device or torch.device("cpu")
+    def __post_init__(self) -> None:
+        """Begin the first window."""
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
         self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
         self._data_s = self._checkpoint_s = self._paused_s = 0.0
-        self.step_s = 0.0  # of the last window; 0 until the first window ends
         self._looked_s, self._peak_bytes = -math.inf, 0
-        self.flops_per_step: float | None = None  # over all ranks; set after the count, 0 if the count failed
 
     def wait_for(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch, and count the wait."""
@@ -129,8 +116,8 @@ class ThroughputMeter:
         if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs a figure before the first log line
             self.step_s = self._first_s = time.perf_counter() - self._since_s
             self._first_data_s = self._data_s
-            if self._stage_times is not None:
-                self._stage_times()  # left out, like the first step
+            if self.stage_times is not None:
+                self.stage_times()  # left out, like the first step
 
     def skip(self, seconds: float) -> None:
         """Leave out time for work other than steps, such as evaluating."""
@@ -150,22 +137,22 @@ class ThroughputMeter:
         if self._first_s and steps > 1:  # no mean includes the first step, so that the time left is right at once
             steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
         self._first_s = 0.0
-        stages = self._stage_times() if self._stage_times is not None else None
+        stages = self.stage_times() if self.stage_times is not None else None
         if passed_s > 0.0:
             self.step_s = passed_s / steps
         data_s = min(data_s / steps, self.step_s)
-        communication_s = self._communication()
+        communication_s = None if self.communication is None else self.communication()
         if communication_s is not None:  # a sample of one step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)
         if now_s - self._looked_s > 1.0:  # without a GPU the read of the kernel's file takes 150 us
-            self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
+            self._looked_s, self._peak_bytes = now_s, peak_memory(self.device)
         figures = self.figures()
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
-        rate = self._samples_per_step / self.step_s
+        rate = self.samples_per_step / self.step_s
         share = None
         if self.flops_per_step and self.peak_tflops is not None:
-            share = mfu(self.flops_per_step, self.step_s, self._ranks, self.peak_tflops)
+            share = mfu(self.flops_per_step, self.step_s, self.ranks, self.peak_tflops)
         return Speed(
             step_s=self.step_s,
             data_s=data_s,
@@ -173,7 +160,7 @@ class ThroughputMeter:
             communication_s=communication_s,
             checkpoint_s=checkpoint_s,
             samples_per_s=rate,
-            tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
+            tokens_per_s=rate * self.tokens_per_sample if self.tokens_per_sample else None,
             mfu=share,
             bubble=None if stages is None else statistics.mean(stages.waited_s) / (steps * self.step_s),
             bubble_expected=None if stages is None else stages.expected,
