@@ -28,7 +28,7 @@ from ..rank.agree import Agreed, Agreement
 from . import data
 from .job import RankContext, TrainingJob, TrainState, build
 from .optimizer_facts import OPTIMIZERS
-from .settings import Spec, TrainingSettings
+from .settings import Spec
 from .strategies.cut import now_s
 from .strategies.facts import facts_of, together
 from .task import Task
@@ -118,9 +118,7 @@ def conclude(
     bubble = min(1.0, statistics.mean(waits) / step_s) if waits else 0.0
     stages_s = tuple(max(0.0, step_s - wait) for wait in waits)
     compute = max(0.0, 1 - network - loading - bubble)
-    shares = {"network": network, "data": loading, "bubble": bubble, "compute": compute}
-    if not waits:
-        del shares["bubble"]
+    shares = {"network": network, "data": loading, **({"bubble": bubble} if waits else {}), "compute": compute}
     parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
     measured = f"of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %){_stages(stages_s)}"
     bound = max(shares, key=lambda name: shares[name])
@@ -128,21 +126,18 @@ def conclude(
         sentence = f"unclear: {measured}; try again on a quieter machine, or with more --steps"
         return Diagnosis(step_s, network, loading, bubble, compute, noise, "unclear", sentence, stages_s)
     sentence = f"bound by {bound}: {measured}; {_advice(bound, shares, spec, place)}"
-    step = None
-    if network > max(noise, NOTABLE) and gradient_bytes and _is_plain(spec.training):
+    step, wanted = None, spec.training
+    is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
+    # A step that all-reduces whole gradients, which the other methods replace.
+    is_plain = facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and is_dense
+    if network > max(noise, NOTABLE) and gradient_bytes and is_plain:
         sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
-        facts, momentum = OPTIMIZERS[spec.training.optimizer.name], spec.training.optimizer.momentum
+        facts, momentum = OPTIMIZERS[wanted.optimizer.name], wanted.optimizer.momentum
         states = 0 if facts.is_state_momentum and not momentum else facts.states
         step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
         expected = savings.expected_steps(step, place.ranks)
         sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
     return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s, step)
-
-
-def _is_plain(wanted: TrainingSettings) -> bool:
-    """Return whether a step all-reduces whole gradients, which the other methods replace."""
-    is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
-    return facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and is_dense
 
 
 def _stages(stages_s: tuple[float, ...]) -> str:

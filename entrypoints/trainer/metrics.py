@@ -6,6 +6,7 @@ multiply-add is two operations. Matrix products, convolutions and attention are 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import statistics
@@ -181,18 +182,15 @@ def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
     the overlap with the backward pass; including the wait for slower ranks. DDP samples the first 10 steps and then one
     of `every`. None without such a model (fsdp keeps no clocks), or if torch has changed its private names.
     """
-    try:
+    with contextlib.suppress(AttributeError):
         # One of log_every: reading the clocks waits for the GPU, so sampling every step would stop it running ahead.
         model._set_ddp_runtime_logging_sample_rate(every)
-        read: Callable[[], dict[str, Any]] = model._get_ddp_logging_data
-    except AttributeError:
-        return lambda: None
 
     def newest() -> float | None:
-        found = read()  # 6 us
         try:
+            found = model._get_ddp_logging_data()  # 6 us
             ns = float(found["backward_comm_time"] - found["backward_compute_comm_overlap_time"])
-        except KeyError:  # before the second step
+        except (AttributeError, KeyError):  # KeyError: before the second step
             return None
         return max(0.0, ns / 1e9)
 

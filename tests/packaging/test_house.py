@@ -244,12 +244,11 @@ LARGE = {  # the number today, not to grow
     "Membership": 22,  # leader and follower in turn, and the times of both
     "WeightShard": 26,  # the optimizer's state of a shard, and its journal
     "Steps": 24,  # every form in which a script's output reports steps
-    "ThroughputMeter": 20,  # sums of one window
     "FileKeeper": 19,
     "ShardServer": 19,
     "EntryFeed": 18,
     "LogCacheWriter": 16,
-    "Agreement": 17,
+    "Agreement": 16,
     "Rounds": 17,
     "Links": 16,
     "Site": 16,

@@ -104,19 +104,17 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"
     model.broadcast_buffers = is_simple and not silent
-    keeper = None
+    low, kept = LOW.get(settings.compression), dict[str, Any]()
+    sent_bytes = sum(p.numel() * (low or p.dtype).itemsize for p in setup.trained)
     if silent:
         model.register_comm_hook(None, noop_hook)
     elif settings.compression == "powersgd":
-        keeper = method = PowerSGD(module, settings.powersgd_rank)
-        model.register_comm_hook(None, lambda state, bucket: method.reduce(bucket))
-    elif settings.compression != "none":
-        low = LOW[settings.compression]
+        keeper = PowerSGD(module, settings.powersgd_rank)
+        model.register_comm_hook(None, lambda state, bucket: keeper.reduce(bucket))
+        sent_bytes, kept = keeper.summed_bytes, {"rank_state": keeper.state, "load_rank_state": keeper.load}
+    elif low is not None:
         model.register_comm_hook(None, lambda state, bucket: _cast(bucket, low))
-    # What a ring sends: Patarasuk and Yuan 2009.
-    low_type = LOW.get(settings.compression)
-    sent_bytes = sum(p.numel() * (low_type or p.dtype).itemsize for p in setup.trained)
-    ring_bytes = 2 * (split.ranks - 1) / split.ranks * (sent_bytes if keeper is None else keeper.summed_bytes)
+    ring_bytes = 2 * (split.ranks - 1) / split.ranks * sent_bytes  # what a ring sends: Patarasuk and Yuan 2009
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
     @contextlib.contextmanager
@@ -130,14 +128,14 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         model.broadcast_buffers = False
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
-    strategy = replace(
+    return replace(
         setup.of_one_rank(buffers, agree=silent),
         model=model,
         micro_batch=micro_batch,
         finish=_with_unused(model, module),
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
+        **kept,
     )
-    return strategy if keeper is None else replace(strategy, rank_state=keeper.state, load_rank_state=keeper.load)
 
 
 def _strict(setup: Setup, buffers: Buffers) -> Strategy:
