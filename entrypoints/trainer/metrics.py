@@ -345,19 +345,15 @@ def _is_compiled() -> bool:
     return any(callable(backend) for backend in backends.values())
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    count: int = flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
-    return count
-
-
-def _cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    shapes = grad_out.shape, query.shape, key.shape, value.shape
-    count: int = flop_counter.sdpa_backward_flop_count(*shapes)  # type: ignore[no-untyped-call]
-    return count
+def _of_shapes(count: Callable[..., int], tensors: int) -> Callable[..., int]:
+    """Return a formula that counts by the shapes of the first tensors of an operation."""
+    return lambda *args, **_: count(*(tensor.shape for tensor in args[:tensors]))
 
 
 # torch 2.13 has formulas for attention's CUDA kernels only.
 _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _of_shapes(flop_counter.sdpa_flop_count, 3),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_shapes(
+        flop_counter.sdpa_backward_flop_count, 4
+    ),
 }
