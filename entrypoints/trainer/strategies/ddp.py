@@ -15,7 +15,6 @@ import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +102,6 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"
-    model.broadcast_buffers = is_simple and not silent
     low, kept = LOW.get(settings.compression), dict[str, Any]()
     sent_bytes = sum(p.numel() * (low or p.dtype).itemsize for p in setup.trained)
     if silent:
@@ -118,15 +116,12 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
     @contextlib.contextmanager
-    def unsynced(virtual: int) -> Iterator[None]:
-        with buffers.micro_batch(virtual, False), model.no_sync():
+    def micro_batch(virtual: int, last: bool) -> Iterator[None]:
+        is_ddps = is_simple and not buffers.has_moved
+        model.broadcast_buffers = is_ddps and not silent
+        around = buffers.watch() if is_ddps else buffers.micro_batch(virtual, last)
+        with around, contextlib.nullcontext() if last else model.no_sync():
             yield
-
-    def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
-        if is_simple and not buffers.has_moved:
-            return buffers.watch()
-        model.broadcast_buffers = False
-        return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     return replace(
         setup.of_one_rank(buffers, agree=silent),

@@ -37,7 +37,7 @@ from .strategy import (
     clip_whole,
     share_weights,
 )
-from .summation import PartialSums, TreeReduceScatter, ladder
+from .summation import Allocated, PartialSums, TreeReduceScatter, ladder
 
 
 def shard_width(settings: TrainingSettings, ranks: int) -> int:
@@ -262,31 +262,17 @@ def _add(into: dict[nn.Parameter, Any], other: dict[nn.Parameter, Any]) -> None:
     into.update({parameter: gradient for parameter, gradient in other.items() if parameter not in into})
 
 
-class _Local:
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _LocalGather(_Local):
+class _LocalGather(Allocated):
     """Uses this rank's shard for all ranks: nothing is sent, and the numbers are wrong."""
 
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
         for rank, part in enumerate(output_tensor.view(group.size(), -1)):
             if rank != group.rank():  # the input is already this rank's part of the output
                 part.copy_(input_tensor)
 
 
-class _LocalScatter(_Local):
+class _LocalScatter(Allocated):
     """Uses this rank's gradients for the mean of all ranks: nothing is sent, and the numbers are wrong."""
 
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp,
-        async_op: bool = False,
-    ) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
         output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -99,7 +99,15 @@ def sum_transfers(flat: torch.Tensor, ranks: Ladder) -> Iterator[dist.Work]:
     yield _begun(all_gather(flat, rest, async_op=True))
 
 
-class TreeReduceScatter:
+class Allocated:
+    """A transfer of fsdp's that takes its memory from the allocator."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for a transfer."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class TreeReduceScatter(Allocated):
     """fsdp's reduce-scatter over the tree. Has the methods that set_custom_reduce_scatter needs.
 
     Under hsdp each copy of the model is on `width` ranks. The tree also sums over the copies; fsdp's own all-reduce
@@ -112,18 +120,7 @@ class TreeReduceScatter:
         self._levels = width.bit_length() - 1
         self._is_first_copy = ranks.rank < width
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a transfer."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp,
-        async_op: bool = False,
-    ) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
         """Write this rank's part of the sum over all ranks to the output."""
         rest = input_tensor
         for level, pair in enumerate(self._ranks.pairs[: self._levels]):
