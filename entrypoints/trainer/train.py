@@ -204,11 +204,9 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         verdict = earlier or job.agreement.finish()
         job.tally.compare(verdict, job.place.data_ranks)
     loss = verdict.loss / (verdict.count or job.split.virtual)
-    if is_lone and (skips or count is not None):
-        _count_left_out(job, progress, is_left_out, is_met=covered > 0)
-    else:
-        why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
-        _count_skipped(job, progress, is_left_out, why)
+    why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
+    is_apart = is_lone and (skips or count is not None)
+    _count_left_out(job, progress, is_left_out, why, is_apart=is_apart, is_met=covered > 0)
     if verdict.failed:
         saving.retry_later(job, progress)
     if not (is_left_out or (skips and not math.isfinite(loss))):  # of a lone step: on any rank
@@ -386,17 +384,17 @@ def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
         raise
 
 
-def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, why: str) -> None:
+def _count_left_out(
+    job: TrainingJob, progress: TrainState, is_left_out: bool, why: str, *, is_apart: bool, is_met: bool
+) -> None:
+    """Count and report a step left out; of steps that ranks take apart those of all ranks, at an average (`is_met`)."""
     progress.skipped = progress.skipped + 1 if is_left_out else 0
-    if is_left_out:
-        report.say_left_out(job, progress, f" left out: {why}")
-    if progress.skipped >= saving.MAX_SKIPPED:
-        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
-
-
-def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:
-    """Count the steps that this rank left out alone; at an average (`is_met`) report those of all ranks."""
-    progress.skipped = progress.skipped + 1 if is_left_out else 0
+    if not is_apart:
+        if is_left_out:
+            report.say_left_out(job, progress, f" left out: {why}")
+        if progress.skipped >= saving.MAX_SKIPPED:
+            saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
+        return
     progress.left_out += is_left_out
     if not is_met:
         return

@@ -23,9 +23,8 @@ from torch import nn
 from .strategy import all_gather, buckets, layout
 
 _FIRST_BUCKET_BYTES = 1 << 20  # as DistributedDataParallel's: sent early in the backward pass
-_DOUBLING_RANKS = (
-    4  # up to so many ranks, sending all at every level is faster than halving: 1.1 times ddp's step, not 1.8 (gloo)
-)
+# Up to so many ranks, sending all at every level is faster than halving: 1.1 times ddp's step, not 1.8 (gloo).
+_DOUBLING_RANKS = 4
 
 # New name in torch 2.13, which warns of the old name.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
