@@ -240,16 +240,12 @@ class PowerSGD:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in trained.items()}
         self._matrices = {name: p for name, p in trained.items() if self._fits(p)}
-        self._other_bytes = sum(p.nbytes for name, p in trained.items() if name not in self._matrices)
-        self._errors: State = {}
-        self._qs: State = {}
+        self._errors = {name: torch.empty_like(p.detach()).flatten(1) for name, p in self._matrices.items()}
+        self._qs = {name: error.new_empty(error.shape[1], rank) for name, error in self._errors.items()}
+        # The bytes that the ranks sum in a step: P and Q of each matrix, and the other gradients.
+        thin = sum(sum(error.shape) * rank * error.element_size() for error in self._errors.values())
+        self.summed_bytes = thin + sum(p.nbytes for name, p in trained.items() if name not in self._matrices)
         self.load({})
-
-    @property
-    def summed_bytes(self) -> int:
-        """The bytes that the ranks sum in a step: P and Q of each matrix, and the other gradients."""
-        thin = sum((len(p) + p[0].numel()) * self._rank * p.element_size() for p in self._matrices.values())
-        return thin + self._other_bytes
 
     def state(self) -> State:
         """Return this rank's approximation errors so far, and the Q of every matrix."""
@@ -259,18 +255,11 @@ class PowerSGD:
     @torch.no_grad()
     def load(self, state: State) -> None:
         """Load saved state; for missing state, begin as at the first step."""
-        for name, parameter in self._matrices.items():
-            if name not in self._errors:
-                self._errors[name] = torch.empty_like(parameter.detach()).flatten(1)
-                self._qs[name] = parameter.detach().new_empty(self._errors[name].shape[1], self._rank)
-            error, q = state.get(f"powersgd.error.{name}"), state.get(f"powersgd.q.{name}")
+        for name, q in self._qs.items():
             # The same on every rank, and without changing the generators that the loss draws from.
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            self._qs[name].copy_(torch.randn(self._qs[name].shape, generator=seed) if q is None else q)
-            if error is None:
-                self._errors[name].zero_()
-            else:
-                self._errors[name].copy_(error)
+            q.copy_(state.get(f"powersgd.q.{name}", torch.randn(q.shape, generator=seed)))
+            self._errors[name].copy_(state.get(f"powersgd.error.{name}", torch.zeros(())))
 
     def reduce(self, bucket: Any) -> Any:
         """Replace the bucket's gradients by their mean over the ranks, matrices by an approximation of the mean.

@@ -155,10 +155,7 @@ class SparseExchange:
     def load(self, state: State) -> None:
         """Load saved state; missing state begins at zero."""
         for name, part in self.state().items():
-            if name in state:
-                part.copy_(state[name])
-            else:
-                part.zero_()
+            part.copy_(state.get(name, torch.zeros(())))
 
     def figures(self) -> dict[str, float]:
         """Return the means since the last call of bytes sent and density, the newest threshold, the residual's norm."""
