@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ..errors import TaskError
+from ..errors import FormError, TaskError
 from .generators import draw, own_generators, reseed
 
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
@@ -131,7 +131,7 @@ def permutation(order: SampleOrder, epoch: int) -> torch.Tensor:
 
 
 def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = None) -> torch.Tensor:
-    """Return the indices of an epoch that a sampler gives, below `items`: int64. Raises TaskError."""
+    """Return the indices of an epoch that a sampler gives, below `items`: int64. Raises FormError."""
     seed_all(mix(seed, ORDER, epoch), own_generators(sampler))
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
@@ -143,7 +143,7 @@ def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = 
         is_whole = found.dim() == 1 and not found.is_floating_point() and len(found) == (length or len(found))
         if is_whole and int(found.min()) >= 0 and int(found.max()) < items:
             return found.long()
-    raise TaskError(
+    raise FormError(
         f"sampler must give indices below {items}, the same number in each epoch, or a weight for each of the {items} "
         f"samples; in epoch {epoch} it gave {len(given)} items: {given[:3]}"
     )
@@ -183,7 +183,7 @@ class Stream:
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         self.source, self._seed = source, seed
-        self._items, self._next = self._endless(), 0
+        self._items, self._next, self._has_given = self._endless(), 0, False
 
     def __len__(self) -> int:
         return 16
@@ -198,6 +198,7 @@ class Stream:
         while self._next <= position:
             item = next(self._items)
             self._next += 1
+        self._has_given = True
         return item
 
     def items(self, epoch: int) -> Iterator[Any]:
@@ -222,7 +223,8 @@ class Stream:
                 is_empty = False
                 yield item
             if is_empty:
-                raise TaskError(
+                kind = FormError if self._has_given else TaskError  # no file may be on this machine
+                raise kind(
                     f"the training stream, a {type(self.source).__name__}, gave no item in pass {epoch}: it is empty, "
                     "or iter() of it does not start again from the beginning, without which no resume could be exact"
                 )

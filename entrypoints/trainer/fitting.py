@@ -37,7 +37,7 @@ def compare(spec_file: str, saved: Mapping[str, Sequence[int]]) -> dict[str, Any
     """Return the result of the comparison. Raises the errors of the task."""
     spec = read_spec(spec_file)
     wanted = spec.init_from or InitSettings()
-    module = without_data(load_task(spec.target), spec.params, FakeTensorMode(allow_non_fake_inputs=True))
+    module = without_data(spec, load_task(spec.target), FakeTensorMode(allow_non_fake_inputs=True))
     live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     here = {name: tuple(value.shape) for name, value in live.items()}
     there = {name: tuple(shape) for name, shape in saved.items()}

@@ -20,7 +20,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ..checkpoints.mirror import Uploader, open_mirror
 from ..checkpoints.saver import Saver
-from ..errors import TaskError
+from ..errors import FormError, TaskError
 from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
@@ -221,10 +221,10 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         raise TaskError("; ".join(faults))
     task.check(wanted)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
-    train_data, fingerprint = _train_split(spec, task)
-    order = _order(spec, task, train_data)
-    eval_data = _eval_split(spec, task, fingerprint, place)
-    module = _module(spec, task)
+    train_data, fingerprint = train_split(spec, task)
+    order = order_of(spec, task, train_data)
+    eval_data = eval_split(spec, task, fingerprint, place)
+    module = module_of(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
     probe = _probe(spec, task, train_data, order, split) if place.pipeline > 1 else None
     strategy = wrap(wanted, module, place.device, split, **task.layout, probe=probe, silent=silent)
@@ -284,7 +284,7 @@ def _scaler(wanted: TrainingSettings, place: RankContext, strategy: Strategy) ->
     return kind(place.device.type, enabled=wanted.precision == "fp16")
 
 
-def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
+def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     """Return the training data and their fingerprint. Collective. Raises TaskError."""
     dataset = task.make_dataset(spec.params, "train", spec.training.seed)
     if dataset is None:
@@ -307,7 +307,7 @@ def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     return dataset, fingerprint
 
 
-def _order(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
+def order_of(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     """Return the order of the training samples. Collective. Raises TaskError."""
     seed, shuffles = spec.training.seed, spec.training.shuffle
     if isinstance(dataset, data.Stream):
@@ -315,7 +315,7 @@ def _order(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     if task.sampler is None:
         return data.SampleOrder(seed, len(dataset), "shuffled" if shuffles else data.AS_IT_IS)
     if not shuffles:
-        raise TaskError("the task's sampler gives the order of the samples; leave `shuffle: false` out")
+        raise FormError("the task's sampler gives the order of the samples; leave `shuffle: false` out")
     data.seed_all(data.mix(seed, data.INIT, 0))
     sampler = task.sampler(dataset, spec.params)
     first, second, again = (data.drawn(sampler, seed, epoch, len(dataset)) for epoch in (0, 1, 0))
@@ -323,19 +323,19 @@ def _order(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
         [hashlib.sha256(torch.cat([first, second]).numpy().tobytes()).hexdigest(), torch.equal(first, again)]
     )
     if not all(one == [seen[0][0], True] for one in seen):
-        raise TaskError(
+        raise FormError(
             "sampler gives different indices on two ranks, or when it is read again under the same seed: draw from "
             "torch, random or numpy.random, and give the samples of all ranks together, as DistributedSampler does not"
         )
     return data.SampleOrder(seed, len(first), "the sampler's", sampler, len(dataset))
 
 
-def _module(spec: Spec, task: Task) -> torch.nn.Module:
+def module_of(spec: Spec, task: Task) -> torch.nn.Module:
     """Return the task's model, with weights from the job's seed, in training mode. Raises TaskError."""
     data.seed_all(data.mix(spec.training.seed, data.INIT, 1))
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
-        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+        raise FormError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
     if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
         module.train()
     return module
@@ -355,33 +355,35 @@ def _optimizer(
 ) -> tuple[Any, OwnOptimizer | None, list[dict[str, Any]], float]:
     """Return the optimizer, the task's own, the groups with a rate, and the rate's share at the warm-up's begin."""
     wanted = spec.training
-    if task.schedule is not None and (wanted.schedule != ScheduleSettings() or strategy.has_servers):
-        what = "strategy: async" if strategy.has_servers else "training.schedule"
-        raise TaskError(f"schedule(step, max_steps, params) of the task does not go with {what}; leave one of them out")
-    if task.optimizer is None:
-        # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
-        fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
-        is_warmed = task.schedule is None
-        start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch) if is_warmed else 0.0
+    if task.optimizer is not None:
         with strategy.optimized():
-            parameters = list(strategy.module.parameters())
-        optimizer = optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused)
-        strategy.adopt(optimizer)  # a user's optimizer keeps its settings
-        return optimizer, None, optimizer.param_groups, start
-    if strategy.has_servers:
-        raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
+            optimizer = task.optimizer(strategy.module, spec.params)
+        return (optimizer, *own_of(wanted, place, strategy, optimizer), 0.0)
+    # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
+    fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
+    is_warmed = task.schedule is None
+    start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch) if is_warmed else 0.0
     with strategy.optimized():
-        optimizer = task.optimizer(strategy.module, spec.params)
+        parameters = list(strategy.module.parameters())
+    optimizer = optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused)
+    strategy.adopt(optimizer)  # a user's optimizer keeps its settings
+    return optimizer, None, optimizer.param_groups, start
+
+
+def own_of(
+    wanted: TrainingSettings, place: RankContext, strategy: Strategy, optimizer: Any
+) -> tuple[OwnOptimizer, list[dict[str, Any]]]:
+    """Return the task's optimizer, and the groups with a rate. Raises TaskError."""
     is_apart = facts_of(wanted).averages_weights and place.ranks > 1
     unable = "parallel.pipeline" if place.pipeline > 1 else f"strategy: {wanted.strategy}" if is_apart else None
     own = OwnOptimizer(optimizer, strategy.parameter_names(), unable)
     groups = own.groups()
     if not groups and wanted.schedule != ScheduleSettings():
-        raise TaskError(
+        raise FormError(
             f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "
             "leave the schedule out, or give the groups an lr"
         )
-    return optimizer, own, groups or [{"lr": 0.0}], 0.0
+    return own, groups or [{"lr": 0.0}]
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:
@@ -430,7 +432,7 @@ def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
     }
 
 
-def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContext) -> Any | None:
+def eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContext) -> Any | None:
     """Return the split to evaluate on, or None if the task has no split. Collective: all ranks or no rank have a split.
 
     A task that asked for evaluation must have a split. Otherwise a `dataset` that refuses the name "eval", or ignores

@@ -20,7 +20,6 @@ import os
 import resource
 import sys
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -35,12 +34,14 @@ from torch.utils.data import default_collate
 
 from ..contract import JobSpec
 from ..errors import FormError, TaskError
-from . import data, optim, own_optimizer, weighted
+from . import data, optim, own_optimizer, splits, weighted
 from .contradictions import SPARSE
 from .ema import Ema
+from .job import RankContext, eval_split, module_of, order_of, own_of, train_split
 from .optimizer_facts import OPTIMIZERS
 from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks, saved_on_host
+from .strategies.buffers import ROOM_BYTES, changed, keep_frozen, refusal
 from .strategies.cut import Output
 from .strategies.ddp import shard_optimizer
 from .strategies.facts import facts_of, together
@@ -58,8 +59,9 @@ try:  # names that torch may change in any version; this module and fitting.py a
         FakeTensorMode,
     )
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves, tree_map_only
+    from torch.utils._pytree import tree_map_only
+
+    from .storages import StorageCounter, require_counts
 except ImportError as error:
     print(json.dumps({"why": f"torch {torch.__version__} differs inside: {error}"}), flush=True)
     raise SystemExit(0) from error
@@ -93,8 +95,15 @@ def main(spec_file: str, usable_bytes: int) -> None:
         spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
         os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
         ranks = job.nodes * job.nproc_per_node
-        for changes, layout in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
+        task = load_task(spec.target, spec.training.seed)
+        task.check(spec.training)
+        _be_rank(0, 1, ParallelSettings())  # for the functions that compare the ranks' data
+        dataset, fingerprint = train_split(spec, task)
+        order_of(spec, task, dataset)
+        for changes, layout in _layouts(spec, task, dataset, ranks, job.nproc_per_node, usable_bytes):
             answer({"changes": changes, **dataclasses.asdict(layout)})
+            for note in _notes(spec, task, dataset, fingerprint) if not changes else ():
+                answer({"note": note})
 
 
 @contextlib.contextmanager
@@ -118,11 +127,30 @@ def answering() -> Iterator[Callable[[dict[str, Any]], None]]:
             answer({"why": _reason(error), **({"is_refused": True} if isinstance(error, FormError) else {})})
 
 
-def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
+def _notes(spec: Spec, task: Task, dataset: Any, fingerprint: str) -> list[str]:
+    """Return the faults of the splits, as far as this machine has the data. Raises FormError."""
+    with _forms_only():
+        is_stream = isinstance(dataset, data.Stream)  # whose samples are not compared
+        held = None if is_stream else eval_split(spec, task, fingerprint, RankContext(0, 1, _CPU))
+        return list(splits.faults(dataset, {"eval": held}, spec.training.seed))
+    return []
+
+
+@contextlib.contextmanager
+def _forms_only() -> Iterator[None]:
+    """Suppress all exceptions but FormError: the job's machines may have other files, and its tensors have values."""
+    try:
+        yield
+    except FormError:
+        raise
+    except Exception:
+        return
+
+
+def _layouts(
+    spec: Spec, task: Task, dataset: Any, ranks: int, nproc: int, usable_bytes: int
+) -> Iterator[tuple[Changes, Estimate]]:
     """Yield the job's layout, and those that would serve better; their changed keys of `training` come first."""
-    task = load_task(spec.target, spec.training.seed)
-    dataset = task.make_dataset(spec.params, "train", spec.training.seed)
-    task.check_length(dataset, spec.training)
 
     @functools.cache
     def batch_of(size: int) -> Any:
@@ -198,13 +226,12 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
     Of equal blocks the first stage keeps the most micro-batches, and the last has the largest output. A cut by time is
     not known before the job, and is taken as even.
     """
-    task.check(spec.training)
     parallel = spec.training.parallel
     if parallel.pipeline == 1:
         return _of_rank(spec, task, ranks, 0, batch_of)
     if parallel.cut == "timed":
         spec = replace(spec, training=replace(spec.training, parallel=replace(parallel, cut="even")))
-    module = without_data(task, spec.params, FakeTensorMode(allow_non_fake_inputs=True))
+    module = without_data(spec, task, FakeTensorMode(allow_non_fake_inputs=True))
     blocks = default_blocks(module) if task.blocks is None else task.blocks(module)
     is_equal = len({tuple(p.shape for p in block.parameters()) for block in blocks}) == 1
     is_even = is_equal and not isinstance(parallel.cut, list)
@@ -234,7 +261,9 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     is_sparse = wanted.compression in SPARSE and ranks > 1
     is_averaged = is_averaged and not is_async and not is_sparse and (not is_local or local.sync_steps > 0)
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
-    module = without_data(task, spec.params, mode)
+    tally = weighted.Tally(split, wanted.tokens_per_sample)
+    module = without_data(spec, task, mode)
+    _require_kept(spec, task, ranks, module, batch_of)
     parameters = sum(p.numel() for p in module.parameters())
     for held in (*module.parameters(), *module.buffers()):
         counter.count(held)
@@ -250,7 +279,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         has_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
         outer += [[p.detach().clone() for p in trained] for _ in range(is_async + (2 + has_momentum) * is_sparse)]
         average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
-        optimizer, spare, is_assumed = _first_step(spec, task, strategy, is_async)
+        optimizer, spare, is_assumed = _first_step(spec, task, strategy, ranks, mode)
         if is_shared:
             optimizer.zero_grad()
             _give_gradients(trained)
@@ -263,7 +292,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 
     def step(count: int) -> None:
         with mode, counter:
-            _passes(wanted, task, strategy, batch, range(count))
+            _passes(wanted, task, strategy, batch, range(count), tally)
         with counter:
             strategy.finish()
             if not is_assumed:  # else the optimizer cannot run without data
@@ -273,6 +302,8 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 
     try:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
+    except FormError:
+        raise
     except Exception as error:
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
@@ -337,25 +368,47 @@ class _Unconnected(Links):
         """Send nothing."""
 
 
-def without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn.Module:
+def without_data(spec: Spec, task: Task, mode: FakeTensorMode) -> nn.Module:
     """Return the model on tensors without data; a model whose construction needs values takes its memory once."""
     try:
         with mode:
-            module = task.model(params)
+            module = module_of(spec, task)
     except Exception:
-        module = task.model(params)
-    if not isinstance(module, nn.Module):
-        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+        module = module_of(spec, task)
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             held_here: dict[str, Any] = held
             for name, value in held_here.items():
                 if value is not None and not isinstance(value, FakeTensor):
                     held_here[name] = mode.from_tensor(value)
-    if not module.training:  # as in the job
-        module.train()
     module.to = lambda *_args, **_kwargs: module  # type: ignore[method-assign]  # nothing to move
     return module
+
+
+def _require_kept(spec: Spec, task: Task, ranks: int, module: nn.Module, batch_of: Callable[[int], Any]) -> None:
+    """Raise FormError if forward changes parameters without gradient under a strategy that cannot keep them.
+
+    Only values show it, so a small model has them for a pass.
+    """
+    wanted, facts = spec.training, facts_of(spec.training)
+    keeps = facts.is_whole and not facts.has_servers and (ranks == 1 or not facts.averages_weights)
+    size = sum(p.nbytes for p in module.parameters())
+    if keeps or wanted.parallel.pipeline > 1 or size > ROOM_BYTES or all(p.requires_grad for p in module.parameters()):
+        return
+    names = list[str]()
+    with _forms_only():
+        kept = keep_frozen(real := module_of(spec, task))
+        task.loss(real, batch_of(2))
+        names = changed(kept)
+    if names:
+        raise FormError(refusal(names))
+
+
+def _holds_replaced(optimizer: Any, strategy: Strategy, mode: FakeTensorMode) -> bool:
+    """Return whether the optimizer has a parameter whose place in the model `without_data` has given to another."""
+    names = strategy.parameter_names()
+    held = [p for group in optimizer.param_groups for p in group["params"] if not isinstance(p, FakeTensor)]
+    return any(p not in names and mode.from_tensor(p) in names for p in held)
 
 
 def _give_gradients(trained: list[nn.Parameter]) -> None:
@@ -364,35 +417,43 @@ def _give_gradients(trained: list[nn.Parameter]) -> None:
 
 
 def _first_step(
-    spec: Spec, task: Task, strategy: Strategy, is_async: bool
+    spec: Spec, task: Task, strategy: Strategy, ranks: int, mode: FakeTensorMode
 ) -> tuple[torch.optim.Optimizer, list[torch.Tensor], bool]:
     """Return the optimizer with its state; tensors in place of the state, and whether they were needed."""
     make = task.optimizer or (lambda module, _: optim.build(spec.training.optimizer, module.parameters()))
+    is_async, own = facts_of(spec.training).has_servers, None
     with strategy.optimized():
         trained = [p for p in strategy.module.parameters() if p.requires_grad]
         # The optimizer's state of async is in the servers' main memory.
         optimizer = torch.optim.SGD(trained, 0.0) if is_async else make(strategy.module, spec.params)
-        own_optimizer.require_form(optimizer)
-        _give_gradients(trained)
-        try:
-            with own_optimizer.explained(optimizer):
-                optimizer.step()
-        except FormError:
-            raise
-        except Exception:
-            getattr(optimizer, "state", {}).clear()
-            return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
+    own_optimizer.require_form(optimizer)
+    if task.optimizer is not None and not _holds_replaced(optimizer, strategy, mode):
+        place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
+        own, _ = own_of(spec.training, place, strategy, optimizer)
+    _give_gradients(trained)
+    try:
+        with own_optimizer.explained(optimizer):
+            optimizer.step()
+    except FormError:
+        raise
+    except Exception:
+        getattr(optimizer, "state", {}).clear()
+        return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
+    with _forms_only():
+        if own is not None:
+            own.check(strategy.parameter_names)
     return optimizer, [], False
 
 
-def _passes(wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any, owned: range) -> None:
+def _passes(
+    wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any, owned: range, tally: weighted.Tally
+) -> None:
     """Run the forward and backward passes of the micro-batches of a step."""
     offloaded = functools.partial(saved_on_host, strategy.module, "meta") if wanted.activation_offload else nullcontext
 
     def loss_of(model: Any, batch: Any) -> Any:
         with strategy.autocast(), offloaded():
-            returned = task.loss(model, batch)
-        return returned[0] if weighted.is_pair(returned) else returned
+            return weighted.checked(tally.take(task.loss(model, batch)))
 
     if strategy.walk is None:
         for virtual in owned:
@@ -412,74 +473,6 @@ def _reason(error: Exception) -> str:
         return _DATA
     first = next(iter(str(error).splitlines()), "")
     return first if isinstance(error, TaskError) else f"{type(error).__name__}: {first}"
-
-
-class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that operations inside the context make, and that still live."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live_bytes = self.peak_bytes = 0
-        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
-        self._resize = torch.UntypedStorage.resize_
-
-    def __enter__(self) -> Any:
-        counter, resize = self, self._resize
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:  # fsdp frees gathered parameters with it
-            result = resize(storage, size)
-            if storage in counter._sizes:
-                cell = counter._sizes[storage]
-                counter._add(size - cell[0])
-                cell[0] = size
-            return result
-
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor):
-                self.count(value)
-        return result
-
-    def count(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, once; the device meta stands for the host's memory, and does not count.
-
-        A sparse tensor consists of two dense tensors, which are counted when they are made.
-        """
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if local.device.type == "meta" or local.layout != torch.strided:
-            return
-        storage = local.untyped_storage()
-        if storage not in self._sizes:
-            cell = self._sizes[storage] = [storage.nbytes()]
-            self._add(cell[0])
-            weakref.finalize(storage, lambda: self._add(-cell[0]))
-
-    def _add(self, size: int) -> None:
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-
-
-def require_counts() -> None:
-    """Raise TaskError if this version of torch makes or resizes storages in a way that the counter does not see."""
-    counter = StorageCounter()
-    try:
-        with FakeTensorMode(), counter:
-            tensor = torch.empty(256, dtype=torch.float32)
-            made_bytes = counter.live_bytes
-            tensor.untyped_storage().resize_(0)
-            resized_bytes = counter.live_bytes
-    except Exception as error:
-        raise TaskError(f"torch {torch.__version__} differs inside: {_reason(error)}") from error
-    if (made_bytes, resized_bytes) != (1024, 0):
-        raise TaskError(f"torch {torch.__version__} differs inside: a tensor of 1024 bytes counts as {made_bytes}")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class OwnOptimizer:
     """A task's optimizer, and the optimizers inside."""
 
     def __init__(self, optimizer: Any, names: Names, unable: str | None = None) -> None:
-        """`unable`: the setting, if any, with which only `state` by parameter can be saved. Raises TaskError."""
+        """`unable`: the setting, if any, with which only `state` by parameter can be saved. Raises FormError."""
         require_form(optimizer)
         self.optimizer, self._unable, self._is_checked = optimizer, unable, False
         # Else all state is in the tree: of a plain class, or of a wrapper that does not call super().__init__.
@@ -86,7 +86,7 @@ class OwnOptimizer:
         self.parts = [part for part in inside if hasattr(part, "param_groups")]
         self.generators = (*own_generators(optimizer), *filter(is_generator, inside))
         if any(p not in names for group in self.groups(rated=False) for p in group["params"]):
-            raise TaskError(
+            raise FormError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
                 "the model, and no checkpoint would have it: make it an nn.Parameter of the model"
             )
@@ -138,7 +138,7 @@ class OwnOptimizer:
             listed[:], part.param_groups = groups, listed
 
     def _refuse(self, why: str) -> None:
-        raise TaskError(f"a checkpoint would lose state of the {type(self.optimizer).__name__}: {why}")
+        raise FormError(f"a checkpoint would lose state of the {type(self.optimizer).__name__}: {why}")
 
 
 class Encoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
@@ -26,15 +26,21 @@ indices, or by a generator that `dataset` makes with a fixed seed in each call""
 
 def say_faults(job: TrainingJob, test: Any | None) -> None:
     """Print, on rank 0, a line for each fault of the splits; `test` is the split of the job's test."""
-    seed, wanted = job.spec.training.seed, job.spec.evaluate
-    splits = {"train": job.train_data, "eval": job.eval_data, **({wanted.split: test} if wanted else {})}
-    for name, split in splits.items() if job.place.is_head else ():
+    wanted = job.spec.evaluate
+    held = {"eval": job.eval_data, **({wanted.split: test} if wanted else {})}
+    for fault in faults(job.train_data, held, job.spec.training.seed) if job.place.is_head else ():
+        print(fault, flush=True)
+
+
+def faults(train: Any, held: Mapping[str, Any], seed: int) -> Iterator[str]:
+    """Yield the faults of the splits in words; a split in `held` may be None."""
+    for name, split in {"train": train, **held}.items():
         if split is None:
             continue
         if data.is_unsteady(split, seed):
-            print(_UNSTEADY.format(name), flush=True)
-        if name != "train" and (found := overlap(job.train_data, split, seed)):
-            print(_SHARED.format(found, name), flush=True)
+            yield _UNSTEADY.format(name)
+        if name != "train" and (found := overlap(train, split, seed)):
+            yield _SHARED.format(found, name)
 
 
 def overlap(train: Any, held: Any, seed: int) -> str:

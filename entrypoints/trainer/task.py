@@ -27,10 +27,10 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from ..errors import TaskError
+from ..errors import FormError, TaskError
 from .data import INIT, Stream, mix, seed_all
 from .generators import own_generators
-from .settings import TrainingSettings, suggest
+from .settings import ScheduleSettings, TrainingSettings, suggest
 from .strategies.facts import facts_of
 
 REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
@@ -85,13 +85,20 @@ class Task:
         return {"blocks": self.blocks, "tensor_plan": self.tensor_plan, "has_optimizer": self.optimizer is not None}
 
     def check(self, settings: TrainingSettings) -> None:
-        """Raise TaskError if the task has a function that the settings exclude."""
-        is_apart = facts_of(settings).is_apart
+        """Raise FormError if the task has a function that the settings exclude."""
+        is_apart, has_servers = facts_of(settings).is_apart, facts_of(settings).has_servers
+        if self.schedule is not None and (settings.schedule != ScheduleSettings() or has_servers):
+            what = "strategy: async" if has_servers else "training.schedule"
+            raise FormError(
+                f"schedule(step, max_steps, params) of the task does not go with {what}; leave one of them out"
+            )
+        if self.optimizer is not None and has_servers:
+            raise FormError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
         if self.after_step is not None and (is_apart or settings.parallel.ranks > 1):
             where = f"strategy: {settings.strategy}" if is_apart else "parallel"
             why = "the ranks train apart" if is_apart else "a rank has a part of the model"
             cure = "leave out one of the two, or set strategy: ddp without parallel"
-            raise TaskError(f"after_step(model, step) does not go with {where}, under which {why}; {cure}")
+            raise FormError(f"after_step(model, step) does not go with {where}, under which {why}; {cure}")
 
     def make_dataset(self, params: dict[str, Any], split: str, seed: int, most: int | None = None) -> Any:
         """Return the split by index, and not empty, or None if the task lacks the split.
@@ -109,12 +116,12 @@ class Task:
                 return Stream(data, seed)
             data = list(itertools.islice(Stream(data, seed).items(0), min(most or _MOST_HELD, _MOST_HELD) + 1))[:most]
             if len(data) > _MOST_HELD:
-                raise TaskError(
+                raise FormError(
                     f"dataset(params, {split!r}) is a stream of more than {_MOST_HELD:,} samples, which would be held "
                     "in memory; end it with itertools.islice, or set training.eval_batches"
                 )
         elif not by_index:
-            raise TaskError(
+            raise FormError(
                 f"dataset(params, {split!r}) returned a {type(data).__name__}, which has no length or no items by "
                 "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__, or a "
                 "torch IterableDataset"
@@ -124,13 +131,13 @@ class Task:
         return data
 
     def check_length(self, dataset: Any, wanted: TrainingSettings) -> None:
-        """Raise TaskError if the training data are a stream, and a setting or a sampler needs their length."""
+        """Raise FormError if the training data are a stream, and a setting or a sampler needs their length."""
         if not isinstance(dataset, Stream):
             return
         if wanted.epochs is not None or wanted.pause_epochs is not None:
-            raise TaskError("the training data are a stream, which has no length: set training.max_steps, not epochs")
+            raise FormError("the training data are a stream, which has no length: set training.max_steps, not epochs")
         if self.sampler is not None:
-            raise TaskError("sampler gives indices, and the training data are a stream, which has none: leave it out")
+            raise FormError("sampler gives indices, and the training data are a stream, which has none: leave it out")
 
 
 def load_task(target: str | Path, seed: int = 0) -> Task:
@@ -162,7 +169,7 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
         elif call is not None and not _accepts(call, len(arguments)):
             faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
     if faults:
-        raise TaskError(f"task file {path}: " + "; ".join(faults))
+        raise FormError(f"task file {path}: " + "; ".join(faults))
     code_sha256 = hashlib.sha256(source).hexdigest()
     return Task(**found, progress=clock, code_sha256=code_sha256)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import TaskError
+from ..errors import FormError
 from ..rank.agree import Agreed
 from . import data
 
@@ -42,29 +42,29 @@ class Tally:
         return self.is_weighted is not False
 
     def take(self, returned: Any) -> Any:
-        """Return the loss for the backward pass; add its count. Raises TaskError if a count or the form is wrong."""
+        """Return the loss for the backward pass; add its count. Raises FormError if a count or the form is wrong."""
         weighted = is_pair(returned)
         if self.is_weighted not in (None, weighted):
             now, before = ("(sum, count)", "a mean") if weighted else ("a mean", "(sum, count)")
-            raise TaskError(f"loss(model, batch) returned {now}, and {before} earlier; return one form in all calls")
+            raise FormError(f"loss(model, batch) returned {now}, and {before} earlier; return one form in all calls")
         self.is_weighted = weighted
         if not weighted:
             return returned
         total, count = returned
         if isinstance(total, torch.Tensor) and total.numel() != 1:
             shape = "x".join(map(str, total.shape))
-            raise TaskError(
+            raise FormError(
                 f"loss(model, batch) returned (sum, count) with a sum of {shape} numbers: call .sum() on it"
             )
         self.count = self.count + checked_count(count) / self._unit
         return total / self._unit if isinstance(total, torch.Tensor) else total
 
     def compare(self, verdict: Agreed, ranks: int) -> None:
-        """Learn the form from the first agreement. Raises TaskError, on all ranks, if `ranks` ranks have two forms."""
+        """Learn the form from the first agreement. Raises FormError, on all ranks, if `ranks` ranks have two forms."""
         if verdict.pairs is None or self._is_compared:
             return
         if verdict.pairs not in (0, ranks):
-            raise TaskError(
+            raise FormError(
                 f"loss(model, batch) returned (sum, count) on {verdict.pairs} of {ranks} ranks, and a mean on the "
                 "others; return one form on all ranks"
             )
@@ -78,35 +78,36 @@ class Tally:
 
 
 def checked_count(count: Any) -> torch.Tensor | float:
-    """Return the count, on a GPU as a tensor, which the caller reads later. Raises TaskError."""
+    """Return the count, on a GPU as a tensor, which the caller reads later. Raises FormError."""
     is_tensor = isinstance(count, torch.Tensor)
     try:
         if is_tensor and count.requires_grad:
             raise TypeError
-        value = float(count) if not is_tensor or count.device.type == "cpu" else count.double().reshape(())
+        has_value = not is_tensor or (type(count) is torch.Tensor and count.device.type == "cpu")  # memory.py has none
+        value = float(count) if has_value else count.double().reshape(())
     except (TypeError, ValueError, RuntimeError):
         what = f"Tensor of shape {tuple(count.shape)}" if is_tensor else type(count).__name__
-        raise TaskError(
+        raise FormError(
             f"the second part of (sum, count) must be one number without a gradient, and is a {what}; return the mean "
             "over the batch alone, or the sum and the number of its terms"
         ) from None
     if isinstance(value, torch.Tensor):
         return value
     if not 0 <= value < math.inf:
-        raise TaskError(f"the count in (sum, count) is {value}; it must be 0 or more, and finite")
+        raise FormError(f"the count in (sum, count) is {value}; it must be 0 or more, and finite")
     # In 24 bits, the sum over the ranks in float64 is exact, and does not depend on their number.
     return value if value.is_integer() else torch.tensor(value).item()
 
 
 def checked(loss: object) -> torch.Tensor:
-    """Return the loss as a scalar. Raises TaskError if the loss is no scalar tensor, or has no gradient."""
+    """Return the loss as a scalar. Raises FormError if the loss is no scalar tensor, or has no gradient."""
     if not isinstance(loss, torch.Tensor):
-        raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
+        raise FormError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
     if loss.numel() != 1:
         shape = "x".join(map(str, loss.shape))
-        raise TaskError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
+        raise FormError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
     if not loss.requires_grad:
-        raise TaskError(
+        raise FormError(
             "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
             "taken from .item() or numpy?"
         )

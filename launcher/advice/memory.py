@@ -35,10 +35,10 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
 
     `layouts`: the job's layout first, then better layouts, each with the changed keys of `training`. `why`: the reason
     for a missing estimate, or for a lower bound. `gpu_bytes`: a GPU's memory, None if unknown. `is_cut`: the time did
-    not suffice for all layouts.
+    not suffice for all layouts. `notes`: faults of the splits, in words.
     """
     capacity = gpu_bytes(prepared)
-    estimate: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
+    estimate: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False, "notes": []}
     estimate["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
     if prepared.config.task and find_spec("torch") is not None:
         ask = asked(prepared)
@@ -52,8 +52,10 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
         for refused in (line for line in lines if line.get("is_refused")):
             raise ConfigError([Fault(refused["why"], key="task")])
         estimate["layouts"] = [line for line in lines if "bytes" in line]
-        estimate["why"] = next((line["why"] for line in lines if line["why"]), None)
-        if estimate["why"] is None and not estimate["is_cut"] and known is None:
+        estimate["notes"] = [line["note"] for line in lines if "note" in line]
+        estimate["why"] = next((line["why"] for line in lines if line.get("why")), None)
+        # Data outside the folder, which the notes are about, may change.
+        if not (known or estimate["why"] or estimate["is_cut"] or estimate["notes"]):
             keep(key, lines)
     elif (parameters := _parameters(prepared.config.name)) is not None:
         estimate["layouts"] = [{"changes": {}, "bytes": BYTES_A_PARAMETER * parameters, "parameters": parameters}]

@@ -71,7 +71,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     listed = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     largest = visible.shown(listed, colour=False)
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
-    lines += [*filter(None, [loss]), *parent, *([memory.line(needed)] if needed else [])]
+    lines += [*filter(None, [loss]), *parent, *([memory.line(needed), *needed["notes"]] if needed else [])]
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
-from cloudtrain.entrypoints.trainer.memory import StorageCounter
 from cloudtrain.entrypoints.trainer.optimizer_facts import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.storages import StorageCounter
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...errors import TaskError
+from ...errors import FormError, TaskError
 from ...format import first_of
 from ...rank import exchange
 from ...rank.exchange import local_part
@@ -32,7 +32,7 @@ from .. import data
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
-_ROOM_BYTES = 1 << 28  # for copies in the first step, at least
+ROOM_BYTES = 1 << 28  # for copies in the first step, at least
 
 
 def places(module: nn.Module) -> list[Place]:
@@ -61,12 +61,12 @@ def keep_frozen(module: nn.Module) -> Kept:
 
     So a large frozen model with adapters is left out, and parameters without values (memory.py).
     """
-    room = max(_ROOM_BYTES, 2 * sum(p.nbytes for p in module.parameters() if p.requires_grad))
+    room = max(ROOM_BYTES, 2 * sum(p.nbytes for p in module.parameters() if p.requires_grad))
     named = [
         (f"{prefix}.{name}".lstrip("."), (owner, name), local_part(parameter.detach()))
         for prefix, owner in module.named_modules()
         for name, parameter in owner.named_parameters(recurse=False)
-        if not parameter.requires_grad and dist.get_backend() != "fake"
+        if not parameter.requires_grad and not hasattr(local_part(parameter), "fake_mode")
     ]
     named.sort(key=lambda one: one[2].nbytes)
     sizes = itertools.accumulate(values.nbytes for *_, values in named)
@@ -158,7 +158,7 @@ class Buffers:
         yield
         for name, kind in self._kinds().items():
             if kind != kinds.get(name):
-                raise TaskError(
+                raise FormError(
                     f"forward changes {name} from {kinds.get(name)} to {kind}, which no resume could load: "
                     "create it in model(params) with its final shape and type and fill it in place, or register it "
                     "with persistent=False"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ...errors import TaskError
+from ...errors import FormError, TaskError
 from ...format import first_of
 from ...rank.exchange import share
 from .. import contradictions, data, weighted
@@ -64,9 +64,9 @@ def wrap(
     weight is sent, and the numbers are wrong: to measure the cost of communication. `has_optimizer`: the task has one.
     """
     faults = [*_of_settings(settings, split), *_of_place(settings, module, device)]
-    faults += _of_sparse_gradients(settings, module, split.ranks, has_optimizer=has_optimizer)
-    if faults:
-        raise TaskError("; ".join(faults))
+    form = list(_of_sparse_gradients(settings, sparse_layers(module), split.ranks, has_optimizer=has_optimizer))
+    if faults or form:  # a machine of another kind may have no `faults`
+        raise (TaskError if faults else FormError)("; ".join([*faults, *form]))
     make, setup = STRATEGIES[settings.strategy], Setup(settings, module, device, split, blocks, silent)
     if settings.parallel.ranks == 1:
         strategy = make(setup)
@@ -156,13 +156,12 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
 
 
 def _of_sparse_gradients(
-    settings: TrainingSettings, module: nn.Module, ranks: int, *, has_optimizer: bool
+    settings: TrainingSettings, layers: list[str], ranks: int, *, has_optimizer: bool
 ) -> Iterator[str]:
     """Yield the settings that cannot take the sparse gradients of an embedding (tried with torch 2.13)."""
     facts, chosen = facts_of(settings), settings.optimizer
     has_codes = settings.compression in contradictions.SPARSE and ranks > 1
     makes_dense = facts.averages_gradients and (settings.reproducible == "strict" or has_codes)
-    layers = [] if makes_dense else sparse_layers(module)
     is_sgd = OPTIMIZERS[chosen.name].is_state_momentum
     refused = {
         f"strategy: {settings.strategy}": facts.has_servers or not facts.is_whole,
@@ -175,7 +174,7 @@ def _of_sparse_gradients(
         "optimizer.momentum": not has_optimizer and is_sgd and chosen.momentum,  # would be sparse, and is not saved
         "optimizer.weight_decay": not has_optimizer and is_sgd and chosen.weight_decay,
     }
-    if keys := [key for key, is_refused in refused.items() if layers and is_refused]:
+    if keys := [key for key, is_refused in refused.items() if layers and is_refused and not makes_dense]:
         yield (
             f"{first_of(layers, 4)} makes sparse gradients (sparse=True), which do not go with {', '.join(keys)}; "
             "create the layer with sparse=False, or change these settings"
