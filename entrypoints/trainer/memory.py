@@ -38,6 +38,7 @@ from . import data, optim, own_optimizer, splits, weighted
 from .contradictions import SPARSE
 from .ema import Ema
 from .job import RankContext, eval_split, module_of, order_of, own_of, train_split
+from .metrics import StorageCounter, require_counts
 from .optimizer_facts import OPTIMIZERS
 from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks, saved_on_host
@@ -48,7 +49,7 @@ from .strategies.facts import facts_of, together
 from .strategies.links import Activation, Links
 from .strategies.local import outer_copies
 from .strategies.strategy import Feed, Strategy
-from .strategies.wrap import wrap
+from .strategies.wrap import SparseCalls, wrap
 from .task import Task, load_task
 
 try:  # names that torch may change in any version; this module and fitting.py are programs for the launcher
@@ -60,8 +61,6 @@ try:  # names that torch may change in any version; this module and fitting.py a
     )
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torch.utils._pytree import tree_map_only
-
-    from .storages import StorageCounter, require_counts
 except ImportError as error:
     print(json.dumps({"why": f"torch {torch.__version__} differs inside: {error}"}), flush=True)
     raise SystemExit(0) from error
@@ -404,13 +403,6 @@ def _require_kept(spec: Spec, task: Task, ranks: int, module: nn.Module, batch_o
         raise FormError(refusal(names))
 
 
-def _holds_replaced(optimizer: Any, strategy: Strategy, mode: FakeTensorMode) -> bool:
-    """Return whether the optimizer has a parameter whose place in the model `without_data` has given to another."""
-    names = strategy.parameter_names()
-    held = [p for group in optimizer.param_groups for p in group["params"] if not isinstance(p, FakeTensor)]
-    return any(p not in names and mode.from_tensor(p) in names for p in held)
-
-
 def _give_gradients(trained: list[nn.Parameter]) -> None:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -427,7 +419,10 @@ def _first_step(
         # The optimizer's state of async is in the servers' main memory.
         optimizer = torch.optim.SGD(trained, 0.0) if is_async else make(strategy.module, spec.params)
     own_optimizer.require_form(optimizer)
-    if task.optimizer is not None and not _holds_replaced(optimizer, strategy, mode):
+    names = strategy.parameter_names()
+    others = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
+    is_rebuilt = any(not isinstance(p, FakeTensor) and mode.from_tensor(p) in names for p in others)  # by without_data
+    if task.optimizer is not None and not is_rebuilt:
         place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
         own, _ = own_of(spec.training, place, strategy, optimizer)
     _give_gradients(trained)
@@ -452,7 +447,7 @@ def _passes(
     offloaded = functools.partial(saved_on_host, strategy.module, "meta") if wanted.activation_offload else nullcontext
 
     def loss_of(model: Any, batch: Any) -> Any:
-        with strategy.autocast(), offloaded():
+        with strategy.autocast(), offloaded(), SparseCalls(wanted, strategy.module, task.optimizer is not None):
             return weighted.checked(tally.take(task.loss(model, batch)))
 
     if strategy.walk is None:

@@ -39,7 +39,7 @@ from .settings import read_spec, shortened
 from .strategies.blocks import saved_on_host
 from .strategies.fsdp import reshard
 from .strategies.strategy import Feed
-from .strategies.wrap import explained
+from .strategies.wrap import SparseCalls, explained
 from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -374,12 +374,15 @@ def _counted(job: TrainingJob) -> Iterator[None]:
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
-    kept = saved_on_host(job.strategy.module) if job.spec.training.activation_offload else nullcontext()
+    training, module = job.spec.training, job.strategy.module
+    kept = saved_on_host(module) if training.activation_offload else nullcontext()
+    is_first = job.tally.is_weighted is None and not training.compile
+    watched = SparseCalls(training, module, job.task.optimizer is not None) if is_first else nullcontext()
     try:
-        with job.strategy.autocast(), kept:
+        with job.strategy.autocast(), kept, watched:
             return weighted.checked(job.tally.take(job.task.loss(model, batch)))
     except (AttributeError, RuntimeError) as error:
-        if (why := explained(error, job.spec.training, job.strategy.module)) is not None:
+        if (why := explained(error, training, module)) is not None:
             raise TaskError(why) from error
         raise
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from trainerruns import on_ranks
 
 from cloudtrain.entrypoints.trainer import data, optim
+from cloudtrain.entrypoints.trainer.metrics import StorageCounter
 from cloudtrain.entrypoints.trainer.optimizer_facts import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.storages import StorageCounter
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
@@ -233,6 +233,85 @@ def test_task_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
     """Data that are not on this machine are no error."""
     found = estimates(tmp_path, TASK.replace("return [torch", "return open('/nowhere') or [torch"), {})
     assert found == [{"why": "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"}]
+
+
+SAMPLER = """
+import os
+class Sampler:
+    def __iter__(self): return (int(i) % 64 for i in os.urandom(64))
+def sampler(params): return Sampler()
+"""
+STREAM = """
+class Rows(torch.utils.data.IterableDataset):
+    def __init__(self): self.rows = [torch.zeros(8) + i for i in range(12)]
+    def __iter__(self): return iter(self.rows)
+def dataset(params, split): return Rows() if split == "train" else None
+"""
+TEACHER = """
+class Student(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.teacher = nn.Linear(8, 1), nn.Linear(8, 1).requires_grad_(False)
+    def forward(self, x):
+        self.teacher.weight.data = 0.9 * self.teacher.weight.data + 0.1 * self.own.weight.data
+        return self.own(x)
+def model(params): return Student()
+"""
+QUEUE = """
+class Queue(nn.Linear):
+    def forward(self, x):
+        self.rows = torch.cat([self.rows, x.detach()])
+        return super().forward(x)
+def model(params):
+    module = Queue(8, 1)
+    module.register_buffer("rows", torch.zeros(0, 8))
+    return module
+"""
+ROWS = """
+def model(params): return nn.Embedding(9, 8)
+def loss(model, batch): return nn.functional.embedding(batch.long(), model.weight, sparse=True).mean()
+"""
+LATE = """
+class Memory: shift = 1.0
+class Late(torch.optim.SGD):
+    def step(self, closure=None): self.memory = Memory()
+def optimizer(model, params): return Late(model.parameters(), 0.1)
+"""
+SCHEDULE = "def schedule(step, max_steps, params): return 1.0"
+SGD: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0}}
+LOCAL: dict[str, Any] = {"strategy": "local", "local": {"period": 4}}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "why"),
+    [
+        (SAMPLER, {}, "sampler gives different indices on two ranks"),
+        (SAMPLER.replace("os.urandom(64)", "torch.randperm(64)"), {}, ""),
+        ("def sampler(params): return range(65)", {}, "sampler must give indices below 64"),
+        ("def sampler(params): return range(64)", {"shuffle": False}, "leave `shuffle: false` out"),
+        (STREAM, {}, ""),
+        (STREAM, {"max_steps": None, "epochs": 2}, "set training.max_steps, not epochs"),
+        (STREAM.replace("self.rows = [torch", "self.rows = iter([torch").replace("2)]", "2)])"), {}, "gave no item in"),
+        (SCHEDULE, {"schedule": {"name": "linear"}}, "does not go with training.schedule"),
+        (SCHEDULE, {"strategy": "async"}, "does not go with strategy: async"),
+        (LATE, {}, "a checkpoint would lose state of the Late: step() makes the object memory"),
+        ("def loss(model, batch): return model(batch).mean(), model(batch)", {}, "must be one number without a grad"),
+        ("def loss(model, batch): return model(batch).sum(), (batch == 0).sum()", {}, ""),
+        ("def loss(model, batch): return model(batch)", {}, "call .mean() on it"),
+        (QUEUE, {}, "forward changes rows from (0, 8) torch.float32 to (4, 8)"),
+        (TEACHER, {}, ""),
+        (TEACHER, LOCAL, "forward changes teacher.weight, without gradient"),
+        (TEACHER, {"strategy": "fsdp"}, "forward changes teacher.weight, without gradient"),
+        (ROWS, {**SGD, "clip_norm": 1.0}, "which do not go with strategy: ddp on 2 ranks, clip_norm;"),
+        (ROWS, {**SGD, "reproducible": "strict"}, ""),
+    ],
+)
+def test_form_that_the_ranks_refuse_is_refused(text: str, settings: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """By the functions of the ranks, with their words; a form without a fault has an estimate, and no notes."""
+    own = "def dataset(params, split): return [torch.zeros(8) + i for i in range(64)] if split == 'train' else None\n"
+    (found,) = estimates(tmp_path, f"{TASK}{own}{text}\n", {}, 2, **settings)
+    assert why in (found["why"] or "")
+    assert bool(why) == found.get("is_refused", False) == (found["why"] is not None), found
 
 
 def test_offloaded_activations_do_not_count(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_sparse_gradients_are_refused_before_the_first_step(settings: dict[str, 
     assert f"0 makes sparse gradients (sparse=True), which do not go with {named}; create the layer with" in told
     strict = TrainingSettings(global_batch_size=4, max_steps=1, **{**plain, **settings, "reproducible": "strict"})
     others = {key for key in ("shard", "compression", "strategy") if key in settings}
-    assert others or not [*_of_sparse_gradients(strict, ["0"], 2, has_optimizer=False)]
+    assert others or not [*_of_sparse_gradients(strict, module, 2, has_optimizer=False)]
     module[0].weight.requires_grad_(False)
     assert not [*_of_sparse_gradients(replace(strict, reproducible="standard"), module, 2, has_optimizer=False)]
 

@@ -126,6 +126,12 @@ def test_plan_shows_the_estimate(
     told = f"this runs code of {folder} on this machine"
     assert [told in each for each in (done.stderr, cli("plan", "--set", "seed=1", cwd=folder).stderr)] == [True, False]
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["memory"]["layouts"][0]["parameters"] == 1_001_000
+    leak = "[torch.ones(1000) * i for i in range(9 if split == 'train' else 8)]"
+    (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)] * 8", leak))
+    assert (
+        "warning: 8 of the 8 samples of the split 'eval' are also in the training split"
+        in cli.ok("plan", cwd=folder).stdout
+    )
     (folder / "task.py").write_text(TASK.replace("[torch.zeros(1000)]", "open('/nowhere')"))
     done = cli.ok("plan", cwd=folder)
     assert "memory: not estimated: FileNotFoundError: " in done.stdout

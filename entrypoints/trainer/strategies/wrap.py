@@ -12,11 +12,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ...errors import FormError, TaskError
 from ...format import first_of
@@ -64,7 +67,7 @@ def wrap(
     weight is sent, and the numbers are wrong: to measure the cost of communication. `has_optimizer`: the task has one.
     """
     faults = [*_of_settings(settings, split), *_of_place(settings, module, device)]
-    form = list(_of_sparse_gradients(settings, sparse_layers(module), split.ranks, has_optimizer=has_optimizer))
+    form = list(_of_sparse_gradients(settings, module, split.ranks, has_optimizer=has_optimizer))
     if faults or form:  # a machine of another kind may have no `faults`
         raise (TaskError if faults else FormError)("; ".join([*faults, *form]))
     make, setup = STRATEGIES[settings.strategy], Setup(settings, module, device, split, blocks, silent)
@@ -104,6 +107,23 @@ def explained(error: Exception, settings: TrainingSettings, module: nn.Module) -
         f"rank holds only a shard of them: call the block itself, or leave it out of blocks(model). The blocks are "
         f"{first_of(blocks, 4)}"
     )
+
+
+class SparseCalls(TorchFunctionMode):
+    """A context that refuses F.embedding(sparse=True) in `loss`, as wrap() refuses layers. Raises FormError."""
+
+    def __init__(self, settings: TrainingSettings, module: nn.Module, has_optimizer: bool) -> None:
+        super().__init__()
+        self._settings, self._module, self._has_optimizer = settings, module, has_optimizer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.embedding, F.embedding_bag) and (kwargs or {}).get("sparse") and args[1].requires_grad:
+            settings, module, called = self._settings, self._module, f"F.{func.__name__} outside a layer"
+            if not any(args[1] is module.get_parameter(f"{name}.weight") for name in sparse_layers(module)):
+                ranks, own = dist.get_world_size() // settings.parallel.ranks, self._has_optimizer
+                for fault in _of_sparse_gradients(settings, module, ranks, has_optimizer=own, called=called):
+                    raise FormError(fault)
+        return func(*args, **(kwargs or {}))
 
 
 def refusals(settings: TrainingSettings, every_steps: int | None = None) -> list[str]:
@@ -156,15 +176,20 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
 
 
 def _of_sparse_gradients(
-    settings: TrainingSettings, layers: list[str], ranks: int, *, has_optimizer: bool
+    settings: TrainingSettings, module: nn.Module, ranks: int, *, has_optimizer: bool, called: str = ""
 ) -> Iterator[str]:
-    """Yield the settings that cannot take the sparse gradients of an embedding (tried with torch 2.13)."""
+    """Yield the settings that cannot take the sparse gradients of an embedding (tried with torch 2.13).
+
+    `called` is a function that makes such gradients, in place of layers, by which DDP knows them.
+    """
     facts, chosen = facts_of(settings), settings.optimizer
     has_codes = settings.compression in contradictions.SPARSE and ranks > 1
     makes_dense = facts.averages_gradients and (settings.reproducible == "strict" or has_codes)
+    layers = [] if makes_dense else [called] if called else sparse_layers(module)
     is_sgd = OPTIMIZERS[chosen.name].is_state_momentum
     refused = {
         f"strategy: {settings.strategy}": facts.has_servers or not facts.is_whole,
+        f"strategy: {settings.strategy} on {ranks} ranks": called and facts.averages_gradients and ranks > 1,
         "shard": settings.shard == "optimizer" and ranks > 1,
         "parallel.tensor": settings.parallel.tensor > 1,
         f"compression: {settings.compression}": settings.compression in ("fp16", "powersgd") and ranks > 1,
@@ -174,7 +199,7 @@ def _of_sparse_gradients(
         "optimizer.momentum": not has_optimizer and is_sgd and chosen.momentum,  # would be sparse, and is not saved
         "optimizer.weight_decay": not has_optimizer and is_sgd and chosen.weight_decay,
     }
-    if keys := [key for key, is_refused in refused.items() if layers and is_refused and not makes_dense]:
+    if keys := [key for key, is_refused in refused.items() if layers and is_refused]:
         yield (
             f"{first_of(layers, 4)} makes sparse gradients (sparse=True), which do not go with {', '.join(keys)}; "
             "create the layer with sparse=False, or change these settings"
