@@ -224,6 +224,27 @@ def loss(model, batch):
     real, made = model(batch, torch.randn(len(batch), 4))
     return F.softplus(-real).mean() + F.softplus(made).mean()
 """,
+    # A stream without a length, with noise in its items.
+    "stream": """
+class Lines(torch.utils.data.IterableDataset):
+    def __iter__(self): return (torch.arange(8.0).mul(i + 1).sin() + 0.1 * torch.rand(8) for i in range(45))
+def model(params): return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+def dataset(params, split): return Lines() if split == "train" else None
+def loss(model, batch): return F.mse_loss(model(batch), batch)
+""",
+    # A queue of the last batches that grows.
+    "queue": """
+class Queue(nn.Linear):
+    def forward(self, x):
+        self.rows = torch.cat([self.rows, x.detach()])
+        return super().forward(x)
+def model(params):
+    module = Queue(8, 8)
+    module.register_buffer("rows", torch.zeros(0, 8))
+    return module
+def dataset(params, split): return [torch.arange(8.0) * i for i in range(45)] if split == "train" else None
+def loss(model, batch): return F.mse_loss(model(batch), batch)
+""",
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
     "closure": """
 class SAM(torch.optim.SGD):
