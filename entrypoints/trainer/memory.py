@@ -385,10 +385,7 @@ def without_data(spec: Spec, task: Task, mode: FakeTensorMode) -> nn.Module:
 
 
 def _require_kept(spec: Spec, task: Task, ranks: int, module: nn.Module, batch_of: Callable[[int], Any]) -> None:
-    """Raise FormError if forward changes parameters without gradient under a strategy that cannot keep them.
-
-    Only values show it, so a small model has them for a pass.
-    """
+    """Raise FormError if a pass of a small model, with values, shows frozen parameters that change and are not kept."""
     wanted, facts = spec.training, facts_of(spec.training)
     keeps = facts.is_whole and not facts.has_servers and (ranks == 1 or not facts.averages_weights)
     size = sum(p.nbytes for p in module.parameters())
@@ -419,12 +416,14 @@ def _first_step(
         # The optimizer's state of async is in the servers' main memory.
         optimizer = torch.optim.SGD(trained, 0.0) if is_async else make(strategy.module, spec.params)
     own_optimizer.require_form(optimizer)
-    names = strategy.parameter_names()
-    others = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
-    is_rebuilt = any(not isinstance(p, FakeTensor) and mode.from_tensor(p) in names for p in others)  # by without_data
-    if task.optimizer is not None and not is_rebuilt:
-        place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
-        own, _ = own_of(spec.training, place, strategy, optimizer)
+    with _forms_only():
+        names = strategy.parameter_names()
+        others = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
+        # A model that was built with values holds other parameters in its own lists: `without_data` has replaced them.
+        is_replaced = any(not isinstance(p, FakeTensor) and mode.from_tensor(p) in names for p in others)
+        if task.optimizer is not None and not is_replaced:
+            place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
+            own, _ = own_of(spec.training, place, strategy, optimizer)
     _give_gradients(trained)
     try:
         with own_optimizer.explained(optimizer):

@@ -114,15 +114,14 @@ class SparseCalls(TorchFunctionMode):
 
     def __init__(self, settings: TrainingSettings, module: nn.Module, has_optimizer: bool) -> None:
         super().__init__()
-        self._settings, self._module, self._has_optimizer = settings, module, has_optimizer
+        ranks, called = dist.get_world_size() // settings.parallel.ranks, "F.embedding outside a layer"
+        self._faults = [*_of_sparse_gradients(settings, module, ranks, has_optimizer=has_optimizer, called=called)]
+        self._known = [module.get_parameter(f"{name}.weight") for name in sparse_layers(module)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.embedding, F.embedding_bag) and (kwargs or {}).get("sparse") and args[1].requires_grad:
-            settings, module, called = self._settings, self._module, f"F.{func.__name__} outside a layer"
-            if not any(args[1] is module.get_parameter(f"{name}.weight") for name in sparse_layers(module)):
-                ranks, own = dist.get_world_size() // settings.parallel.ranks, self._has_optimizer
-                for fault in _of_sparse_gradients(settings, module, ranks, has_optimizer=own, called=called):
-                    raise FormError(fault)
+        is_sparse = func in (F.embedding, F.embedding_bag) and (kwargs or {}).get("sparse") and args[1].requires_grad
+        if is_sparse and self._faults and not any(args[1] is weight for weight in self._known):
+            raise FormError(self._faults[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -178,10 +177,7 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
 def _of_sparse_gradients(
     settings: TrainingSettings, module: nn.Module, ranks: int, *, has_optimizer: bool, called: str = ""
 ) -> Iterator[str]:
-    """Yield the settings that cannot take the sparse gradients of an embedding (tried with torch 2.13).
-
-    `called` is a function that makes such gradients, in place of layers, by which DDP knows them.
-    """
+    """Yield the settings that cannot take sparse gradients of layers, or of a `called` function (torch 2.13)."""
     facts, chosen = facts_of(settings), settings.optimizer
     has_codes = settings.compression in contradictions.SPARSE and ranks > 1
     makes_dense = facts.averages_gradients and (settings.reproducible == "strict" or has_codes)
