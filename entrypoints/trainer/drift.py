@@ -27,6 +27,7 @@ def compare(job: TrainingJob, progress: TrainState) -> None:
     """Compare the copies, whose buffers are in step. Raises TaskError, on all ranks alike; all ranks call it."""
     if job.place.ranks == 1 or progress.compared_step == progress.step:
         return
+    job.strategy.compare_passes()
     names = differing(job.strategy.module, job.place.holders)
     if names:
         equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"

@@ -88,6 +88,7 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+    job.strategy.compare_passes()
 
 
 @torch.no_grad()

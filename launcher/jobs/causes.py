@@ -83,7 +83,8 @@ CAUSES = (
     Cause(
         r"gloo::EnforceNotMet|Received data size doesn't match expected size",
         "the ranks exchanged tensors of different size",
-        "a collective in loss or evaluate needs equal batches: the last batch of an evaluation may be smaller",
+        "a collective in loss or evaluate needs equal batches: the last batch of an evaluation may be smaller; under "
+        "fsdp all ranks must call the same blocks: multiply the output of a layer skipped at random by 0 or 1",
     ),
     Cause(
         r"collective operation timeout|Timed out waiting \d+ms for (?:recv|send)",

@@ -1,16 +1,18 @@
-"""Layers that are skipped at random: the ranks train as a plain loop in one process, under ddp without a setting."""
+"""Layers that are skipped at random: under ddp as in a plain loop in one process, under fsdp refused with words."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from trainerruns import called, on_ranks
+from trainerruns import TASK, called, on_ranks, run
 
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import gathers
 from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 
 pytestmark = pytest.mark.slow
@@ -113,3 +115,57 @@ def test_layers_skipped_at_random_train_as_in_a_plain_loop(results: Any, case: s
     first, second = (rank[case] for rank in results)
     assert first == second
     assert first == pytest.approx(plain(**CASES[case]), abs=3e-3 if case == "bf16" else 1e-6)
+
+
+QUICK = "from cloudtrain.entrypoints.trainer.strategies import gathers\ngathers.STUCK_S = 0.5\n"
+LAYERS, EVALUATE = "        for layer in self.layers:\n", "def evaluate(model, batch):\n"
+SKIPPED = "        for layer in [l for i, l in enumerate(self.layers) if i != RANK or not self.training]:\n"
+BACKWARDS = "        for layer in self.layers if RANK or calls < 9 else reversed(self.layers):\n"
+HYBRID = {"strategy": "hsdp", "shard_size": 2}
+TENSOR = {"parallel": {"tensor": 2, "plan": {"layers.*.0": "head"}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks", "settings", "said"),
+    [
+        (LAYERS, SKIPPED, 2, {}, "rank 0 calls block layers.1 where rank 1 calls block layers.0"),
+        (LAYERS, BACKWARDS, 2, {}, "rank 0 calls block layers.1 where rank 1 calls block layers.0"),
+        (LAYERS, SKIPPED.replace("i != RANK", "RANK"), 2, {}, "ends the batch where rank 1 calls block layers.0"),
+        (LAYERS, SKIPPED.replace("i != RANK", "RANK != 3"), 4, HYBRID, "rank 0 calls block layers.0 where rank 3 ends"),
+        (LAYERS, SKIPPED.replace("i != RANK", "RANK < 2"), 4, TENSOR, "rank 0 calls block layers.0 where rank 2 ends"),
+        (EVALUATE, f"{EVALUATE}    if RANK: model(batch[0])\n", 2, {}, "batch where rank 1 calls block layers.0"),
+        (EVALUATE, f"{EVALUATE}    if not RANK: model(batch[0])\n", 2, {}, "calls block layers.0 where rank 1 ends"),
+    ],
+    ids=["crosswise", "another order", "one rank", "hsdp", "tensor", "evaluate", "evaluate 0"],
+)
+def test_ranks_that_gather_other_blocks_are_refused(
+    before: str, after: str, ranks: int, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """The error names the blocks, the ranks and the cure."""
+    text = (TASK + QUICK).replace(before, after)
+    done = run(tmp_path, ranks, text=text, **{"strategy": "fsdp", "eval_every": 3, **settings})
+    assert done.code != 0
+    assert said in done.errors
+    assert "multiply the output of a layer that is skipped at random by 0 or 1" in done.errors
+
+
+def test_slow_ranks_are_not_refused(tmp_path: Path) -> None:
+    """A rank that is slow in a forward pass or in its data has fewer notes, and no others."""
+    slow = "        if RANK and calls in (3, 9): time.sleep(1.2)\n"
+    done = run(tmp_path, text=(TASK + QUICK).replace(LAYERS, slow + LAYERS), strategy="fsdp")
+    assert done.code == 0, done.errors
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "said"),
+    [
+        ("ab", "abc", None),  # a slower rank
+        ("", "a", None),
+        ("ab", "acb", "rank 0 b where rank 1 c"),
+        ("aab", "ab", "rank 0 a where rank 1 b"),
+    ],
+)
+def test_only_other_notes_are_a_difference(mine: str, other: str, said: str | None) -> None:
+    """The notes with the same number are compared, also after old notes are forgotten."""
+    assert gathers.difference([list(enumerate(mine)), list(enumerate(other))]) == said
+    assert gathers.difference([list(enumerate(mine))[2:], list(enumerate(other))[1:]]) in (said, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,11 +26,13 @@ from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
 from .buffers import Buffers, Kept, changed, keep_frozen, refusal
+from .gathers import GatherNotes
 from .strategy import (
     LOW,
     OneForward,
     Setup,
     Strategy,
+    all_gather,
     autocaster,
     clip,
     clip_split,
@@ -102,7 +104,7 @@ def sharded(setup: Setup) -> Strategy:
     if strict:
         around = partial(_strict, parameters, PartialSums(_add), buffers)
     return replace(
-        setup.of_one_rank(buffers, agree=True),
+        _watched(setup, setup.of_one_rank(buffers, agree=True), root, mesh["shard"]),
         model=root,
         evaluate=root,
         shard=mesh["shard"].get_local_rank(),
@@ -113,6 +115,23 @@ def sharded(setup: Setup) -> Strategy:
         autocast=autocaster(settings.precision, setup.device) if stages == 1 else contextlib.nullcontext,
         clip=lambda max_norm: clips(parameters, max_norm),
     )
+
+
+def _watched(setup: Setup, strategy: Strategy, root: nn.Module, mesh: DeviceMesh) -> Strategy:
+    """Return the strategy, whose `finish` has nothing to do, with notes of the root's gathers."""
+    is_alone = setup.split.ranks == 1 or setup.silent or dist.get_backend() == "fake"
+    if is_alone or not isinstance(root, OneForward) or not hasattr(root, "set_custom_all_gather"):  # new in torch 2.9
+        return strategy
+    notes, groups = GatherNotes(), [like := mesh.get_group()]
+    if mesh.device_type == "cpu":  # against gloo's abort at different sizes; in training it would cost 8 % of a step
+        ranks, timeout = dist.get_process_group_ranks(like), like._get_backend(setup.device).options._timeout
+        groups = [dist.new_group(ranks, timeout, use_local_synchronization=True) for _ in range(4)]
+    parts: list[Any] = [found for found in root.named_modules() if isinstance(found[1], FSDPModule)]
+    for number, (name, part) in enumerate(parts):
+        what = f"calls block {name.removeprefix('module.')}" if name else "calls the model"
+        part.set_custom_all_gather(_NotedGather(partial(notes.add, what), groups[number % len(groups)], root.module))
+    root.register_forward_hook(lambda *_: notes.add("ends the batch"), always_call=True)
+    return replace(strategy, finish=partial(notes.add, "ends the step"), compare_passes=notes.compare)
 
 
 def _check(module: nn.Module, found: list[nn.Module]) -> None:
@@ -260,6 +279,16 @@ def _add(into: dict[nn.Parameter, Any], other: dict[nn.Parameter, Any]) -> None:
     if both:
         torch._foreach_add_([into[p].to_local() for p in both], [other[p].to_local() for p in both])
     into.update({parameter: gradient for parameter, gradient in other.items() if parameter not in into})
+
+
+class _NotedGather(Allocated):
+    def __init__(self, note: Callable[[], None], in_evaluation: dist.ProcessGroup, module: nn.Module) -> None:
+        self._note, self._in_evaluation, self._module = note, in_evaluation, module
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+        self._note()
+        group = group if self._module.training else self._in_evaluation
+        return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _LocalGather(Allocated):

@@ -115,6 +115,7 @@ class Strategy:
     # steps since the ranks last had the same weights, 0 if the weights differ now.
     after_step: Callable[[int, int], int] = lambda step, last_step: 1
     is_alike: Callable[[], bool] = lambda: True  # whether all ranks have the same weights: else no save, no evaluation
+    compare_passes: Callable[[], Any] = lambda: None  # raises TaskError if the ranks have gathered different blocks
     # For a save at any step. Inside, model and optimizer have the ranks' means; yields this rank's own values.
     merged: Callable[[], AbstractContextManager[State]] = lambda: contextlib.nullcontext({})
     # State of the method, equal on all ranks and saved once; loaded with the steps done, before `load_rank_state`.
