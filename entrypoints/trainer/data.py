@@ -178,18 +178,22 @@ class Stream:
     """A stream as a dataset by index: an index is a position in the endless repetition of the stream.
 
     Each item is read under a seed of its own, skipped items too, so an item depends on seed and position alone. A
-    position before the last one starts the stream again. The length is that of the head, by which ranks are compared.
+    position before the last one starts the stream again, from its first state if it has `state_dict` and
+    `load_state_dict`. The length is that of the head, by which ranks are compared.
     """
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
-        self.source, self._seed = source, seed
+        self.source, self._seed, self._start = source, seed, None
+        if hasattr(source, "load_state_dict"):
+            with contextlib.suppress(Exception):  # without an iterator, or with arguments of its own
+                self._start = copy.deepcopy(source.state_dict())  # type: ignore[attr-defined]
         self._items, self._next, self._has_given = self._endless(), 0, False
 
     def __len__(self) -> int:
         return 16
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stream, (self.source, self._seed)
+        return Stream, (self.source, self._seed), {"_start": self._start}
 
     def __getitem__(self, position: int) -> Any:
         if position < self._next:
@@ -216,7 +220,20 @@ class Stream:
                 return
             yield item
 
+    def goes_on(self) -> bool:
+        """Return whether iter() continues where the last one ended: copies of the stream then begin with equal items.
+
+        A stream that draws random numbers without a seed begins with other items in each copy.
+        """
+        try:
+            return len({item_hash(Stream(copy.deepcopy(self.source), self._seed), self._seed, 0) for _ in "ab"}) == 1
+        except Exception as error:  # no item is left, or no copy of an open file or a generator can be made
+            parts = getattr(self.source, "__dict__", {}).values()
+            return isinstance(error, TaskError) or any(hasattr(part, "__next__") for part in parts)
+
     def _endless(self) -> Iterator[Any]:
+        if self._start is not None:
+            self.source.load_state_dict(copy.deepcopy(self._start))  # type: ignore[attr-defined]
         for epoch in itertools.count():
             is_empty = True
             for item in self.items(epoch):

@@ -131,6 +131,7 @@ def _notes(spec: Spec, task: Task, dataset: Any, fingerprint: str) -> list[str]:
     with _forms_only():
         is_stream = isinstance(dataset, data.Stream)  # whose samples are not compared
         held = None if is_stream else eval_split(spec, task, fingerprint, RankContext(0, 1, _CPU))
+        splits.refuse_streams([dataset, held], spec.training.seed)
         return list(splits.faults(dataset, {"eval": held}, spec.training.seed))
     return []
 

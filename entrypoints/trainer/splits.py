@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
 
+from ..errors import FormError
 from . import data
 from .job import TrainingJob
 
@@ -20,16 +21,29 @@ _NOTABLE = 0.01  # the share of a split that is worth a line
 _UNSTEADY = """warning: the first item of the split {!r} differs when it is read again under the same seed. It draws \
 from a generator of its own: after a resume its random numbers differ, and ranks or loaders may draw the same ones. \
 Use torch.rand, random or numpy.random in __getitem__, or seed the generator there from torch.initial_seed()"""
+_GOES_ON = """the training stream, a {}, goes on where it was: iter() of it does not start again from the beginning, \
+without which no resume could be exact; start in __iter__, or give it state_dict() and load_state_dict(state)"""
 _SHARED = """warning: {} of the split {!r} are also in the training split, so its figures are too good. Split by fixed \
 indices, or by a generator that `dataset` makes with a fixed seed in each call"""
 
 
 def say_faults(job: TrainingJob, test: Any | None) -> None:
-    """Print, on rank 0, a line for each fault of the splits; `test` is the split of the job's test."""
-    wanted = job.spec.evaluate
+    """Print, on rank 0, a line for each fault of the splits; `test` is the split of the job's test.
+
+    Raises FormError, on all ranks, if a stream goes on where it was.
+    """
+    seed, wanted = job.spec.training.seed, job.spec.evaluate
     held = {"eval": job.eval_data, **({wanted.split: test} if wanted else {})}
-    for fault in faults(job.train_data, held, job.spec.training.seed) if job.place.is_head else ():
+    refuse_streams([job.train_data, *held.values()], seed)
+    for fault in faults(job.train_data, held, seed) if job.place.is_head else ():
         print(fault, flush=True)
+
+
+def refuse_streams(splits: Iterable[Any], seed: int) -> None:
+    """Raise FormError if a stream goes on where it was."""
+    for stream in splits:
+        if isinstance(stream, data.Stream) and data.is_unsteady(stream, seed) and stream.goes_on():
+            raise FormError(_GOES_ON.format(type(stream.source).__name__))
 
 
 def faults(train: Any, held: Mapping[str, Any], seed: int) -> Iterator[str]:

@@ -193,6 +193,12 @@ class Shuffled(torch.utils.data.IterableDataset):
 """
 )
 
+GOES_ON = """
+class GoesOn(torch.utils.data.IterableDataset):
+    def __init__(self, count): self.numbers = iter(range(1000))
+    def __iter__(self): return ((torch.full((6,), n / 100), n % 3) for n in self.numbers)
+"""
+
 
 @pytest.mark.parametrize(("text", "shuffle"), [(OWN_TASK, True), (TASK, False), (WEIGHTED, True), (STREAM, True)])
 def test_killed_run_resumes_bit_for_bit(text: str, shuffle: bool, tmp_path: Path) -> None:
@@ -216,14 +222,15 @@ def test_killed_run_on_a_stream_resumes_on_one_rank(tmp_path: Path) -> None:
 
 
 class Numbers(IterableDataset[Any]):
-    """Noisy numbers in their order; `once`: of the first pass only."""
+    """Noisy numbers in their order; `once`: of the first pass only; `raw`: numbers that no seed repeats."""
 
-    def __init__(self, once: bool = False, count: int = 5) -> None:
+    def __init__(self, once: bool = False, count: int = 5, raw: bool = False) -> None:
         self.left, self.count, self.rng = [1] if once else None, count, np.random.default_rng()
+        self.draw = random.SystemRandom().random if raw else random.random
 
     def __iter__(self) -> Iterator[Any]:
         if self.left is None or (self.left and self.left.pop()):
-            yield from (torch.tensor([n, self.rng.random(), random.random()]) for n in range(self.count))
+            yield from (torch.tensor([n, self.rng.random(), self.draw()]) for n in range(self.count))
 
 
 def test_item_of_a_stream_depends_on_its_position() -> None:
@@ -235,6 +242,45 @@ def test_item_of_a_stream_depends_on_its_position() -> None:
     stream = data.Stream(Numbers(), 7)
     assert read(stream, keys[4:]) + read(stream, keys[1:3]) == whole[4:] + whole[1:3]
     assert read(data.Stream(Numbers(), 7), keys[1:], num_workers=3) == whole[1:]
+
+
+class GoesOn(IterableDataset[Any]):
+    """Numbers that continue where the last iterator ended; `held`: also a generator, which no copy can hold."""
+
+    def __init__(self, held: Any = None) -> None:
+        self.at, self.held = 0, held
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < 12:
+            self.at += 1
+            yield torch.tensor([self.at, 0])
+        self.at = 0
+
+
+class Stateful(GoesOn):
+    """The same with the methods of the stateful loader."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Set the position."""
+        self.at = state["at"]
+
+
+def test_stream_that_goes_on_starts_from_its_state_or_is_noticed() -> None:
+    """The looks at the start take no sample from a stream with a state; without a state the stream is told apart."""
+    stream = data.Stream(Stateful(), 7)
+    data.fingerprint(stream, 7)
+    assert not data.is_unsteady(stream, 7)
+    found = read(stream, [[(0, n)] for n in range(14)], num_workers=1)
+    assert [row[0] for batch in found for row in batch] == [*range(1, 13), 1, 2]
+    for source in (GoesOn(), GoesOn(iter([])), GoesOn(n for n in ())):
+        stream = data.Stream(source, 7)
+        assert data.is_unsteady(stream, 7)
+        assert stream.goes_on()
+    assert not data.Stream(Numbers(raw=True), 7).goes_on()
 
 
 def test_stream_without_an_end_or_a_second_pass_is_refused() -> None:
@@ -258,6 +304,8 @@ def test_order_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
     assert "give the samples of all ranks together, as DistributedSampler" in run(tmp_path / "share", text=text).errors
     text = STREAM.replace("in range(self.points.count)", "in range(RANK, self.points.count, 2)")
     assert "return the same stream on all ranks, not a rank's share" in run(tmp_path / "stream", text=text).errors
+    text = TASK.replace("Points(37 if", "GoesOn(37 if") + GOES_ON
+    assert "GoesOn, goes on where it was" in run(tmp_path / "goes", text=text).errors
     assert "leave `shuffle: false` out" in run(tmp_path / "two", ranks=1, text=WEIGHTED, shuffle=False).errors
 
 
