@@ -35,6 +35,7 @@ INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
 
 AS_IT_IS = "the dataset's own"  # the kind of an order without shuffling
 _LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
+_MOST_DRAWN = 1 << 20  # indices of an epoch, for a sampler without a length
 _MASK = (1 << 64) - 1
 
 
@@ -135,7 +136,12 @@ def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = 
     seed_all(mix(seed, ORDER, epoch), own_generators(sampler))
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
-    given = sampler if isinstance(sampler, torch.Tensor) else list(sampler)
+    most = max(10 * items, _MOST_DRAWN)
+    with contextlib.suppress(TypeError, NotImplementedError):
+        most = max(most, len(sampler))
+    given = sampler if isinstance(sampler, torch.Tensor) else list(itertools.islice(sampler, most + 1))
+    if len(given) > most:
+        raise TaskError(f"sampler does not end: it gave more than {most:,} indices; give the indices of one epoch")
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # batches, or names
         found = torch.as_tensor(given)
         if found.is_floating_point() and len(found) == items:

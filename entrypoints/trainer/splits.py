@@ -17,12 +17,15 @@ from .job import TrainingJob
 _MOST, _LOOK_S = 2048, 0.5  # samples of a split that are read, and the time for them
 _VERIFIED = 32  # common indices of two datasets whose items are compared
 _NOTABLE = 0.01  # the share of a split that is worth a line
+_FEW = 0.25  # of the samples: fewer in an epoch of the task's order are worth a line
 
 _UNSTEADY = """warning: the first item of the split {!r} differs when it is read again under the same seed. It draws \
 from a generator of its own: after a resume its random numbers differ, and ranks or loaders may draw the same ones. \
 Use torch.rand, random or numpy.random in __getitem__, or seed the generator there from torch.initial_seed()"""
 _GOES_ON = """the training stream, a {}, goes on where it was: iter() of it does not start again from the beginning, \
 without which no resume could be exact; start in __iter__, or give it state_dict() and load_state_dict(state)"""
+_REPEATS = """warning: sampler gives {} of the {} samples in epoch 0, many times each. Whole numbers are indices: give \
+weights as floats"""
 _SHARED = """warning: {} of the split {!r} are also in the training split, so its figures are too good. Split by fixed \
 indices, or by a generator that `dataset` makes with a fixed seed in each call"""
 
@@ -32,7 +35,11 @@ def say_faults(job: TrainingJob, test: Any | None) -> None:
 
     Raises FormError, on all ranks, if a stream goes on where it was.
     """
-    seed, wanted = job.spec.training.seed, job.spec.evaluate
+    seed, wanted, order = job.spec.training.seed, job.spec.evaluate, job.order
+    if order.sampler is not None and job.place.is_head:
+        used = int(data.permutation(order, 0).bincount().count_nonzero())
+        if used < _FEW * min(order.length, order.items):
+            print(_REPEATS.format(used, order.items), flush=True)
     held = {"eval": job.eval_data, **({wanted.split: test} if wanted else {})}
     refuse_streams([job.train_data, *held.values()], seed)
     for fault in faults(job.train_data, held, seed) if job.place.is_head else ():

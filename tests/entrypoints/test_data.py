@@ -178,6 +178,13 @@ def test_sampler_with_other_values_is_refused(sampler: Any) -> None:
         data.drawn(sampler, 1, 0, 10)
 
 
+def test_sampler_without_an_end_is_refused() -> None:
+    """An order for a loop without epochs has no epoch; a stated length, however large, is believed."""
+    with pytest.raises(TaskError, match=r"gave more than 1,048,576 indices; give the indices of one epoch"):
+        data.drawn(itertools.cycle(range(10)), 1, 0, 10)
+    assert len(data.drawn(torch.utils.data.RandomSampler(range(3), True, 1 << 21), 1, 0, 3)) == 1 << 21
+
+
 def test_sampler_must_keep_its_length() -> None:
     """A position in the stream names a sample only if epochs are equally long."""
     order = data.SampleOrder(1, 4, "the sampler's", iter(range(4)), 10)

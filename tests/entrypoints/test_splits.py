@@ -193,6 +193,12 @@ class Shuffled(torch.utils.data.IterableDataset):
 """
 )
 
+GROWS = """
+class Grows:
+    def set_epoch(self, epoch): self.count = 10 + 5 * max(0, epoch - 1)
+    def __iter__(self): return iter(range(self.count))
+def sampler(params): return Grows()
+"""
 GOES_ON = """
 class GoesOn(torch.utils.data.IterableDataset):
     def __init__(self, count): self.numbers = iter(range(1000))
@@ -306,16 +312,18 @@ def test_order_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
     assert "return the same stream on all ranks, not a rank's share" in run(tmp_path / "stream", text=text).errors
     text = TASK.replace("Points(37 if", "GoesOn(37 if") + GOES_ON
     assert "GoesOn, goes on where it was" in run(tmp_path / "goes", text=text).errors
+    assert "in epoch 2 it gave 15 items" in run(tmp_path / "grows", ranks=1, text=TASK + GROWS).errors
     assert "leave `shuffle: false` out" in run(tmp_path / "two", ranks=1, text=WEIGHTED, shuffle=False).errors
 
 
 def test_faults_of_the_splits_are_said_at_the_start(tmp_path: Path) -> None:
     """One line each, on rank 0 only, with the count and the cure."""
     few: dict[str, Any] = {"max_steps": 1, "schedule": {}}
-    text = TASK.replace("0.1 * torch.rand(6)", "os.urandom(1)[0]")
+    text = TASK.replace("0.1 * torch.rand(6)", "os.urandom(1)[0]") + "\ndef sampler(params): return [1, 5] * 18 + [1]\n"
     done = whole_run(tmp_path / "unsteady", ranks=1, text=text, **few)
     for split in ("train", "eval"):
         assert done.output.count(f"warning: the first item of the split '{split}' differs") == 1
+    assert done.output.count("warning: sampler gives 2 of the 37 samples in epoch 0, many times each") == 1
     fixed = TASK.replace(" + 0.1 * torch.rand(6)", "").replace(
         "return x + 0.1 * random.random() + 0.1 * numpy.random.random(), index % 3", "return x, index % 3"
     )
