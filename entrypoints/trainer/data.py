@@ -193,20 +193,26 @@ class Stream:
         if hasattr(source, "load_state_dict"):
             with contextlib.suppress(Exception):  # without an iterator, or with arguments of its own
                 self._start = copy.deepcopy(source.state_dict())  # type: ignore[attr-defined]
+        # Hashes of the items at positions of three binary digits and zeros, also of those that a loader's process read.
+        self.marks = torch.zeros(256, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._items, self._next, self._has_given = self._endless(), 0, False
 
     def __len__(self) -> int:
         return 16
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stream, (self.source, self._seed), {"_start": self._start}
+        return Stream, (self.source, self._seed), {"_start": self._start, "marks": self.marks}
 
     def __getitem__(self, position: int) -> Any:
         if position < self._next:
-            self._items, self._next = self._endless(), 0
+            self._items, self._next, self._has_given = self._endless(), 0, False
         item = None
         while self._next <= position:
             item = next(self._items)
+            zeros = max(self._next.bit_length() - 3, 0)
+            if self._next >> zeros << zeros == self._next:
+                _feed(digest := hashlib.sha256(), item)
+                self.marks[4 * zeros + (self._next >> zeros)] = int.from_bytes(digest.digest()[:7], "big")
             self._next += 1
         self._has_given = True
         return item
@@ -431,6 +437,17 @@ def item_hash(data: Any, seed: int, index: int) -> str:
     """Return the hash of an item's content, read under the index's own seed."""
     _feed(digest := hashlib.sha256(), _read_alike(data, seed, index))
     return digest.hexdigest()
+
+
+def some_hashes(data: Any, seed: int) -> list[str]:
+    """Return the hashes of at most 16 items, the same on all ranks: as many as time allows, and none of a stream."""
+    found, begin_s = list[str](), time.perf_counter()
+    with contextlib.suppress(Exception):  # the training will meet such an item, or need not read it
+        for index in () if isinstance(data, Stream) else random.Random(0).sample(range(len(data)), min(16, len(data))):
+            found.append(item_hash(data, seed, index))
+            if time.perf_counter() - begin_s > _TRIAL_S:
+                break
+    return found
 
 
 def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[str]:

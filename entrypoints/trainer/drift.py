@@ -18,16 +18,24 @@ from ..errors import TaskError
 from ..format import first_of
 from ..rank import exchange
 from ..rank.exchange import local_part
+from .data import Stream
 from .job import TrainingJob, TrainState
 
 _ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
 
 
 def compare(job: TrainingJob, progress: TrainState) -> None:
-    """Compare the copies, whose buffers are in step. Raises TaskError, on all ranks alike; all ranks call it."""
+    """Compare the copies, whose buffers are in step, and the streams. Raises TaskError, on all ranks; all call it."""
     if job.place.ranks == 1 or progress.compared_step == progress.step:
         return
     job.strategy.compare_passes()
+    if isinstance(job.train_data, Stream):
+        marks = {f"{at}": mark for at, mark in enumerate(job.train_data.marks.tolist()) if mark}
+        if _unequal(exchange.gather(marks)):
+            raise TaskError(
+                f"the ranks read different streams, as their items up to step {progress.step} show; return the same "
+                "stream on all ranks, not a rank's share: the trainer gives each rank its micro-batches"
+            )
     names = differing(job.strategy.module, job.place.holders)
     if names:
         equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"

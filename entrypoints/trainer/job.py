@@ -292,8 +292,11 @@ def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     task.check_length(dataset, spec.training)
     fingerprint = data.fingerprint(dataset, spec.training.seed)
-    seen = exchange.gather([len(dataset), fingerprint])  # else the ranks might train different numbers of steps
-    other = next((rank for rank, one in enumerate(seen) if one != seen[0]), None)
+    some = data.some_hashes(dataset, spec.training.seed) if dist.get_world_size() > 1 else []
+    seen = exchange.gather([len(dataset), fingerprint, some])  # else the ranks might train different numbers of steps
+    fewest = min(len(hashes) for *_, hashes in seen)
+    known = [(*one, hashes[:fewest]) for *one, hashes in seen]
+    other = next((rank for rank, one in enumerate(known) if one != known[0]), None)
     if other is not None and isinstance(dataset, data.Stream):
         raise TaskError(
             f"ranks 0 and {other} read different streams; return the same stream on all ranks, not a rank's share: the "
@@ -302,8 +305,8 @@ def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     if other is not None:
         raise TaskError(
             f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
-            "or their first or last item differs; is a local copy stale, or do items draw from a generator that "
-            "no seed reaches?"
+            "or their first, last or another item differs; is a local copy stale, is a list of files not sorted, or do "
+            "items draw from a generator that no seed reaches?"
         )
     return dataset, fingerprint
 

@@ -310,6 +310,11 @@ def test_order_of_a_ranks_share_is_refused(tmp_path: Path) -> None:
     assert "give the samples of all ranks together, as DistributedSampler" in run(tmp_path / "share", text=text).errors
     text = STREAM.replace("in range(self.points.count)", "in range(RANK, self.points.count, 2)")
     assert "return the same stream on all ranks, not a rank's share" in run(tmp_path / "stream", text=text).errors
+    text = STREAM.replace("self.points[index])", "self.points[index + RANK * (index > 26)])")  # unlike from item 18 on
+    late = run(tmp_path / "late", text=text, num_workers=1)
+    assert "read different streams, as their items up to step" in late.errors
+    text = TASK.replace("arange(6.0).mul(index)", "arange(6.0).mul(index + RANK * (0 < index < 36))")
+    assert "is a list of files not sorted" in run(tmp_path / "files", text=text).errors
     text = TASK.replace("Points(37 if", "GoesOn(37 if") + GOES_ON
     assert "GoesOn, goes on where it was" in run(tmp_path / "goes", text=text).errors
     assert "in epoch 2 it gave 15 items" in run(tmp_path / "grows", ranks=1, text=TASK + GROWS).errors
