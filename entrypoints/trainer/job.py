@@ -305,8 +305,8 @@ def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     if other is not None:
         raise TaskError(
             f"the ranks read different training data: rank 0 has {seen[0][0]} items, rank {other} {seen[other][0]}, "
-            "or their first, last or another item differs; is a local copy stale, is a list of files not sorted, or do "
-            "items draw from a generator that no seed reaches?"
+            "or their first, last or another item differs; is a local copy stale, is a list of files not sorted or a "
+            "split not seeded, or do items draw from a generator that no seed reaches?"
         )
     return dataset, fingerprint
 

@@ -29,7 +29,8 @@ from .strategies.facts import FACTS, facts_of
 # Settings that may change at a resume, and the effect of each change on the run.
 _COMPARED = {
     "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",
-    "dataset_fingerprint": "the dataset's first or last item differs",
+    "dataset_fingerprint": "the dataset's first or last item differs: the data are others, or `dataset` splits them "
+    "without a fixed seed, so samples may repeat or be skipped, and held-back samples may have been trained on",
     "global_batch_size": "the global batch was {then}, now {now}",
     "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
     "order": "the samples' order was {then}, now {now}: samples may repeat or be skipped in this epoch",

@@ -126,7 +126,14 @@ class Task:
                 "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__, or a "
                 "torch IterableDataset"
             )
-        if not len(data):
+        try:
+            count = len(data)
+        except Exception as error:
+            raise TaskError(
+                f"dataset(params, {split!r}) returned a {type(data).__name__} whose __len__ raises "
+                f"{type(error).__name__}: {error}; return its number of items, or a torch IterableDataset"
+            ) from error
+        if not count:
             raise TaskError(f"dataset(params, {split!r}) is empty; look at the path it reads and at params")
         return data
 

@@ -68,10 +68,18 @@ def test_error_of_the_task_file_itself_propagates(tmp_path: Path) -> None:
         load_task(write(tmp_path, "1 / 0\n" + WHOLE))
 
 
+class NoLength(list[int]):
+    """Items whose number is not known."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError("unknown")
+
+
 @pytest.mark.parametrize(
     ("data", "mend"),
     [
         ([], "is empty"),
+        (NoLength(), "a NoLength whose __len__ raises NotImplementedError: unknown; return its number of items"),
         (iter([1]), "return a map-style Dataset"),
         (object(), "or a torch IterableDataset"),
     ],

@@ -479,6 +479,7 @@ def test_changes_are_reported_before_training(short: Run, tmp_path: Path) -> Non
     changed = run(tmp_path, ranks=1, text=TASK.replace("Points(37 if", "Points(7 if"), max_steps=6)
     said = " ".join(changed.only("restart")["changed"])
     assert "the dataset had 37 items, now 7" in said
+    assert "or `dataset` splits them without a fixed seed" in said
     assert "the task file differs" in said
     assert "the 7 training samples are fewer than a step takes" in changed.output
     assert sorted(changed.values("step", "loss")) == [6]
