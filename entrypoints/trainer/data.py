@@ -205,14 +205,13 @@ class Stream:
 
     def __getitem__(self, position: int) -> Any:
         if position < self._next:
-            self._items, self._next, self._has_given = self._endless(), 0, False
+            self._items, self._next = self._endless(), 0
         item = None
         while self._next <= position:
             item = next(self._items)
             zeros = max(self._next.bit_length() - 3, 0)
             if self._next >> zeros << zeros == self._next:
-                _feed(digest := hashlib.sha256(), item)
-                self.marks[4 * zeros + (self._next >> zeros)] = int.from_bytes(digest.digest()[:7], "big")
+                self.marks[4 * zeros + (self._next >> zeros)] = int(_digest(item)[:14], 16)
             self._next += 1
         self._has_given = True
         return item
@@ -233,10 +232,7 @@ class Stream:
             yield item
 
     def goes_on(self) -> bool:
-        """Return whether iter() continues where the last one ended: copies of the stream then begin with equal items.
-
-        A stream that draws random numbers without a seed begins with other items in each copy.
-        """
+        """Return whether a stream of unsteady items goes on where it was: copies of a random one begin differently."""
         try:
             return len({item_hash(Stream(copy.deepcopy(self.source), self._seed), self._seed, 0) for _ in "ab"}) == 1
         except Exception as error:  # no item is left, or no copy of an open file or a generator can be made
@@ -435,8 +431,7 @@ def is_unsteady(data: Any, seed: int) -> bool:
 
 def item_hash(data: Any, seed: int, index: int) -> str:
     """Return the hash of an item's content, read under the index's own seed."""
-    _feed(digest := hashlib.sha256(), _read_alike(data, seed, index))
-    return digest.hexdigest()
+    return _digest(_read_alike(data, seed, index))
 
 
 def some_hashes(data: Any, seed: int) -> list[str]:
@@ -455,10 +450,9 @@ def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[st
     own, found = own_generators(data), list[str]()
     seed_all(_PROBE, own)
     for index in indices:
-        _feed(digest := hashlib.sha256(), item := data[index])
-        if isinstance(item, int):  # perhaps an index, which says nothing about the sample
+        if isinstance(item := data[index], int):  # perhaps an index, which says nothing about the sample
             return []
-        found.append(digest.hexdigest())
+        found.append(_digest(item))
         if time.perf_counter() > until_s:
             break
     return found if _draw(own) == _untouched(_PROBE, own) else []
@@ -467,6 +461,11 @@ def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[st
 def _read_alike(data: Any, seed: int, index: int) -> Any:
     seed_all(mix(seed, SAMPLE, -1, index), () if isinstance(data, Stream) else own_generators(data))
     return data[index]
+
+
+def _digest(item: Any) -> str:
+    _feed(digest := hashlib.sha256(), item)
+    return digest.hexdigest()
 
 
 def _feed(digest: hashlib._Hash, value: Any) -> None:

@@ -129,10 +129,8 @@ class Task:
         try:
             count = len(data)
         except Exception as error:
-            raise TaskError(
-                f"dataset(params, {split!r}) returned a {type(data).__name__} whose __len__ raises "
-                f"{type(error).__name__}: {error}; return its number of items, or a torch IterableDataset"
-            ) from error
+            what = f"dataset(params, {split!r}) returned a {type(data).__name__} whose __len__ raises {error!r}"
+            raise TaskError(f"{what}; return its number of items, or a torch IterableDataset") from error
         if not count:
             raise TaskError(f"dataset(params, {split!r}) is empty; look at the path it reads and at params")
         return data

@@ -79,7 +79,7 @@ class NoLength(list[int]):
     ("data", "mend"),
     [
         ([], "is empty"),
-        (NoLength(), "a NoLength whose __len__ raises NotImplementedError: unknown; return its number of items"),
+        (NoLength(), r"a NoLength whose __len__ raises NotImplementedError\('unknown'\); return its number of items"),
         (iter([1]), "return a map-style Dataset"),
         (object(), "or a torch IterableDataset"),
     ],
