@@ -129,6 +129,7 @@ def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: floa
 def own_factor(function: Callable[..., Any], step: int, max_steps: int, params: dict[str, Any]) -> float:
     """Return the factor of the task's `schedule`. Raises TaskError unless it is a number from 0 on."""
     factor = function(step, max_steps, params)
+    factor = factor.item() if getattr(factor, "ndim", None) == 0 else factor  # a tensor, or an array
     if not isinstance(factor, Real) or not 0.0 <= float(factor) < math.inf:
         what = f"schedule({step}, {max_steps}, params) returned {factor!r:.200}"
         raise TaskError(f"{what}; return the factor on lr, a number from 0 on")

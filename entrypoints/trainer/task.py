@@ -13,6 +13,7 @@ optimizer's step; `on_event(event, fields)`, called on rank 0 with every printed
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -160,7 +161,7 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
     found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
     clock = TaskProgress()
     for name in ("loss", "evaluate"):
-        if inspect.isfunction(call := found[name]) and "progress" in inspect.signature(call).parameters:
+        if callable(call := found[name]) and _takes(call, "progress"):
             found[name] = functools.partial(call, progress=clock)
     public = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     for name, arguments in (REQUIRED | OPTIONAL).items():
@@ -194,6 +195,12 @@ def _import(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise TaskError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     return module
+
+
+def _takes(call: Callable[..., Any], argument: str) -> bool:
+    with contextlib.suppress(ValueError):  # a builtin without a signature
+        return argument in inspect.signature(call).parameters
+    return False
 
 
 def _accepts(call: Callable[..., Any], count: int) -> bool:

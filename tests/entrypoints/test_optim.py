@@ -4,6 +4,7 @@ import copy
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,7 +51,8 @@ def test_own_schedule_must_return_a_factor(returned: Any) -> None:
     """The message has the step and the value."""
     with pytest.raises(TaskError, match=r"schedule\(3, 12, params\) returned .*; return the factor on lr"):
         optim.own_factor(lambda *_: returned, 3, 12, {})
-    assert optim.own_factor(lambda step, steps, _: step / steps, 3, 12, {}) == 0.25
+    for kind in (float, torch.tensor, np.float32, np.array):
+        assert optim.own_factor(lambda step, steps, _, kind=kind: kind(step / steps), 3, 12, {}) == 0.25
 
 
 def test_set_lr_keeps_the_groups_apart() -> None:

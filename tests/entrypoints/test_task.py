@@ -46,6 +46,21 @@ def test_task_file_imports_its_neighbours(tmp_path: Path) -> None:
     assert task.evaluate is None
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "def loss(model, batch, progress): return progress.step",
+        "import functools\ndef f(w, model, batch, progress): return progress.step\nloss = functools.partial(f, 2.0)",
+        "class Loss:\n    def __call__(self, model, batch, *, progress): return progress.step\nloss = Loss()",
+    ],
+)
+def test_loss_of_any_form_gets_the_progress(form: str, tmp_path: Path) -> None:
+    """A function, a partial function and an object that is called."""
+    task = load_task(write(tmp_path, WHOLE + form))
+    task.progress.step = 3
+    assert task.loss(None, None) == 3
+
+
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     """One message reports a missing function, a wrong signature and a wrong kind, with a suggestion."""
     text = "def get_model(params): pass\ndef dataset(params): pass\ndef losses(model, batch): pass\nevaluate = 3\n"
