@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ..errors import FormError, TaskError
-from .generators import draw, own_generators, reseed
+from .generators import draw, forget, own_generators, reseed
 
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 
@@ -106,6 +106,15 @@ def seed_all(value: int, own: Iterable[Any] = ()) -> None:
         reseed(generator, value)
 
 
+def _tell(told: Any, epoch: int, value: int) -> None:
+    """Call `set_epoch` under a seed, also of the generators that it makes."""
+    seed_all(value, own := own_generators(told))
+    told.set_epoch(epoch)
+    forget(told)
+    if own_generators(told) != own:
+        seed_all(value, own_generators(told))
+
+
 @dataclass(frozen=True, eq=False)
 class SampleOrder:
     """The samples of each epoch in their order: shuffled, the dataset's own, or those of the task's sampler."""
@@ -135,13 +144,13 @@ def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = 
     """Return the indices of an epoch that a sampler gives, below `items`: int64. Raises FormError."""
     seed_all(mix(seed, ORDER, epoch), own_generators(sampler))
     if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
+        _tell(sampler, epoch, mix(seed, ORDER, epoch))
     most = max(10 * items, _MOST_DRAWN)
     with contextlib.suppress(TypeError, NotImplementedError):
         most = max(most, len(sampler))
     given = sampler if isinstance(sampler, torch.Tensor) else list(itertools.islice(sampler, most + 1))
     if len(given) > most:
-        raise TaskError(f"sampler does not end: it gave more than {most:,} indices; give the indices of one epoch")
+        raise FormError(f"sampler does not end: it gave more than {most:,} indices; give the indices of one epoch")
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # batches, or names
         found = torch.as_tensor(given)
         if found.is_floating_point() and len(found) == items:
@@ -218,13 +227,12 @@ class Stream:
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield the items of one pass."""
-        own = own_generators(self.source)
-        seed_all(mix(self._seed, SAMPLE, epoch, -1), own)
+        seed_all(mix(self._seed, SAMPLE, epoch, -1), own_generators(self.source))
         if hasattr(self.source, "set_epoch"):
-            self.source.set_epoch(epoch)
+            _tell(self.source, epoch, mix(self._seed, SAMPLE, epoch, -1))
         items = iter(self.source)
         for number in itertools.count():
-            seed_all(mix(self._seed, SAMPLE, epoch, number), own)
+            seed_all(mix(self._seed, SAMPLE, epoch, number), own_generators(self.source))
             try:
                 item = next(items)
             except StopIteration:
@@ -317,7 +325,8 @@ class _BatchSource:
         self._seed = seed
         self._collate = collate
         self._random: bool | None = None
-        self._tell, self._epoch = getattr(data, "set_epoch", None), -1
+        self._has_collated = False
+        self._is_told, self._epoch = hasattr(data, "set_epoch"), -1
 
     def __getitems__(self, keys: list[Key]) -> Any:
         (samples,) = self._read([keys])
@@ -336,30 +345,46 @@ class _BatchSource:
     def _collated(self, keys: list[Key], samples: list[Any]) -> Any:
         if self._collate is None:
             return default_collate(samples)
-        seed_all(mix(self._seed, COLLATE, *keys[0]), own_generators(self._collate))
-        return self._collate(samples)
+        value, own = mix(self._seed, COLLATE, *keys[0]), own_generators(self._collate)
+        seed_all(value, own)
+        batch = self._collate(samples)
+        if not self._has_collated:
+            self._has_collated = True
+            forget(self._collate)
+        if own_generators(self._collate) == own:
+            return batch
+        seed_all(value, own_generators(self._collate))  # the call made a generator
+        return self._collate(self._read([keys])[0])
 
     def _read(self, block: list[list[Key]]) -> list[list[Any]]:
-        if self._random is False and self._tell is None:
+        if self._random is False and not self._is_told:
             own = own_generators(self._source)
             seed_all(_PROBE, own)
             read = [[self._data[index] for _, index in keys] for keys in block]
-            if _draw(own) == _untouched(_PROBE, own):
+            if _draw(own) == _untouched(_PROBE, own) and own_generators(self._source) == own:
                 return read
             self._random = True
         return [self._read_seeded(keys) for keys in block]
 
     def _read_seeded(self, keys: list[Key]) -> list[Any]:
-        samples, own = [], own_generators(self._source)
+        samples, is_first = [], self._random is None
         for epoch, index in keys:
-            if self._tell is not None and epoch not in (self._epoch, -1):  # -1: of an evaluation
-                self._tell(epoch)
+            if self._is_told and epoch not in (self._epoch, -1):  # -1: of an evaluation
+                _tell(self._data, epoch, mix(self._seed, SAMPLE, epoch, -1))
                 self._epoch = epoch
-            value = mix(self._seed, SAMPLE, epoch, index)
+            value, own = mix(self._seed, SAMPLE, epoch, index), own_generators(self._source)
             seed_all(value, own)
             samples.append(self._data[index])
             if not self._random:
                 self._random = _draw(own) != _untouched(value, own)
+            if own_generators(self._source) != own:  # the read made a generator
+                seed_all(value, own_generators(self._source))
+                samples[-1] = self._data[index]
+        if is_first:
+            own = own_generators(self._source)
+            forget(self._source)
+            if own_generators(self._source) != own:
+                return self._read_seeded(keys)
         return samples
 
 

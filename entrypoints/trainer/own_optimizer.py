@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,13 +21,13 @@ import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_leaves
 
 from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
 from .generators import is_generator, own_generators
+from .search import walk
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
 Tensors = dict[str, torch.Tensor]
@@ -104,9 +105,9 @@ class OwnOptimizer:
             return
         self._is_checked = True
         self.saved(names())
-        for name, held in _outside(self.optimizer.step).items() if not self._has_dict else ():
-            if held != self._outside.get(name, {}):
-                self._refuse(f"step() keeps tensors in {name}, outside the optimizer: use state[p] or an attribute")
+        for key, version in _outside(self.optimizer.step).items() if not self._has_dict else ():
+            if version != self._outside.get(key):
+                self._refuse(f"step() keeps tensors in {key[0]}, outside the optimizer: use state[p] or an attribute")
 
     def saved(self, names: Names) -> tuple[Tensors, dict[str, Any]]:
         """Return the tensors by name, and the trees. Collective. Raises TaskError if a resume would lose state."""
@@ -272,14 +273,12 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
     return live
 
 
-def _outside(step: Any) -> dict[str, dict[int, int]]:
-    """Return, of each name outside the optimizer that step() uses, the tensors that it holds, with their versions."""
+def _outside(step: Any) -> dict[tuple[str, int], int]:
+    """Return, of the tensors in globals and closures that step() uses, the versions by place and object."""
     function = inspect.unwrap(getattr(step, "__func__", step))
-    if not inspect.isfunction(function):
-        return {}
-    scope = inspect.getclosurevars(function)
-    held = {name: tree_leaves(value) for name, value in {**scope.globals, **scope.nonlocals}.items()}
-    return {name: {id(t): t._version for t in leaves if isinstance(t, torch.Tensor)} for name, leaves in held.items()}
+    kinds = (types.FunctionType, dict, *_LISTS.values())
+    held = walk({"": function}, enters=lambda value: isinstance(value, kinds))
+    return {(place.partition("[")[0], id(t)): t._version for place, t in held if isinstance(t, torch.Tensor)}
 
 
 def _sum(tensor: torch.Tensor) -> str:

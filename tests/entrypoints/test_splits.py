@@ -63,6 +63,28 @@ def closure() -> Callable[[float], float]:
     return lambda value: value + own.random()
 
 
+class Late(Augmented):
+    """Makes a generator at the read of a later item, or for each epoch."""
+
+    rng: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2 and self.rng is None:
+            self.rng = random.Random(0)
+        return index, self.rng.random() if self.rng else 0.5
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make another generator, if the items do not."""
+        if self.count > 8:
+            self.rng = random.Random(epoch)
+
+
+def many() -> Callable[[float], float]:
+    """Return a function that draws from the last of many generators."""
+    own = [random.Random() for _ in range(400)]
+    return lambda index: own[int(index) + 390].random()
+
+
 OWN: dict[str, Callable[[], Any]] = {
     "global": lambda: Augmented(lambda value: GLOBAL.random()),
     "closure": lambda: Augmented(closure()),
@@ -70,6 +92,9 @@ OWN: dict[str, Callable[[], Any]] = {
     "class": lambda: OfClass(abs),
     "method": lambda: Augmented(functools.partial(random.Random().uniform, 0)),
     "chain": lambda: Subset(ConcatDataset([Augmented(abs), Augmented(Transform())]), [0, 9, 3, 12]),
+    "many": lambda: Augmented(many()),
+    "late": lambda: Late(abs),
+    "epoch": lambda: Late(abs, 9),
     "comprehension": lambda: Augmented(lambda value: sum(GLOBAL.normal() for _ in range(3))),
 }
 
@@ -92,8 +117,31 @@ def test_generator_of_the_datasets_own_is_seeded_by_sample(place: str) -> None:
     keys = [[(0, 1)], [(0, 3), (0, 2)], [(1, 3)]]
     whole = read(first, keys)
     assert read(second, keys[1:]) == whole[1:]
-    assert whole[1][0] != whole[2][0]
+    assert whole[1][0] != whole[2][0] or place == "late"
     assert read(second, [keys[2]], num_workers=1) == whole[2:]
+
+
+def test_generator_that_collate_makes_is_seeded() -> None:
+    """At its first call, in an attribute or in a global."""
+
+    class Noisy:
+        rng = None
+
+        def __call__(self, samples: list[Any]) -> Any:
+            self.rng = self.rng or np.random.default_rng()
+            return torch.tensor([samples[0][0][0], self.rng.random(), next(late)])
+
+    def draws() -> Iterator[float]:
+        own = random.Random()
+        while True:
+            yield own.random()
+
+    found = []
+    for keys in ([[(0, 1)], [(0, 2)]], [[(0, 2)]]):
+        late = draws()
+        own = data.Batches(full(), iter(keys), seed=7, collate=Noisy(), num_workers=0, device=torch.device("cpu"))
+        found.append([batch.tolist() for batch in own])
+    assert found[0][1:] == found[1]
 
 
 def test_generators_of_libraries_are_left_alone() -> None:
