@@ -125,7 +125,6 @@ class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @torch.no_grad()
 def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
-    training = job.spec.training
     keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
     batches = job.batches(job.eval_data, keys)
     found: list[dict[str, Number]] = []
@@ -135,7 +134,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
         for number, _ in enumerate(plan):
             begin_s = time.perf_counter()
             batch = next(batches)
-            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.data_ranks + job.place.data_rank))
+            job.seed(data.EVAL, number * job.place.data_ranks + job.place.data_rank)
             if job.agreement.is_due():
                 job.agreement.begin(batch_s)
             with job.strategy.autocast():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -28,6 +29,7 @@ from ..rank.rehearsal import RehearsalSteps
 from ..stores.store import Store
 from . import data, optim, tensorboard
 from .ema import Ema
+from .generators import own_generators
 from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
 from .own_optimizer import OwnOptimizer
 from .settings import ParallelSettings, ScheduleSettings, Spec, TrainingSettings
@@ -124,6 +126,16 @@ class TrainingJob:
             num_workers=self.spec.training.num_workers,
             device=self.place.device,
         )
+
+    @functools.cached_property
+    def roots(self) -> tuple[Any, ...]:
+        """What runs in a step or an evaluation, and may draw random numbers."""
+        task = self.task
+        return task.loss, task.evaluate, task.outputs, task.after_step, self.strategy.module
+
+    def seed(self, *words: int) -> None:
+        """Seed all generators, also those of the task's functions and of the model, for a use of the job's seed."""
+        data.seed_all(data.mix(self.spec.training.seed, *words), own_generators(self.roots))
 
     def tell(self, progress: TrainState, ahead: int = 0) -> None:
         """Tell the task where the training is, before a call of `loss` or `evaluate`; `ahead`: so many steps later."""

@@ -265,7 +265,7 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     job.agreement.hurry()
     try:
         for number, (keys, weight) in enumerate(plan):
-            data.seed_all(data.mix(job.spec.training.seed, data.EVAL, number * place.data_ranks + place.data_rank))
+            job.seed(data.EVAL, number * place.data_ranks + place.data_rank)
             if job.agreement.is_due():
                 job.agreement.begin(0.0)
             try:

@@ -224,7 +224,7 @@ def _after_step(job: TrainingJob, function: Callable[[Any, int], Any], step: int
     """Call the task's function with the same model, buffers and random numbers on all ranks."""
     job.strategy.sync_buffers()
     reshard(job.strategy.module)
-    data.seed_all(data.mix(job.spec.training.seed, data.AFTER_STEP, step))
+    job.seed(data.AFTER_STEP, step)
     function(job.strategy.module, step)
 
 
@@ -265,7 +265,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     for virtual in owned:
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
-        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
+        job.seed(data.FORWARD, progress.step, virtual)
         with strategy.micro_batch(virtual, is_last), _counted(job):
             loss: torch.Tensor = strategy.model(functools.partial(_loss, job, batch=batch))
             must_agree = must_agree or (job.tally.needs_total and not is_lone)
@@ -321,7 +321,7 @@ def _piped_gradients(
     strategy, training = job.strategy, job.spec.training
 
     def seed(virtual: int, steps: int) -> None:
-        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step + steps, virtual))
+        job.seed(data.FORWARD, progress.step + steps, virtual)
         job.tell(progress, steps)
 
     def backward(loss: torch.Tensor) -> None:
