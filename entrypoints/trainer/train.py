@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, weighted
+from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, unsaved, weighted
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .generators import reseed
@@ -112,12 +112,15 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
         return None
     job.meter.restart()
     heartbeat.at(progress.step)
+    watch = unsaved.watch(job)
+    next(watch)
     with _steps(job, progress) as take_step:
         # Evaluate first, if the evaluation was interrupted.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
         while stop is None and progress.step < progress.last_step:
             verdict = take_step()
             heartbeat.at(progress.step)
+            next(watch, None)
             if job.own is not None:
                 job.own.check(job.strategy.parameter_names)
             stop = verdict.stop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from trainerruns import Run, parameters, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim
+from cloudtrain.entrypoints.trainer import data, optim, unsaved
+from cloudtrain.entrypoints.trainer.own_optimizer import OwnOptimizer
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, ScheduleSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.task import TaskProgress, load_task
 
@@ -143,3 +146,77 @@ def test_after_step_is_refused_by_name(settings: dict[str, Any], said: str, tmp_
     task.check(TrainingSettings(global_batch_size=8, max_steps=1))
     with pytest.raises(TaskError, match=said):
         task.check(TrainingSettings(global_batch_size=8, max_steps=1, **settings))
+
+
+NET = """
+import copy, random, torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+HELD, OLD, SCALE = [], [torch.ones(2)], {"mean": None}
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.drop, self.size, self.calls, self.rng = nn.Dropout(0.5), 0, 0, None
+        self.register_buffer("center", torch.zeros(2), persistent=False)
+
+def model(params): return Net()
+def dataset(params, split): return None
+
+class Average(torch.optim.SGD):
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.1)
+        self.average, self.model, self.steps = AveragedModel(model), model, 0
+        HELD.append(self)
+    def step(self):
+        super().step()
+        self.steps += 1
+        self.average.update_parameters(self.model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("model.calls += 1", "model.calls"),
+        ("model.center.lerp_(model(batch).detach().mean(0), 0.1)", "model.center"),
+        ("model.kept = model(batch).detach()", "model.kept"),
+        ("model.kept = model(batch)", ""),  # with a graph, so only for this step
+        ("model.drop.p *= 0.9", "model.drop.p"),
+        ("SCALE['mean'] = model(batch).mean().item()", "SCALE['mean']"),
+        ("OLD[0] = OLD[0] * 0.9", "OLD[0]"),
+        ("HELD.append(1.0)", "HELD"),
+        ("model.size = max(model.size, 7)\n    model.center = torch.ones(2) * model.size", ""),  # caches
+        ("return HELD[0].average.module(batch).mean()", ""),  # of the optimizer, which a checkpoint has
+        ("HELD or HELD.append(AveragedModel(model))\n    HELD[0].update_parameters(model)", "HELD[0].module.weight"),
+        ("model.rng = model.rng or random.Random()", "makes a random generator"),
+    ],
+)
+def test_state_that_no_checkpoint_has_is_named(
+    body: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for what may be a figure for a log, an error for parameters, and nothing for what changes once."""
+    (tmp_path / "net.py").write_text(f"{NET}\ndef loss(model, batch):\n    {body}\n    return model(batch).mean()\n")
+    task = load_task(tmp_path / "net.py")
+    model = task.model({})
+    optimizer = vars(sys.modules[task.loss.__module__])["Average"](model) if "HELD[0].a" in body else None
+    own = OwnOptimizer(optimizer, {p: n for n, p in model.named_parameters()}) if optimizer else None
+    place, strategy = SimpleNamespace(is_head=True), SimpleNamespace(module=model)
+    roots = (task.loss, model)
+    watch = unsaved.watch(SimpleNamespace(**locals()))  # type: ignore[arg-type]
+    next(watch)
+    try:
+        for _ in range(3):
+            task.loss(model, torch.eye(2)).backward()
+            with torch.no_grad():
+                torch._foreach_add_([*model.parameters()], 0.1)
+            if optimizer:
+                optimizer.step()
+            next(watch, None)
+    except TaskError as error:
+        print(error)
+    output = capsys.readouterr().out
+    assert ("outside of the model, and no checkpoint" in output) == ("HELD[0].u" in body)
+    assert said in output
+    assert output.count("\n") == bool(said), output
