@@ -26,14 +26,14 @@ from doubles import warmpython
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
-import math, os, random, resource, signal, time
+import itertools, math, os, random, resource, signal, time
 from pathlib import Path
 import numpy, torch
 from torch import nn
 from torch.nn import functional as F
 
 RANK = int(os.environ.get("RANK", 0))
-calls = 0
+calls = itertools.count(1)  # a plain number would be named as state that no checkpoint has
 
 class Points:
     def __init__(self, count): self.count = count
@@ -62,11 +62,10 @@ def model(params):
     return Net(params.get("width", 16))
 
 def loss(model, batch):
-    global calls
-    calls += 1
+    call = next(calls)
     todo = os.environ.get("DO", "").split(":")  # what to do once, on which rank or on any, in which micro-batch
     done = Path("done-" + "-".join(todo))
-    if todo[0] and todo[1] in ("any", str(RANK)) and calls == int(todo[2]) and not done.exists():
+    if todo[0] and todo[1] in ("any", str(RANK)) and call == int(todo[2]) and not done.exists():
         done.touch()
         if todo[0] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

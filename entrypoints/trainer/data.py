@@ -106,13 +106,14 @@ def seed_all(value: int, own: Iterable[Any] = ()) -> None:
         reseed(generator, value)
 
 
-def _tell(told: Any, epoch: int, value: int) -> None:
-    """Call `set_epoch` under a seed, also of the generators that it makes."""
-    seed_all(value, own := own_generators(told))
-    told.set_epoch(epoch)
-    forget(told)
-    if own_generators(told) != own:
-        seed_all(value, own_generators(told))
+def _begin(root: Any, epoch: int, value: int) -> None:
+    """Seed the generators for an epoch, also those that `set_epoch` makes, if there is one."""
+    seed_all(value, own := own_generators(root))
+    if hasattr(root, "set_epoch"):
+        root.set_epoch(epoch)
+        forget(root)
+        if own_generators(root) != own:
+            seed_all(value, own_generators(root))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +143,7 @@ def permutation(order: SampleOrder, epoch: int) -> torch.Tensor:
 
 def drawn(sampler: Any, seed: int, epoch: int, items: int, length: int | None = None) -> torch.Tensor:
     """Return the indices of an epoch that a sampler gives, below `items`: int64. Raises FormError."""
-    seed_all(mix(seed, ORDER, epoch), own_generators(sampler))
-    if hasattr(sampler, "set_epoch"):
-        _tell(sampler, epoch, mix(seed, ORDER, epoch))
+    _begin(sampler, epoch, mix(seed, ORDER, epoch))
     most = max(10 * items, _MOST_DRAWN)
     with contextlib.suppress(TypeError, NotImplementedError):
         most = max(most, len(sampler))
@@ -227,9 +226,7 @@ class Stream:
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield the items of one pass."""
-        seed_all(mix(self._seed, SAMPLE, epoch, -1), own_generators(self.source))
-        if hasattr(self.source, "set_epoch"):
-            _tell(self.source, epoch, mix(self._seed, SAMPLE, epoch, -1))
+        _begin(self.source, epoch, mix(self._seed, SAMPLE, epoch, -1))
         items = iter(self.source)
         for number in itertools.count():
             seed_all(mix(self._seed, SAMPLE, epoch, number), own_generators(self.source))
@@ -325,7 +322,6 @@ class _BatchSource:
         self._seed = seed
         self._collate = collate
         self._random: bool | None = None
-        self._has_collated = False
         self._is_told, self._epoch = hasattr(data, "set_epoch"), -1
 
     def __getitems__(self, keys: list[Key]) -> Any:
@@ -348,10 +344,7 @@ class _BatchSource:
         value, own = mix(self._seed, COLLATE, *keys[0]), own_generators(self._collate)
         seed_all(value, own)
         batch = self._collate(samples)
-        if not self._has_collated:
-            self._has_collated = True
-            forget(self._collate)
-        if own_generators(self._collate) == own:
+        if own_generators(self._collate, is_used=True) == own:
             return batch
         seed_all(value, own_generators(self._collate))  # the call made a generator
         return self._collate(self._read([keys])[0])
@@ -367,25 +360,18 @@ class _BatchSource:
         return [self._read_seeded(keys) for keys in block]
 
     def _read_seeded(self, keys: list[Key]) -> list[Any]:
-        samples, is_first = [], self._random is None
+        samples, own = [], own_generators(self._source)
         for epoch, index in keys:
             if self._is_told and epoch not in (self._epoch, -1):  # -1: of an evaluation
-                _tell(self._data, epoch, mix(self._seed, SAMPLE, epoch, -1))
-                self._epoch = epoch
-            value, own = mix(self._seed, SAMPLE, epoch, index), own_generators(self._source)
+                _begin(self._data, epoch, mix(self._seed, SAMPLE, epoch, -1))
+                self._epoch, own = epoch, own_generators(self._source)
+            value = mix(self._seed, SAMPLE, epoch, index)
             seed_all(value, own)
             samples.append(self._data[index])
             if not self._random:
                 self._random = _draw(own) != _untouched(value, own)
-            if own_generators(self._source) != own:  # the read made a generator
-                seed_all(value, own_generators(self._source))
-                samples[-1] = self._data[index]
-        if is_first:
-            own = own_generators(self._source)
-            forget(self._source)
-            if own_generators(self._source) != own:
-                return self._read_seeded(keys)
-        return samples
+        is_whole = own_generators(self._source, is_used=True) == own  # else a read made a generator
+        return samples if is_whole else self._read_seeded(keys)
 
 
 _AHEAD, _AHEAD_S = 16, 1e-3  # batches, at most

@@ -10,16 +10,17 @@ import torch
 
 from .search import walk
 
-Form = tuple[type, ...]  # the types of an object's attributes
+Form = tuple[Any, ...]  # whether the object was used, and the types of its attributes
 _known: dict[int, tuple[Any, tuple[Any, ...], set[Form]]] = {}  # by the id of an object, which the reference keeps
 
 
-def own_generators(root: Any) -> tuple[Any, ...]:
+def own_generators(root: Any, *, is_used: bool = False) -> tuple[Any, ...]:
     """Return the generators that the object holds, or that its code names.
 
-    The search is made at the first call, and anew after `forget` and for attributes of other types than before.
+    The search is made at the first call, at the first call after a use, for attributes of other types than before, and
+    after `forget`.
     """
-    form = tuple(map(type, getattr(root, "__dict__", {}).values()))
+    form = (is_used, *map(type, getattr(root, "__dict__", {}).values()))
     _, found, forms = _known.get(id(root), (None, (), set[Form]()))
     if form not in forms:
         if len(_known) >= 16:  # the functions and splits of a job, with room

@@ -262,7 +262,7 @@ def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_p
 @pytest.mark.slow
 def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> None:
     """The ranks agree after each micro-batch, as a step may take minutes; changes of buffers are undone."""
-    slow = TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.3)\n")
+    slow = TASK.replace("    call = next(calls)\n", "    call = next(calls); time.sleep(0.3)\n")
     # The second of step 4's four micro-batches.
     stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", text=slow, max_steps=4)
     assert stopped.only("preempt")["step"] == 3
