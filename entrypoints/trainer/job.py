@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import math
 import os
@@ -115,6 +114,7 @@ class TrainingJob:
     owned: range  # the virtual ranks of this rank
     board: tensorboard.Board | None
     tally: Tally
+    roots: tuple[Any, ...]  # what runs in a step or an evaluation, and may draw random numbers
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
         """Return the batches of these samples, loaded according to the settings, on this rank's device."""
@@ -126,12 +126,6 @@ class TrainingJob:
             num_workers=self.spec.training.num_workers,
             device=self.place.device,
         )
-
-    @functools.cached_property
-    def roots(self) -> tuple[Any, ...]:
-        """What runs in a step or an evaluation, and may draw random numbers."""
-        task = self.task
-        return task.loss, task.evaluate, task.outputs, task.after_step, self.strategy.module
 
     def seed(self, *words: int) -> None:
         """Seed all generators, also those of the task's functions and of the model, for a use of the job's seed."""
@@ -278,6 +272,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
         tally=Tally(split, wanted.tokens_per_sample),
+        roots=(task.loss, task.evaluate, task.outputs, task.after_step, strategy.module),
     )
 
 

@@ -53,10 +53,10 @@ def walk(
 def _parts(value: Any, kind: type) -> Iterator[Part]:
     if issubclass(kind, types.FunctionType):
         return _of_function(value)
-    if kind in (list, tuple, deque):
-        return ((f"[{number}]", part) for number, part in enumerate(value))
+    if kind in (list, tuple, deque):  # copies of deques and dicts, which others may change meanwhile
+        return ((f"[{number}]", part) for number, part in enumerate(list(value) if kind is deque else value))
     if kind in _DICTS:
-        return ((f"[{key!r}]" if type(key) in (str, int) else "[]", part) for key, part in value.items())
+        return ((f"[{key!r}]" if type(key) in (str, int) else "[]", part) for key, part in list(value.items()))
     if issubclass(kind, type) and is_library(str(value.__module__)):
         return iter(())
     own = getattr(value, "__dict__", {})
@@ -70,7 +70,7 @@ def _parts(value: Any, kind: type) -> Iterator[Part]:
 
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
     known, names = function.__globals__, set(_names(function.__code__))
-    scopes = (id(known), id(function.__builtins__))
+    scopes = (id(known), id(getattr(function, "__builtins__", None)))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield from ((name, value) for value in gc.get_referents(cell))
     yield from (("", part) for part in gc.get_referents(function) if id(part) not in scopes)  # defaults, what it wraps
