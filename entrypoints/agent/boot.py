@@ -98,6 +98,8 @@ def main() -> int:
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
         code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.is_own)
+        if _needs_group(spec, node.count) and not any(folder.glob("met-*")):
+            failures = [{**failure, "unmet": True} for failure in failures]
         if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
             code, failures = EXIT_CONFIG, [alone]
         return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
@@ -313,10 +315,13 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
 
 def _alone(folder: Path, spec: JobSpec, nodes_count: int) -> dict[str, Any] | None:
     """Return the failure of a script if the ranks have ended well but joined no common group."""
-    nproc, run = spec.nproc_per_node, spec.run
-    if run.is_own or run.allow_alone or nproc * nodes_count == 1:
-        return None
-    return meeting.failure(folder, nproc, nproc * nodes_count)
+    nproc = spec.nproc_per_node
+    return meeting.failure(folder, nproc, nproc * nodes_count) if _needs_group(spec, nodes_count) else None
+
+
+def _needs_group(spec: JobSpec, nodes_count: int) -> bool:
+    """Return whether the ranks of a script must join a group of all ranks."""
+    return not (spec.run.is_own or spec.run.allow_alone or spec.nproc_per_node * nodes_count == 1)
 
 
 def _at_step(folder: Path, failure: dict[str, Any]) -> dict[str, Any]:

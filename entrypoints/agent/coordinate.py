@@ -117,6 +117,7 @@ class Coordinator:
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
     last_sign: tuple[Any, ...] | None = None
+    was_unmet: bool = False  # at the end of the start before: no rank had met another
     gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
     missed_s: float | None = None  # since when a node of this generation is lost
 
@@ -239,6 +240,14 @@ class Coordinator:
             words = f"the start before ended in the same way at step {first['step']}, so a further start would too"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}", "again": True})
         self.last_sign = sign
+        # Ranks that wait at different places fail after a time-out of torch, each start other ranks first.
+        is_unmet = bool(failures) and all(
+            f.get("unmet") and (f.get("peer_lost") or f["kind"] == "hang") for f in failures
+        )
+        if is_unmet and self.was_unmet:
+            words = "in two starts no rank has met another, so a further start would not help"
+            return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}"})
+        self.was_unmet = is_unmet
         if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
             if reason or now_s >= self.rules.soft_deadline_s:  # a job that must stop does not restart
                 return self._end("stopped", reason or self.rules.limit_reason, first)

@@ -31,7 +31,7 @@ from typing import NoReturn
 from .. import atomic_json, processes
 from ..checkpoints.folder import CheckpointError
 from ..rank import heartbeat, tracebacks, variables
-from ..scripts import rank
+from ..scripts import meeting, rank
 from .node_logs import last_lines
 
 EXIT_CONFIG = 64
@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
     if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
         processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    ending = _RankProcess(os.getpid(), Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None)
+    folder, number = os.environ.get("CLOUDTRAIN_RESULT_DIR"), int(os.environ.get("RANK", "0"))
+    ending = _RankProcess(os.getpid(), Path(folder) / f"left-{number}" if folder else None)
     if ending.file is not None:
         ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
     atexit.register(_note_end, ending)  # registered first, so that `_note_end` runs after the script's handlers
@@ -74,11 +74,11 @@ def main(argv: list[str]) -> int:
         _run_user_code(kind, rest)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):  # `sys.exit("no data")`: the message is the cause
-            return _record(leaving)
+            return _record(leaving, number)
         ending.code = leaving.code or 0
         raise
     except BaseException as error:
-        code = _record(error)
+        code = _record(error, number)
         if kind in ("task", "sweep"):
             _leave(code)
         return code
@@ -146,21 +146,21 @@ def _run_user_code(kind: str, command: list[str]) -> None:
     exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
 
 
-def _record(error: BaseException) -> int:
+def _record(error: BaseException, number: int) -> int:
     """Record the exception for boot; print the traceback without cloudtrain's frames; return the exit code."""
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     is_config = "TaskError" in (kind.__name__ for kind in type(error).__mro__)
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
-        number = int(os.environ.get("RANK", "0"))
+        detour = meeting.detour() if type(error).__name__ in _PEER_TYPES and meeting.is_unmet() else None
         failure = {
             "rank": number,
             "kind": "config" if is_config else "exception",
             "type": type(error).__name__,
-            "message": f"{str(error)[:4000]}{_full_disk(error)}",
+            "message": f"{str(error)[:4000]}{_full_disk(error)}{f'; {detour}' if detour else ''}",
             "traceback": _traceback(error),
             "lines": last_lines(number),
-            "peer_lost": _is_echo(error),
+            "peer_lost": detour is None and _is_echo(error),
             "time_s": time.time(),
         }
         with contextlib.suppress(OSError):

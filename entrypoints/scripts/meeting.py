@@ -2,13 +2,15 @@
 
 Ranks without a common group each train alone on all of the data, and end without an error. So a rank leaves a file when
 it joins a group of all ranks, and boot fails a job without these files (boot.py). After a minute without a group the
-rank warns. Only groups of the rank's own process count; processes started by the script are not seen.
+rank warns, and a rehearsal ends. Only groups of the rank's own process count; processes started by the script are not
+seen. A rank that waits for the others at a place of the script's own is told from a rank that never called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -18,15 +20,19 @@ from typing import Any
 from ..contract import RunSpec
 
 WAIT_S = 60.0
-_GENERAL = (
+_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+GENERAL = (
     "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "
     "a script that starts torchrun or another launcher: run its inner script instead, since one rank for "
     "each GPU is started already; `distributed.allow_alone: true` accepts ranks without a group"
 )
 
+_given: dict[str, str] = {}  # torchrun's variables, which a script may change
+_calls: list[dict[str, Any]] = []  # the arguments of init_process_group, from the call until all ranks have come
+
 
 def _file(kind: str) -> Path:
-    return Path(os.environ["CLOUDTRAIN_RESULT_DIR"]) / f"{kind}-{os.environ['RANK']}"
+    return Path(_given["CLOUDTRAIN_RESULT_DIR"]) / f"{kind}-{_given['RANK']}"
 
 
 def expect(run: RunSpec) -> int:
@@ -34,17 +40,20 @@ def expect(run: RunSpec) -> int:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or run.is_own or run.allow_alone or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
         return 0
+    _given.update({name: os.environ.get(name, "") for name in ("CLOUDTRAIN_RESULT_DIR", "RANK", "WORLD_SIZE", *_PLACE)})
     _file("met").unlink(missing_ok=True)  # left by a predecessor, if torchrun restarts ranks in place
     return ranks
 
 
 def watch_groups(module: ModuleType, ranks: int) -> None:
     """Patch torch.distributed to leave the file when the rank has joined a group of all ranks."""
-    init, met = module.init_process_group, _file("met")  # a script may change RANK
+    init, met = module.init_process_group, _file("met")
 
     @functools.wraps(init)
     def joined(*args: Any, **kwargs: Any) -> Any:
+        _calls[:] = [inspect.signature(init).bind_partial(*args, **kwargs).arguments]
         result = init(*args, **kwargs)
+        _calls.clear()
         with contextlib.suppress(OSError, ValueError):  # a full disk; a group without this rank
             if module.get_world_size() >= ranks:
                 met.touch()
@@ -56,16 +65,45 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
         package.init_process_group = joined  # type: ignore[union-attr]
 
 
+def is_unmet() -> bool:
+    """Return whether the rank should have joined a group of all ranks, and has not."""
+    return bool(_given) and not _file("met").exists()
+
+
+def detour() -> str | None:
+    """Return where the rank looks for the others, and where they meet, if the script has changed the place."""
+    call = _calls[0] if _calls else {}
+    given, wrong = f"{_given['MASTER_ADDR']}:{_given['MASTER_PORT']}", []
+    method = str(call.get("init_method") or "env://")
+    if not method.startswith("env://"):
+        at = method.partition("://")[2] or method
+        wrong += [f"init_method {method}"] if at.split("?")[0].rstrip("/") != given else []
+    elif call.get("store") is None:
+        wrong += [f"{name} {os.environ.get(name)}" for name in _PLACE if os.environ.get(name) != _given[name]]
+    for name, argument in (("RANK", "rank"), ("WORLD_SIZE", "world_size")):
+        own = call.get(argument, -1)
+        own = os.environ.get(name) if own in (-1, None) else own
+        wrong += [f"{name} {own}, given as {_given[name]}"] if str(own) != _given[name] else []
+    if not wrong:
+        return None
+    return (
+        f"this rank looks for the others by {', '.join(wrong)}, set by the script; they meet at {given}: leave the "
+        "variables of torchrun as they are, and call init_process_group without init_method, rank and world_size"
+    )
+
+
 def missing_group(ranks: int) -> str | None:
     """Return why the rank is alone and how to fix the fault, None after the rank has joined a group of all."""
-    if _file("met").exists():
+    if not is_unmet():
         return None
+    if _calls:
+        return detour() or "it waits in init_process_group for ranks that have not called it"
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():
         return (
             f"Lightning is set to fewer ranks: leave num_nodes and devices of the Trainer out, or set them ({ranks} "
             f"ranks on {os.environ.get('CLOUDTRAIN_NUM_NODES', '1')} nodes)"
         )
-    return _GENERAL
+    return GENERAL
 
 
 def report_missing_group(ranks: int) -> None:
@@ -78,7 +116,7 @@ def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:
     """Return the failure if a rank of the node has joined no group of all ranks."""
     if len(list(folder.glob("met-*"))) >= nproc:
         return None
-    why = next((path.read_text() for path in sorted(folder.glob("missing_group-*"))), _GENERAL)
+    why = next((path.read_text() for path in sorted(folder.glob("missing_group-*"))), GENERAL)
     message = f"the {ranks} ranks have joined no process group of torch.distributed: each has trained alone, on all of "
     message += f"the data; the files are kept; {why}"
     return {"rank": None, "kind": "config", "message": message}

@@ -77,6 +77,7 @@ def _warn(ranks: int, stopping: Stopping) -> None:
     if ranks and (why := meeting.missing_group(ranks)) is not None:
         words = f"this rank has joined no process group of {ranks} ranks after {wait_s:.0f} s"
         streams.say(f"cloudtrain: warning: {words}; {why}\n")
+        meeting.report_missing_group(ranks)
     if stopping.is_wanted and not stopping.has_trainer:
         words = "on_stop: save has found no Trainer of Hugging Face or Lightning: cloudtrain cannot save at a stop"
         streams.say(f"cloudtrain: warning: {words}\n")

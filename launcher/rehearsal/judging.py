@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import has_checkpoint
 from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.scripts import meeting
 
 from ..text.visible import shown
 from .stage import MOST_TOLERANCE, Rehearsal, RehearsalOptions
@@ -34,6 +35,7 @@ class Verdict:
     backend: str
     bundle_sha256: str = ""
     is_asked_to_prove: bool = False  # with an interruption
+    needs_group: bool = False  # of all ranks, which a script must join
     findings: list[Finding] = field(default_factory=list)
     scaled: tuple[str, ...] = ()  # differences from the plan
     not_checked: list[str] = field(default_factory=list)
@@ -124,7 +126,7 @@ class Verdict:
 
 def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *, is_task: bool) -> bool:
     """Judge a start without interruption: a task must end as done, a script must leave when asked to stop."""
-    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
+    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, ranks, is_task=is_task):
         return False
     last = ended.account.last_step
     verdict.words = f"{_reported(ended.account.steps)} on {counted(ranks, 'rank')}" if last else counted(ranks, "rank")
@@ -133,8 +135,6 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *
     if is_cut and not is_task and not is_saved:
         by = f"by step {last}" if last else f"in {ended.seconds:.0f} s"
         verdict.not_checked.insert(0, f"its files: {by} no save was seen (--steps N, for a step after the first save)")
-    if ended.is_late and ended.left_s is None:  # a script without steps that still runs
-        return _kept(verdict, ended)
     judge = _done if is_task or ended.left_s is None else _left
     return judge(verdict, laid_out, ended) and _kept(verdict, ended)
 
@@ -143,7 +143,7 @@ def interrupted(
     verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, wish: RehearsalOptions, *, is_task: bool
 ) -> bool:
     """Judge the interrupted start: the job must start, reach the step, save, and leave in time."""
-    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
+    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, ranks, is_task=is_task):
         return False
     if ended.left_s is None:
         words = f"the job was over before it could be interrupted at step {wish.preempt_at}"
@@ -280,30 +280,33 @@ def _started(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: i
         few = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
         return _wrong(verdict, ended, "started", f"{few} of {ranks} did not start {late}by the rendered command")
     shape = f"{counted(nodes, 'node')} x {counted(ranks // nodes, 'rank')}"
-    words = f"bundle unpacked, {shape} started by the rendered command{', and met' if ranks > 1 else ''}"
-    return verdict.found("started", words)
+    began = any(event["e"] == "start" for event in ended.account.events)  # of a task, after its ranks have met
+    has_met = ended.account.met >= set(range(ranks)) if verdict.needs_group else ranks > 1 and began
+    return verdict.found("started", f"bundle unpacked, {shape} started by the rendered command{', and met' * has_met}")
 
 
-def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
+def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool) -> bool:
     steps = ended.account.steps
     if ended.account.odd_steps:
         return _wrong(verdict, ended, "steps", f"the loss is not finite at step {ended.account.odd_steps[0]}")
     if ended.state == "failed" and ended.left_s is None:
         done = f"after step {max(steps)}" if steps else "before its first step"
         return _wrong(verdict, ended, "steps", f"it failed {done}")
-    is_quiet = ended.is_late and ended.left_s is None and not steps and not is_task
-    if is_quiet and verdict.is_asked_to_prove:
+    if verdict.needs_group and (unmet := sorted(set(range(ranks)) - ended.account.met)):
+        verdict.hint = ended.account.alone or meeting.GENERAL
+        which = f"rank {unmet[0]} has" if len(unmet) == 1 else f"{len(unmet)} of {ranks} ranks have"
+        done = f"after {_reported(steps)}" if steps else f"in {ended.seconds:.0f} s"
+        return _wrong(verdict, ended, "met", f"{which} joined no process group of all ranks {done}")
+    if ended.is_late and ended.left_s is None and not steps and not is_task:
         words = f"it reported no step in {ended.seconds:.0f} s: a script reports steps by event lines"
         return _wrong(verdict, ended, "steps", f"{words} (docs/rehearse.md); --timeout gives it more time")
-    if ended.is_late and ended.left_s is None and not is_quiet:
+    if ended.is_late and ended.left_s is None:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:
         return _wrong(verdict, ended, "steps", "no step completed")
     if not steps:
-        quiet_s = ended.seconds if is_quiet else ended.quiet_s
-        period = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
-        verdict.not_checked.insert(0, f"its steps: it reported no step {period}")
-        return verdict.found("steps", f"it runs; it reported no step {period}")
+        verdict.not_checked.insert(0, "its steps: it reported no step until its end")
+        return verdict.found("steps", "it runs; it reported no step until its end")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
     return verdict.found("steps", f"{_reported(steps)}{losses}")
 

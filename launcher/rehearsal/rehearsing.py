@@ -29,7 +29,6 @@ from .judging import Verdict
 from .stage import Rehearsal, RehearsalOptions, Rehearsed, Stage, Stored
 from .starts import Account
 
-QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed
 ENVIRONMENTS = "rehearsed"  # below the home folder: environments built from `requirements`
 _OF_PIP = re.compile(r"PIP_\w+|https?_proxy|no_proxy|SSL_CERT_FILE", re.IGNORECASE)
@@ -85,7 +84,13 @@ def rehearse(
     backend = prepared.config.backend
     if not isinstance(prepared.backend, Rehearsed):
         raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
-    verdict = Verdict(backend, prepared.bundle.sha256, is_asked_to_prove=wish.preempt_at is not None)
+    alone = chosen.ranks == 1 or prepared.config.distributed.allow_alone
+    verdict = Verdict(
+        backend,
+        prepared.bundle.sha256,
+        is_asked_to_prove=wish.preempt_at is not None,
+        needs_group=prepared.config.task is None and not alone,
+    )
     begun_s = time.monotonic()
     addresses, lock = sandbox.addresses(chosen.nodes)
     with ExitStack() as services, lock:
@@ -186,7 +191,7 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
     """Return a function of the account and the seconds since the first rank that decides when to interrupt."""
     last = hold_at if hold_at is not None else leave_at
     assert last is not None
-    may_be_quiet, hinted = work.wish.preempt_at is None, False
+    hinted = False
 
     def is_due(account: Account, seconds: float) -> bool:
         nonlocal hinted
@@ -195,9 +200,9 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
             # After a kill only durable checkpoints remain, so wait for a save in progress.
             return hold_at is not None and has_last_step and (not work.wish.kills or account.is_settled())
         if not account.steps and seconds > HINT_S and not hinted:
-            hinted, limit_s = True, QUIET_S if may_be_quiet else work.wish.timeout_s
+            hinted, limit_s = True, work.wish.timeout_s
             work.say(f"no step reported yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
-        return has_last_step or (may_be_quiet and not account.steps and seconds > QUIET_S)
+        return has_last_step or bool(account.alone and len(account.met) < work.scale.ranks)
 
     return is_due
 

@@ -39,7 +39,6 @@ class StartResult:
     exits: list[ExitReport] = field(default_factory=list)  # of the agents
     seconds: float = 0.0  # since the start
     left_s: float | None = None  # from the interruption to the end of the last node, None without an interruption
-    quiet_s: float | None = None  # from the first rank's start to the interruption, if no step was reported by then
     is_killed: bool = False
     is_late: bool = False  # the time limit passed before the job had ended or reached its step
     tail: list[str] = field(default_factory=list)
@@ -98,7 +97,6 @@ def run(
                 continue
             if until(found.account, now_s - ranks_s):
                 interrupted_s, late_s, found.is_killed = now_s, now_s + laid_out.grace_s, at_once
-                found.quiet_s = None if found.account.steps else now_s - ranks_s
                 if at_once:
                     break
                 _interrupt(laid_out.nodes, running)
@@ -192,6 +190,8 @@ class Account:
     steps: dict[int, float | None] = field(default_factory=dict)  # step -> loss, None if a script reports no loss
     events: list[dict[str, Any]] = field(default_factory=list)  # events except steps
     ranks: set[int] = field(default_factory=set)
+    met: set[int] = field(default_factory=set)  # of a script: ranks that have joined a group of all ranks
+    alone: str = ""  # why a rank has not, in its own words, after a minute or at its end
     _read: dict[Path, int] = field(default_factory=dict)
     _reported_s: float = 0.0  # when the newest step was reported, by the monotonic clock
 
@@ -203,6 +203,9 @@ class Account:
                     self.ranks.add(int(match[1]))
                     if int(match[1]) == 0:
                         self._take(path)
+            self.met |= {int(path.name.rpartition("-")[2]) for path in folder.glob("result/*/met-*")}
+            for path in () if self.alone else folder.glob("result/*/missing_group-*"):
+                self.alone = path.read_text()
 
     @property
     def last_step(self) -> int | None:

@@ -39,7 +39,11 @@ SCRIPT = """
 import json, math, os, signal, sys, time
 from pathlib import Path
 
+import torch.distributed
+
 mode, folder, stops = sys.argv[1], Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]), []
+if mode != "lonely":
+    torch.distributed.init_process_group("gloo")
 if mode == "lacks":
     import neighbour
 signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
@@ -122,6 +126,7 @@ def test_rehearsal_proves_that_an_interrupted_job_resumes(
     ("mode", "name", "words"),
     [
         ("forgets", "losses", "the losses differ after the resume"),
+        ("lonely", "met", "2 of 2 ranks have joined no process group of all ranks after"),
         pytest.param(*("deaf", "saved", "name the checkpoints in `keep`"), marks=pytest.mark.soak),
         pytest.param("anew", "resumed", "the script began again at step 1", marks=pytest.mark.soak),
     ],
@@ -129,9 +134,9 @@ def test_rehearsal_proves_that_an_interrupted_job_resumes(
 def test_rehearsal_finds_a_script_that_does_not_resume(
     cli: Any, tmp_path: Path, mode: str, name: str, words: str
 ) -> None:
-    """A script that loses its optimizer's state, saves nothing or restarts is not proven; the exit code is 1."""
-    folder = project(tmp_path / "project", "local", mode=mode)
-    done = cli("rehearse", "--preempt-at", "3", "--steps", "3", "--nodes", "1", "--json", cwd=folder)
+    """A script that loses its optimizer's state, saves nothing, restarts or is alone is not proven; exit code 1."""
+    folder, nodes = project(tmp_path / "project", "local", mode=mode), "2" if mode == "lonely" else "1"
+    done = cli("rehearse", "--preempt-at", "3", "--steps", "3", "--nodes", nodes, "--json", cwd=folder)
     assert done.code == 1
     assert done.json["proven"] is False
     assert words in done.json["verdict"]

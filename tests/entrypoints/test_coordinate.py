@@ -187,6 +187,23 @@ def test_same_echoes_twice_end_the_job() -> None:
     assert (verdict.state, verdict.restarts) == ("failed", 1)
 
 
+@pytest.mark.parametrize("kind", ["exception", "hang"])
+def test_ranks_that_never_met_are_started_twice(kind: str) -> None:
+    """Other ranks tell of the time-out in each start, half an hour after it; the second such end is final."""
+    job = Job(replace(RULES, max_restarts=3, soft_deadline_s=9000, hard_deadline_s=9000))
+    job.run()
+    for teller in (0, 1):
+        failure = {**COLLATERAL, "kind": kind, "message": f"timed out, rank {teller}", "unmet": True}
+        job.say(teller, phase="exited", code=70, failures=(failure,))
+        job.say(1 - teller, phase="exited", code=70)
+        job.decide(after_s=1800)
+        job.run()
+    verdict = job.coordinator.desired.verdict
+    assert verdict is not None
+    assert (verdict.state, verdict.restarts) == ("failed", 1)
+    assert "no rank has met another" in (verdict.error or {})["message"]
+
+
 OWN = ("SIGABRT", "SIGSEGV", "SIGBUS")
 FULL = {"message": "killed by SIGKILL; meanwhile the kernel killed a process of this machine for want of memory"}
 

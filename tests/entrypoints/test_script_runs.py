@@ -208,8 +208,7 @@ def test_missing_trainer_is_reported(job: Callable[[str], Job]) -> None:
 
 def test_failure_has_the_reason_that_a_rank_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Lightning in the rank, the message names Lightning's arguments and not the general cure."""
-    monkeypatch.setenv("CLOUDTRAIN_RESULT_DIR", str(tmp_path))
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(meeting, "_given", {"CLOUDTRAIN_RESULT_DIR": str(tmp_path), "RANK": "1"})
     monkeypatch.setitem(sys.modules, "lightning", sys.modules[__name__])
     meeting.report_missing_group(2)
     assert "leave num_nodes and devices" in (meeting.failure(tmp_path, 2, 2) or {})["message"]

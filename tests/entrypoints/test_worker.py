@@ -138,6 +138,43 @@ def test_lost_peer_is_marked_once_the_ranks_have_met(tmp_path: Path, script: str
     assert failure(tmp_path)["peer_lost"] is is_echo
 
 
+INIT = """
+import datetime, os, torch.distributed as dist
+{}
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1){})
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "argument", "words"),
+    [
+        (
+            'os.environ["MASTER_ADDR"] = "localhost"',
+            "",
+            "MASTER_ADDR localhost, set by the script; they meet at 127.0.0.1:1:",
+        ),
+        ('os.environ["MASTER_PORT"] = "12355"', "", "by MASTER_PORT 12355, set"),
+        (
+            "",
+            ', init_method="tcp://127.0.0.1:23456", rank=3, world_size=4',
+            "by init_method tcp://127.0.0.1:23456, set",
+        ),
+        ('os.environ["WORLD_SIZE"] = "8"', "", "by WORLD_SIZE 8, given as 4, set"),
+        ('os.environ["RANK"] = "1"', "", "by RANK 1, given as 3, set"),
+        ("", ', init_method="env://", rank=3, world_size=4', ""),
+        ("", "", ""),
+    ],
+)
+def test_place_of_the_scripts_own_is_named(tmp_path: Path, lines: str, argument: str, words: str) -> None:
+    """A rank that looks for the others elsewhere says both addresses, and is no echo of a lost peer."""
+    (tmp_path / "train.py").write_text(INIT.format(lines, argument))
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    run(tmp_path, "script", "train.py", **place)
+    told = failure(tmp_path)
+    assert (words in told["message"], "set by the script" in told["message"]) == (True, bool(words))
+    assert told["peer_lost"] is (not words)
+
+
 def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:
     """Output of the script and of its children lands in rank-3.log, in order."""
     (tmp_path / "train.py").write_text("import os\nprint('one')\nos.system('echo two')\nprint('three')")

@@ -149,9 +149,11 @@ def test_account_reads_complete_lines(tmp_path: Path) -> None:
     assert found.is_settled()
 
 
-def ended(steps: dict[int, float | None], *ranks: int, **more: Any) -> starts.StartResult:
+def ended(
+    steps: dict[int, float | None], *ranks: int, account: dict[str, Any] | None = None, **more: Any
+) -> starts.StartResult:
     """Return the result of a start whose ranks reported the steps."""
-    found = starts.StartResult(starts.Account(()), **more)
+    found = starts.StartResult(starts.Account((), **account or {}), **more)
     found.account.steps, found.account.ranks = steps, {*ranks}
     return found
 
@@ -296,14 +298,53 @@ def test_failed_save_does_not_count() -> None:
 
 
 def test_slow_script_is_waited_for() -> None:
-    """A given step implies that the script reports steps; without a step, a silent script only has to run."""
+    """A silent script is waited for to the end of the time; a rank that says that it is alone ends the wait."""
     said: list[str] = []
-    work: Any = SimpleNamespace(is_task=False, wish=RehearsalOptions(preempt_at=3), say=said.append)
+    ranks = SimpleNamespace(ranks=2)
+    work: Any = SimpleNamespace(is_task=False, wish=RehearsalOptions(preempt_at=3), say=said.append, scale=ranks)
     silent, until = starts.Account(()), rehearsing._until(work, 3, None)
     assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
     assert len(said) == 1
-    work.wish = RehearsalOptions()
-    assert [rehearsing._until(work, None, 5)(silent, seconds) for seconds in (20.0, 61.0)] == [False, True]
+    lonely, work.wish = starts.Account((), alone="it waits at localhost"), RehearsalOptions()
+    assert [rehearsing._until(work, None, 5)(one, 61.0) for one in (silent, lonely)] == [False, True]
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["proof", "run"])
+@pytest.mark.parametrize(
+    ("found", "needs_group", "words"),
+    [
+        (
+            ended({1: 0.5, 2: 0.4}, 0, 1, left_s=1.0),
+            True,
+            "2 of 2 ranks have joined no process group of all ranks after",
+        ),
+        (ended({1: 0.5}, 0, 1, left_s=1.0, account={"met": {0}}), True, "rank 1 has joined no process group"),
+        (
+            ended({}, 0, 1, is_late=True, seconds=300.0),
+            True,
+            "2 of 2 ranks have joined no process group of all ranks in",
+        ),
+        (ended({}, 0, 1, left_s=1.0, account={"alone": "it waits"}), True, "2 of 2 ranks have joined no process group"),
+        (ended({}, 0, 1, is_late=True, account={"met": {0, 1}}), True, "it reported no step in"),
+        (ended({}, 0, 1, is_late=True), False, "it reported no step in"),
+        (ended({1: 0.5}, 0, 1, left_s=1.0, account={"met": {0, 1}}), True, ""),
+        (ended({1: 0.5}, 0, 1, left_s=1.0), False, ""),  # allow_alone
+    ],
+)
+def test_only_ranks_that_met_are_said_to_have_met(
+    tmp_path: Path, found: starts.StartResult, needs_group: bool, words: str, asks: bool
+) -> None:
+    """A script whose ranks did not meet, or that made no step, fails, with or without an interruption."""
+    found.exits = [ExitReport("stopped")]
+    verdict = Verdict("local", is_asked_to_prove=asks, needs_group=needs_group)
+    laid_out = replace(LAID_OUT, checkpoints=tmp_path, nodes=(NodeRun("n", ("true",), {}, (tmp_path, tmp_path)),))
+    if asks:
+        judging.interrupted(verdict, laid_out, found, 2, RehearsalOptions(preempt_at=1), is_task=False)
+    else:
+        judging.ran(verdict, laid_out, found, 2, is_task=False)
+    first, second = verdict.findings[:2]
+    assert first.words.endswith("and met") is (found.account.met == {0, 1})
+    assert (second.is_right, words in second.words) == (not words, True)
 
 
 def test_output_of_the_job_has_no_escape_sequences(tmp_path: Path) -> None:
