@@ -17,6 +17,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within i
 # Slurm sends SIGTERM to all processes of a job at once: torchrun needs no second signal, and a rank may have obeyed
 # before boot's handler runs. Signals of the agent are then SIGUSR1.
 SLURM, AT_ONCE_S = "SLURM_JOB_ID", 1.0
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*\n", re.MULTILINE)
 HANG_ACCOUNTS_S = 5.0  # from a hang to the kill: ranks on remaining nodes would report the kill as a cause
 
 
@@ -337,10 +339,21 @@ def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
     """
     if failure["rank"] is None:
         return failure
-    lines = last_lines(failure["rank"])
+    lines = last_lines(failure["rank"]) or _before_the_log(failure["rank"])
     if not lines or failure["kind"] != "exit":
         return {**failure, "lines": lines}
     return {**failure, "message": f"{failure['message']}; last line: {lines[-1]}", "lines": lines}
+
+
+def _before_the_log(rank: int) -> list[str]:
+    """Put what a rank without a log has printed into its log, and return the last lines: torchrun.log has the rest."""
+    folder = Path(os.environ.get("CLOUDTRAIN_LOG_DIR") or "/nowhere")
+    with contextlib.suppress(OSError):
+        text = (folder / "torchrun.log").read_text(errors="replace")
+        if found := _TRACEBACK.search(text):
+            with (folder / f"rank-{rank}.log").open("x") as log:
+                log.write(found[0])
+    return last_lines(rank)
 
 
 def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:

@@ -36,16 +36,17 @@ def boot_environment(
         beside["CLOUDTRAIN_DEADLINE"] = f"{time.time() + spec.max_duration_s - used_s:.0f}"
     if resume is not None:
         beside["CLOUDTRAIN_RESUME_PATH"] = str(resume)
-    # The user's own PYTHONPATH stays, after the folder of boot and the trainer.
     machine = os.environ if spec.container is None else dockerrun.inherited(os.environ)
-    theirs = spec.environment.get("PYTHONPATH", machine.get("PYTHONPATH"))
-    path = os.pathsep.join(filter(None, [str(root / "runtime"), theirs]))
+    path = os.pathsep.join(filter(None, [str(root / "runtime"), machine.get("PYTHONPATH")]))
     # torchrun limits ranks to one thread only on nodes with several ranks; several nodes on a machine need a limit.
     threads = max(1, processes.cores() // (spec.colocated * spec.job.nproc_per_node))
     defaults = {"OMP_NUM_THREADS": str(threads)}
     known = {**spec.environment, **beside}
     own = {name: variables.expanded(value, known) for name, value in spec.environment.items()}
-    return {**defaults, **machine, **own, **spec.secrets, **beside, "PYTHONPATH": path}
+    own |= spec.secrets
+    if "PYTHONPATH" in own:
+        own[variables.PYTHONPATH] = own["PYTHONPATH"]
+    return {**defaults, **machine, **own, **beside, "PYTHONPATH": path}
 
 
 def node_variables(spec: AgentSpec, place: int, nodes: int) -> dict[str, str]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, processes
+from ..rank import variables
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun with the arguments; return 0, or 1 if a worker failed or a signal stopped torchrun."""
     processes.die_with_parent()
-    # Not earlier: `-m` puts the current folder before the standard library, and the code may contain a platform.py.
-    if "CLOUDTRAIN_CODE_DIR" in os.environ:
-        os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
+    # At the end: torch may be there, and a random.py must not hide the standard library's.
+    sys.path += filter(None, os.environ.get(variables.PYTHONPATH, "").split(os.pathsep))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

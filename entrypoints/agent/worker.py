@@ -23,6 +23,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,7 +58,12 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; a script's exception has been recorded and printed."""
     processes.die_with_parent()
+    # Not earlier: `-m` puts the current folder before the standard library, and the code may contain a random.py.
+    if place := os.environ.get("CLOUDTRAIN_CODE_DIR"):
+        os.chdir(place)
+        sys.path[0] = place
     variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
+    _name_run(os.environ)
     if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
         processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
@@ -103,9 +109,26 @@ def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
     else:
         from ..trainer import train
 
+        _take_path(os.environ)
         ending.code = train.main()
     _note_end(ending)
     _leave(ending.code)
+
+
+def _name_run(environ: MutableMapping[str, str]) -> None:
+    """Give the run an id and its restarts: torchrun does not know the job, nor the restarts by cloudtrain's agents."""
+    if "TORCHELASTIC_RUN_ID" in environ and "CLOUDTRAIN_JOB" in environ:
+        environ["TORCHELASTIC_RUN_ID"] = f"{environ['CLOUDTRAIN_JOB']}-{environ.get('CLOUDTRAIN_ATTEMPT', '1')}"
+        counts = (environ.get(name) or "0" for name in ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT"))
+        environ["TORCHELASTIC_RESTART_COUNT"] = str(sum(map(int, counts)))
+
+
+def _take_path(environ: MutableMapping[str, str]) -> None:
+    """Put the job's own PYTHONPATH before the standard library, as Python would have."""
+    if theirs := environ.pop(variables.PYTHONPATH, None):
+        own = environ.get("PYTHONPATH", "").partition(os.pathsep)[0]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [own, theirs]))
+        sys.path[1:1] = [str(Path(folder).absolute()) for folder in theirs.split(os.pathsep) if folder]
 
 
 def _note_end(ending: _RankProcess) -> None:
@@ -126,24 +149,27 @@ def _leave(code: int) -> NoReturn:
 def _run_user_code(kind: str, command: list[str]) -> None:
     """Run the script or module like the interpreter itself, in the real `__main__`."""
     target = command[0]
-    sys.argv = [target, *(variables.expanded(word, os.environ) for word in command[1:])]
+    sys.argv = [target, *(variables.of_rank(word, os.environ) for word in command[1:])]
+    _take_path(os.environ)
     if kind == "module":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
     sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
+    source = Path(target).read_bytes()
+    target = str(Path(target).absolute())  # in __main__'s code too: a script may change the folder
     # In __main__ itself, not with runpy.run_path: pickled classes and spawned data-loader workers need __main__.
     scope = sys.modules["__main__"].__dict__
     for name in [name for name in scope if not name.startswith("__")]:
         del scope[name]
     scope.update(
-        __file__=str(Path(target).absolute()),
+        __file__=target,
         __package__=None,
         __spec__=None,
         __cached__=None,
         __doc__=None,
         __builtins__=builtins,
     )
-    exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
+    exec(compile(source, target, "exec", dont_inherit=True), scope)
 
 
 def _record(error: BaseException, number: int) -> int:

@@ -1,7 +1,7 @@
 """The job's own variables in a config's arguments and environment: their names, and their expansion on the node.
 
-`$CLOUDTRAIN_JOB` and `${CLOUDTRAIN_JOB}` are replaced; `$$CLOUDTRAIN_JOB` becomes the text `$CLOUDTRAIN_JOB`. Every
-other `$` stays unchanged.
+`$CLOUDTRAIN_JOB` and `${CLOUDTRAIN_JOB}` are replaced; `$$CLOUDTRAIN_JOB` becomes the text `$CLOUDTRAIN_JOB`. In
+arguments, so are the numbers of the rank: RANK, LOCAL_RANK and WORLD_SIZE. Every other `$` stays unchanged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ PREFIX = "CLOUDTRAIN_"
 _NAMES = "ATTEMPT CHECKPOINT_DIR CODE_DIR DEADLINE JOB NODE_RANK NUM_NODES OUTPUT_DIR RESUME_PATH"
 NAMES = tuple(f"{PREFIX}{name}" for name in _NAMES.split())
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
+_OF_RANK = re.compile(r"\$(\$?)(RANK|LOCAL_RANK|WORLD_SIZE)\b", re.ASCII)
+# The job's own PYTHONPATH, for user code alone: a random.py there would break the imports of torchrun and the worker.
+PYTHONPATH = f"{PREFIX}PYTHONPATH"
 
 
 def deadline_s(environ: Mapping[str, str]) -> float | None:
@@ -48,3 +51,12 @@ def expanded(text: str, values: Mapping[str, str]) -> str:
         return match[0][1:] if match[1] else values.get(match[2] or match[3], "")
 
     return _REFERENCE.sub(value, text)
+
+
+def of_rank(text: str, values: Mapping[str, str]) -> str:
+    """Return an argument with the values of the job's variables, and of the rank's."""
+
+    def value(match: re.Match[str]) -> str:
+        return match[0][1:] if match[1] else values.get(match[2], "")
+
+    return expanded(_OF_RANK.sub(value, text), values)

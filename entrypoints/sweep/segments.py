@@ -241,7 +241,7 @@ class SlotRunner:
             running.child = subprocess.Popen(
                 self._command(work, words, meeting),
                 env=environment if script is None else {**environment, **self._alone(meeting), **script.environment()},
-                cwd=None if script is None else script.code,
+                cwd=work,  # the shell goes to the code
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -287,6 +287,7 @@ class SlotRunner:
             **with_gpus,
             "OMP_NUM_THREADS": str(min(threads, int(kept.get("OMP_NUM_THREADS") or threads))),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "CLOUDTRAIN_CODE_DIR": str(Path.cwd()),
             "CLOUDTRAIN_SPEC": str(work / "spec.json"),
             "CLOUDTRAIN_RESULT_DIR": str(work / "result"),
             "CLOUDTRAIN_LOG_DIR": str(work / "log"),

@@ -129,6 +129,16 @@ def test_outcome_is_the_meaning_of_the_end(tmp_path: Path, told: dict[str, Any],
     assert (found, bool(failures)) == (code, code in (boot.EXIT_CONFIG, boot.EXIT_FAILED))
 
 
+def test_end_before_the_log_opens_reaches_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank prints before its log exists is in torchrun.log alone; the rank's log and the cause get it."""
+    monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    import y\nImportError: no y\n'
+    (tmp_path / "torchrun.log").write_text(f"W1 torchrun: hello\n{trace}E1 failed (exitcode: 1)\nTraceback: more\n")
+    _, failures = outcome(tmp_path, torchrun=[{"rank": 1, "kind": "exit", "exit_code": 1, "message": "code 1"}])
+    assert failures[0]["message"] == "code 1; last line: ImportError: no y"
+    assert (tmp_path / "rank-1.log").read_text() == trace
+
+
 def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
     """The rank with the root cause comes before the rank that lost its peer, whatever their clocks show."""
     echo = {"rank": 0, "kind": "exception", "message": "closed by peer", "peer_lost": True, "time_s": 1.0}

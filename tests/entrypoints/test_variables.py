@@ -31,6 +31,13 @@ def test_two_dollars_escape_a_reference() -> None:
     assert list(found) == ["CLOUDTRAIN_NOPE", "CLOUDTRAIN_X"]
 
 
+def test_argument_has_the_numbers_of_its_rank() -> None:
+    """Only the three names of torchrun, whole, and once; two dollars escape them too."""
+    values = {**VALUES, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "CLOUDTRAIN_CODE_DIR": "/$RANK"}
+    text = "--local_rank=$LOCAL_RANK $RANK/$WORLD_SIZE $RANKS $$RANK $HOME $CLOUDTRAIN_JOB $CLOUDTRAIN_CODE_DIR"
+    assert variables.of_rank(text, values) == "--local_rank=1 3/8 $RANKS $RANK $HOME digits-1 /$RANK"
+
+
 @given(st.text(alphabet=st.sampled_from("$${}ab_ 1\\'\"`CLOUDTRAIN\n\t\u20ac"), max_size=40))
 def test_further_text_stays_byte_for_byte(text: str) -> None:
     """Dollars, braces, quotes and line ends without a reference pass unchanged."""

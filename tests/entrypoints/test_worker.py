@@ -65,6 +65,41 @@ def test_module_runs_as_python_m(tmp_path: Path) -> None:
     assert run(tmp_path, "module", "pkg.train", "-x").stdout == plain.stdout
 
 
+@pytest.mark.parametrize("name", ["random", "signal", "dataclasses", "pathlib"])
+def test_names_of_the_standard_library_break_nothing_of_ours(tmp_path: Path, name: str) -> None:
+    """The code's root and the job's PYTHONPATH are for the script: torchrun and the worker import the library's own."""
+    for folder in (code := tmp_path / "code", tmp_path / "own", code / "src"):
+        folder.mkdir()
+    for folder in (code, tmp_path / "own"):
+        (folder / f"{name}.py").write_text("MINE = True\n")
+    (code / "src/train.py").write_text(
+        f"import os, sys\nprint(sys.path[:2], os.getcwd(), os.environ['PYTHONPATH'])\n"
+        f"del sys.modules[{name!r}]\nimport {name}\nprint({name}.MINE)\n"
+    )
+    path = {"PYTHONPATH": "/machine", "CLOUDTRAIN_PYTHONPATH": str(tmp_path / "own"), "CLOUDTRAIN_CODE_DIR": str(code)}
+    ended = run(tmp_path, "script", "src/train.py", **path)
+    own = tmp_path / "own"
+    assert ended.stdout.splitlines() == [f"{[str(code / 'src'), str(own)]} {code} /machine:{own}", "True"], ended.stderr
+
+
+def test_source_of_the_script_is_found_from_any_folder(tmp_path: Path) -> None:
+    """A script may change the folder: `__main__`'s code has an absolute file name, as under python."""
+    (tmp_path / "train.py").write_text(
+        "import inspect, os\ndef f(): pass\nos.chdir('/')\nprint(inspect.getsource(f))\n"
+    )
+    assert run(tmp_path, "script", "train.py").stdout == "def f(): pass\n\n"
+
+
+@pytest.mark.parametrize(("restarts", "count"), [({}, "2"), ({"CLOUDTRAIN_RESTART": "3"}, "5")])
+def test_run_has_the_jobs_id_and_its_restarts(tmp_path: Path, restarts: dict[str, str], count: str) -> None:
+    """torchrun knows neither the job nor the restarts by the agents."""
+    (tmp_path / "train.py").write_text(
+        "import os\nprint(os.environ['TORCHELASTIC_RUN_ID'], os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+    )
+    given = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2", "CLOUDTRAIN_JOB": "j", **restarts}
+    assert run(tmp_path, "script", "train.py", CLOUDTRAIN_ATTEMPT="4", **given).stdout == f"j-4 {count}\n"
+
+
 def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     """The record has type, message and the user's own frames, which torchrun's ChildFailedError hides; no mark."""
     (tmp_path / "train.py").write_text("def f():\n    raise ValueError('boom')\nf()\n")
