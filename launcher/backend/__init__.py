@@ -143,6 +143,8 @@ class Bundle(Record, checks=True):
     git: dict[str, Any] = field(default_factory=dict)
     code_sha256: str = ""
     """The hash of all files but the config file, which has more settings than the code that runs."""
+    notes: tuple[str, ...] = ()
+    """On files that are no use on a node as they are."""
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,11 @@ class Code(Section):
     """The code that is shipped to the nodes."""
 
     dir: RelativePath = key(
-        ".", "Folder to ship, relative to the config file. .gitignore and .cloudtrainignore are honoured.", "src"
+        ".", "Folder to ship, relative to the config file: what git has or would add, without .cloudtrainignore.", "src"
     )
     exclude: Many[Text] = key(
         (),
-        "More to leave out, as .gitignore patterns; `!FILE` ships a file that looks like a secret.",
+        "More to leave out, as .gitignore patterns; `!FILE` ships an ignored file, or one that looks like a secret.",
         ["*.ipynb", "data/"],
     )
     max_size_mb: int = key(

@@ -17,11 +17,12 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import stat
 import tarfile
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -38,6 +39,7 @@ from .shipped import MB, collect
 # gzip restarts at a file of PIECE bytes, after each PIECE bytes of a file, and at 1 of ONE_IN smaller files. The
 # restarts cost 0.3 % in size, 1 % for small files; at every small file the cost would be 4 to 20 %.
 PIECE, ONE_IN = 1 << 20, 64
+_SHELL = re.compile(rb"#!.*sh\b")
 LEVEL = 4  # of gzip: half the processor time of level 6, for 5 % more bytes
 
 
@@ -70,7 +72,7 @@ def pack(
     """
     sizes, secrets = shipped.look(folder, exclude, max_bytes)
     folder = folder.resolve()
-    code = _Code(folder, list(sizes), None if config_file is None else _relative(config_file, folder), secrets)
+    code = _Code(folder, list(sizes), None if config_file is None else _relative(config_file, folder), secrets, {})
     try:
         sha256, code_sha256, packed = _write(code, None) if scratch else _store(code, into)
     except OSError as error:
@@ -78,7 +80,8 @@ def pack(
         raise ConfigError(what, where=error.filename or into) from error
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
-    return Bundle(sha256, path, packed, len(sizes), sum(sizes.values()), largest, git.state(folder), code_sha256)
+    size, notes = sum(sizes.values()), tuple(_notes(code.doubtful))
+    return Bundle(sha256, path, packed, len(sizes), size, largest, git.state(folder), code_sha256, notes)
 
 
 def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: Path) -> list[str]:
@@ -121,12 +124,32 @@ def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
 
 
 class _Code(NamedTuple):
-    """The files of a folder; the file `apart` counts in no hash of the code; `secrets` looks at what is read."""
+    """The files of a folder; the file `apart` counts in no hash of the code; `secrets` looks at what is read.
+
+    `doubtful`: the names of files that are no use on a node as they are, by the reason.
+    """
 
     folder: Path
     names: list[str]
     apart: str | None
     secrets: Secrets
+    doubtful: dict[str, list[str]]
+
+    def look(self, name: str, beginning: bytes) -> None:
+        """Look at the beginning of a file."""
+        self.secrets.look(name, beginning)
+        if beginning.startswith(b"version https://git-lfs"):
+            self.doubtful.setdefault("a pointer of Git LFS, not the file itself: git lfs pull", []).append(name)
+        line = beginning[: beginning.find(b"\n") + 1]
+        if line.endswith(b"\r\n") and (name.endswith(".sh") or _SHELL.match(line)):
+            why = "a shell script with Windows line ends (CRLF), which fails on a node: sed -i 's/\\r$//' FILE"
+            self.doubtful.setdefault(why, []).append(name)
+
+
+def _notes(doubtful: Mapping[str, list[str]]) -> Iterator[str]:
+    for why, names in doubtful.items():
+        others = f" and {counted(len(names) - 1, 'other file')}" if len(names) > 1 else ""
+        yield f"code: {names[0]}{others}: {why}"
 
 
 def _relative(file: Path, folder: Path) -> str | None:
@@ -165,7 +188,7 @@ def _write(code: _Code, out: IO[bytes] | None) -> tuple[str, str, int]:
         tar = _Tar(packed)
         for name in code.names:
             beginning = tar.add(f"code/{name}", f"{code.folder}/{name}", None if name == code.apart else hashed)
-            code.secrets.look(name, beginning)
+            code.look(name, beginning)
         shipped.refuse_files(code.secrets.faults())
         runtime = Path(str(files("cloudtrain.entrypoints")))
         for path in sorted(runtime.rglob("*.py")):

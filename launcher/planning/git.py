@@ -34,6 +34,7 @@ _ENVIRONMENT = {
     "GIT_ALLOC_LIMIT": "256m",  # a small object can be a large tree
 }
 _ALWAYS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+_PATTERNS = "core.excludesfile\n"
 _SUBMODULE = "160000 "  # the mode in an index
 
 
@@ -47,6 +48,22 @@ def state(folder: Path) -> dict[str, Any]:
         with _borrowed(folder) as (top, environ):
             return _state(folder, top, environ)
     return {}
+
+
+def tracked_and_ignored(folder: Path) -> tuple[list[str], set[str]] | None:
+    """Return the tracked files below the folder, and what git leaves out, folders with a slash at their end.
+
+    All of git's rules count, wherever they are kept. None without an answer from git: outside a work tree, as an
+    example. Where git leaves out the folder itself, its files follow no rule.
+    """
+    with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
+        folder = folder.resolve()
+        with _borrowed(folder) as (_, environ):
+            tracked = _git(["ls-files", "-z"], folder, environ).split("\0")
+            ask = ["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
+            ignored = _git(ask, folder, environ).split("\0")
+            return tracked[:-1], {name for name in ignored if name not in ("", "./")}
+    return None
 
 
 def _state(folder: Path, top: Path, environ: dict[str, str]) -> dict[str, Any]:
@@ -97,6 +114,11 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         (made / "theirs").write_bytes(foreign.read(common / "config", MOST_BYTES))
         said = _git(["config", "--file", "theirs", "--no-includes", "--null", "--list"], made, environ)
         settings = said.split("\0")
+        for each in settings:  # a file of patterns: the newest names count, before those of info/exclude
+            if each.startswith(_PATTERNS) and (path := Path(each[len(_PATTERNS) :]).expanduser()).is_file():
+                rules = made / "info/exclude"
+                before = rules.read_bytes() if rules.exists() else b""
+                rules.write_bytes(foreign.read(top / path) + b"\n" + before)
         if strange := [each for each in settings if each.startswith("extensions.") and not _HARMLESS.fullmatch(each)]:
             raise ValueError(f"a repository of another form: {strange[0]}")  # refs in a table, as an example
         lines = [f"[{found[1]}]\n{found[2]} = {found[3]}\n" for each in settings if (found := _PLAIN.fullmatch(each))]

@@ -90,10 +90,10 @@ def prepare(
     checked = _checked(backend, config, plan, request)
     refuse(fault for fault in checked if not fault.is_warning)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-    noticed = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder))
+    own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *parent, *_warnings(config, request, plan))
-    warnings, doubt = (*doubts, *noticed), capacity.unknown_region
+    warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
     return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
 

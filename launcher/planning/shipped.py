@@ -12,11 +12,12 @@ from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.models.folder import CHECK, SUMS
 
 from ..errors import ConfigError, Fault, refuse
+from . import git
 from .ignore import IgnoreFile
 from .secret_files import Secrets
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
-# Never code, often large: left out before any ignore file is read. Names, then endings.
+# Never code, often large: left out before any ignore file is read, unless git tracks it. Names, then endings.
 ALWAYS_IGNORED = {
     *(".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".DS_Store", "node_modules", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -37,6 +38,13 @@ class _File(NamedTuple):
         return stat.S_ISLNK(self.mode)
 
 
+class _OfGit(NamedTuple):
+    """What git answers: tracked files, with their folders, that look like no code; and what git leaves out."""
+
+    odd: set[str]
+    ignored: set[str]
+
+
 class _Lines(NamedTuple):
     """An ignore file above a path: `skip` bytes of the path are not below the file's folder, or `before` is missing."""
 
@@ -45,11 +53,20 @@ class _Lines(NamedTuple):
     before: bytes = b""
 
 
+class _Folder(NamedTuple):
+    """A folder to look into; of one that is left out only `exclude` brings files back."""
+
+    below: str
+    lines: list[_Lines]
+    kept: _OfGit | None
+    is_left_out: bool = False
+
+
 def collect(folder: Path, exclude: Iterable[str] = ()) -> list[str]:
     """Return the files to ship, sorted, relative to `folder`. Raises ConfigError for a folder that cannot be read.
 
-    .gitignore and .cloudtrainignore count in the folder, below it, and above it up to the git root; a later, deeper
-    line wins, and .cloudtrainignore wins over .gitignore (`!name` brings a file back).
+    In a work tree, what git has or would add: git itself is asked. Elsewhere .gitignore counts, a later, deeper line
+    before others. .cloudtrainignore and `exclude` win over git (`!name` brings a file back).
     """
     return sorted(_found(folder, exclude)[1])
 
@@ -118,60 +135,80 @@ def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, _File]
 
 def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
     """Return the files to ship. Raises OSError."""
+    exclude = list(exclude)
     excluded = IgnoreFile("\n".join(exclude).encode(errors="surrogateescape"))
+    brought = [line[1:].strip("/") for line in exclude if line.startswith("!")]
     found: dict[str, _File] = {}
-    left: list[tuple[str, list[_Lines]]] = [("", _above(root))]  # no recursion: folders may be deep
+    left = [_Folder("", _above(root, kept := _of_git(root, "")), kept)]  # no recursion: folders may be deep
     while left:
-        below, lines = left.pop()
+        below, lines, kept, _ = folder = left.pop()
         with os.scandir(root / below) as scanned:
-            entries = [each for each in scanned if not _is_never_code(each.name)]
+            entries = list(scanned)
         names = {each.name for each in entries}
         if below and {SUMS, CHECK} <= names:  # an exported model beside the code
             continue
-        lines = [*lines, *_lines(root / below, names, len(os.fsencode(below)))]
+        if below and ".git" in names:  # a submodule, or a clone inside
+            kept = _of_git(root, below)
+        lines = [*lines, *_lines(root / below, names, len(os.fsencode(below)), has_git=kept is not None)]
         for entry in entries:
-            path = below + entry.name
-            is_dir = entry.is_dir(follow_symlinks=False)
-            if (excluded or lines) and _is_left_out(os.fsencode(path), excluded, lines, is_dir=is_dir):
-                continue
-            if is_dir:
-                left.append((f"{path}/", lines))
-            elif entry.is_symlink() or (entry.is_file() and not _is_report(entry)):
+            path, is_dir = below + entry.name, entry.is_dir(follow_symlinks=False)
+            verdict = _verdict(path, excluded, folder._replace(lines=lines, kept=kept), is_dir=is_dir)
+            if is_dir and (not verdict or any(each.startswith(f"{path}/") for each in brought)):
+                left.append(_Folder(f"{path}/", lines, kept, verdict or _is_never_code(entry.name)))
+            elif not is_dir and not verdict and (entry.is_symlink() or (entry.is_file() and not _is_report(entry))):
                 about = entry.stat(follow_symlinks=False)
                 found[path] = _File(about.st_size, about.st_mode)
     return found
+
+
+def _of_git(root: Path, below: str) -> _OfGit | None:
+    """Return git's answer on a work tree, or on a part of it; None outside."""
+    if (answer := git.tracked_and_ignored(root / below)) is None:
+        return None
+    tracked = [below + name for name in answer[0]]
+    odd = {name for name in tracked if any(map(_is_never_code, name[len(below) :].split("/")))}
+    return _OfGit({each for name in odd for each in (name, *_parents(name))}, {below + name for name in answer[1]})
+
+
+def _verdict(path: str, excluded: IgnoreFile, folder: _Folder, *, is_dir: bool) -> bool:
+    """Return whether a file or a folder is left out."""
+    name = os.fsencode(path) if excluded or folder.lines else b""
+    if excluded and (verdict := excluded.verdict(name, is_dir=is_dir)) is not None:
+        return verdict
+    is_kept = folder.kept is not None and path in folder.kept.odd
+    if not is_kept and (folder.is_left_out or _is_never_code(path[path.rfind("/") + 1 :])):
+        return True
+    for rules, skip, before in reversed(folder.lines):
+        if (verdict := rules.verdict(before + name[skip:], is_dir=is_dir)) is not None:
+            return verdict
+    return folder.kept is not None and (f"{path}/" if is_dir else path) in folder.kept.ignored
 
 
 def _is_never_code(name: str) -> bool:
     return name in ALWAYS_IGNORED or name.endswith(ALWAYS_IGNORED_ENDINGS)
 
 
-def _lines(folder: Path, names: Iterable[str], skip: int, before: bytes = b"") -> Iterator[_Lines]:
-    """Yield the ignore files of a folder. Raises OSError, also for one that is larger than people write."""
-    for name in IGNORE_FILES:
+def _lines(
+    folder: Path, names: Iterable[str], skip: int, before: bytes = b"", *, has_git: bool = False
+) -> Iterator[_Lines]:
+    """Yield the ignore files of a folder, not git's where git answers itself.
+
+    Raises OSError, also for one that is larger than people write.
+    """
+    for name in IGNORE_FILES[has_git:]:
         if name in names and (folder / name).is_file() and (rules := IgnoreFile(foreign.read(folder / name))):
             yield _Lines(rules, skip, before)
 
 
-def _above(root: Path) -> list[_Lines]:
+def _above(root: Path, kept: _OfGit | None) -> list[_Lines]:
     """Return the ignore files above the root, from the git root inwards; empty if there is no git root above."""
     found: list[_Lines] = []
     for folder in root.parents if not (root / ".git").exists() else ():
         before = os.fsencode(root.relative_to(folder)) + b"/"
-        found[:0] = _lines(folder, IGNORE_FILES, 0, before)
+        found[:0] = _lines(folder, IGNORE_FILES, 0, before, has_git=kept is not None)
         if (folder / ".git").exists():
             return found
     return []
-
-
-def _is_left_out(path: bytes, excluded: IgnoreFile, lines: list[_Lines], *, is_dir: bool) -> bool:
-    if excluded.verdict(path, is_dir=is_dir):
-        return True
-    for rules, skip, before in reversed(lines):
-        verdict = rules.verdict(before + path[skip:], is_dir=is_dir)
-        if verdict is not None:
-            return verdict
-    return False
 
 
 def _is_report(entry: os.DirEntry[str]) -> bool:

@@ -2,13 +2,15 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.planning import git
+from cloudtrain.launcher.planning.bundle import pack
+from cloudtrain.launcher.planning.shipped import collect
 
 YAML = "name: x\nscript: train.py\nbackend: local\ncode: {dir: src}\n"
 
@@ -229,3 +231,77 @@ def test_repository_of_another_form_is_no_answer(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.git("config", "extensions.refstorage", "reftable")
     assert git.state(place.top / "src") == {}
+
+
+def _repository(folder: Path, files: dict[str, str], tracked: Sequence[str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    subprocess.run(["git", "-C", folder, "add", "-f", *tracked], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "tracked", "exclude", "shipped"),
+    [
+        ({".gitignore": "data/\n", "src/data/a.py": "", "data/big.bin": ""}, ["src/data/a.py"], [], ["src/data/a.py"]),
+        ({"venv/tool.py": "", "venv/lib.py": ""}, ["venv/tool.py"], [], ["venv/tool.py"]),
+        ({"x/__pycache__/a.py": "", "node_modules/b.js": "", "c.py": ""}, ["c.py"], [], ["c.py"]),
+        ({".git/info/exclude": "*.log\n", "a.log": "", "b.py": ""}, ["b.py"], [], ["b.py"]),
+        ({"mine": "*.log\n", "a.log": "", "b.py": ""}, ["b.py", "mine"], [], ["b.py", "mine"]),
+        ({".gitignore": "*.bin\n", "a.bin": "", "b.bin": ""}, [".gitignore"], ["!a.bin"], ["a.bin"]),
+        ({".gitignore": "data/\n", "data/x/a.csv": "", "data/b.csv": ""}, [], ["!data/x/a.csv"], ["data/x/a.csv"]),
+        ({".cloudtrainignore": "!data/\n", ".gitignore": "data/\n", "data/a": ""}, [], [], ["data/a"]),
+        ({".cloudtrainignore": "a.py\n", "a.py": "", "b.py": ""}, ["a.py", "b.py"], [], ["b.py"]),
+        ({"a.py": "", "b.py": ""}, ["a.py", "b.py"], ["a.py"], ["b.py"]),
+        ({".gitignore": "*.pt\n", "lib/w.pt": "", "lib/.gitignore": "!w.pt\n"}, [], [], ["lib/w.pt"]),
+    ],
+)
+def test_code_is_what_git_has_or_would_add(
+    tmp_path: Path, files: dict[str, str], tracked: list[str], exclude: list[str], shipped: list[str]
+) -> None:
+    """A tracked file is never left out by git's rules, and all places of rules count; `!path` brings a file back."""
+    folder = _repository(tmp_path, files, tracked)
+    if "mine" in files:
+        subprocess.run(["git", "-C", folder, "config", "core.excludesFile", folder / "mine"], check=True)
+    else:
+        (folder / ".git/info/exclude").write_text(files.get(".git/info/exclude", ""))
+    found = [name for name in collect(folder, exclude) if not name.startswith(".") and "/." not in name]
+    assert found == shipped
+
+
+def test_parts_of_a_repository_and_repositories_inside_have_their_own_rules(tmp_path: Path) -> None:
+    """A folder below the top, one that git leaves out, a clone inside, and a folder outside of any work tree."""
+    files = {".gitignore": "build/\n*.bin\n", "src/a.py": "", "src/b.bin": "", "build/c.py": "", "build/d.bin": ""}
+    _repository(tmp_path / "top", files, ["src/a.py"])
+    inside = {".gitignore": "e.py\n", "e.py": "", "f.py": "", "g.bin": ""}
+    _repository(tmp_path / "top/src/inside", inside, ["e.py"])
+    assert collect(tmp_path / "top/src") == [
+        "a.py",
+        *(f"inside/{name}" for name in (".gitignore", "e.py", "f.py", "g.bin")),
+    ]
+    assert collect(tmp_path / "top/build") == ["c.py", "d.bin"]
+    (tmp_path / "bare").mkdir()
+    for name, text in files.items():
+        (tmp_path / "bare" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bare" / name).write_text(text)
+    assert collect(tmp_path / "bare") == [".gitignore", "src/a.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("w.pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "code: w.pt: a pointer of Git LFS"),
+        ("install.sh", b"set -e\r\npip install x\r\n", "code: install.sh: a shell script with Windows line ends"),
+        ("run", b"#!/usr/bin/env bash\r\n", "code: run: a shell script with Windows line ends"),
+        ("a.py", b"import os\r\n", ""),
+        ("b.sh", b"echo\n", ""),
+    ],
+)
+def test_file_that_is_no_use_on_a_node_is_noted(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    """Pointers of Git LFS, and shell scripts with CRLF; the file is shipped as it is."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / name).write_bytes(data)
+    made = pack(tmp_path / "code", [], 10**6, tmp_path / "bundles")
+    assert [note[: len(words)] for note in made.notes] == [words] * bool(words)
