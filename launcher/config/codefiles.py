@@ -6,6 +6,7 @@ Files are read and compiled, never imported: the imports of a file need torch, a
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import importlib.util
 import os
@@ -13,7 +14,7 @@ import re
 import shlex
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
@@ -44,6 +45,11 @@ _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|chec
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
+_PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
+_SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+_OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
+_LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
+_LOCAL_RANK = re.compile(r"""add_argument\(\s*["'](--local[_-]rank)["']""")
 
 
 def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
@@ -289,6 +295,8 @@ def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
     yield from _packages(config, folder)
     if config.script:
         yield from _script(config, config.script, _text(folder / config.script))
+    if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
+        yield from _meeting(config, entry, _text(folder / entry))
     first = (config.module or "").partition(".")[0]
     if first and not _is_in_code(folder, first) and not _is_installed(first):
         yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
@@ -342,6 +350,40 @@ def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
     several = config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
+    """Yield notes on ranks that would look for each other at a place of the script's own, or not know their number."""
+    is_alone = config.resources.instances == 1 and config.distributed.nproc_per_node in ("auto", 1)
+    if is_alone or config.distributed.allow_alone or not _PLACES.search(text):
+        return
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = list(_own_places(ast.parse(text).body))
+        if own:
+            sets = f"{script} sets {', '.join(dict.fromkeys(own))}"
+            yield f"{sets}: with values other than torchrun's the ranks do not meet; leave torchrun's as they are"
+    words = repr((config.args, config.resume_args))
+    if (option := _LOCAL_RANK.search(text)) and "LOCAL_RANK" not in text and "local_rank" not in words:
+        yield f"{script} takes {option[1]}, which torchrun does not pass: set `args: [{option[1]}=$LOCAL_RANK]`"
+
+
+def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield what the code sets, in words. A setting below a test of the environment serves a start without torchrun."""
+    for node in body:
+        if isinstance(node, ast.If) and _OF_ENVIRONMENT.search(ast.unparse(node.test)):
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            place, value = node.targets[0], ast.unparse(node.value)
+            name = place.slice.value if isinstance(place.slice, ast.Constant) else None
+            is_fixed = isinstance(node.value, ast.Constant) or (name == "MASTER_PORT" and "free_port" in value)
+            if name in _SET_BY_TORCHRUN and is_fixed and ast.unparse(place.value).endswith("environ"):
+                yield f"{name} to {value}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
+            method = next((ast.unparse(each.value) for each in node.keywords if each.arg == "init_method"), "")
+            if _LOOPBACK.search(method):
+                yield f"init_method to {method}"
+        yield from _own_places(ast.iter_child_nodes(node))
 
 
 def _text(path: Path) -> str:

@@ -84,6 +84,10 @@ SHORT = "train.py takes --resume, and `resume_args` is not set: "
 ALONE = "train.py does not name torch.distributed: each rank would train alone, on all of the data"
 
 
+DIST, TWO = "import torch.distributed as d\n", ("resources.instances=2",)
+TWO_RANKS = ("distributed.nproc_per_node=2",)
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "begin"),
     [
@@ -99,6 +103,26 @@ ALONE = "train.py does not name torch.distributed: each rank would train alone, 
         ("import torch\n", ("distributed.nproc_per_node=2",), ALONE),
         ("import torch\n", ("resources.instances=2", "distributed.allow_alone=true"), None),
         ("from accelerate import Accelerator\n", ("resources.instances=2",), None),
+        (f"{DIST}os.environ['MASTER_ADDR'] = 'localhost'\n", TWO, "train.py sets MASTER_ADDR to 'localhost': with"),
+        (f"{DIST}def f():\n  environ['MASTER_PORT'] = str(find_free_port())\n", TWO, "train.py sets MASTER_PORT to"),
+        (f"{DIST}d.init_process_group('gloo', init_method='tcp://127.0.0.1:1')\n", TWO, "train.py sets init_method to"),
+        (
+            f"{DIST}os.environ['WORLD_SIZE'] = '1'\n",
+            ("distributed.nproc_per_node=2",),
+            "train.py sets WORLD_SIZE to '1'",
+        ),
+        (f"{DIST}os.environ['MASTER_ADDR'] = 'localhost'\n", (), None),
+        (f"{DIST}os.environ['MASTER_ADDR'] = 'localhost'\n", (*TWO, "distributed.allow_alone=true"), None),
+        (f"{DIST}if 'RANK' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'\n", TWO, None),
+        (f"{DIST}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", TWO, None),
+        (f"{DIST}d.init_process_group('nccl', init_method='env://')\n", TWO, None),
+        (
+            f"{DIST}p.add_argument('--local_rank', type=int)\n",
+            TWO,
+            "train.py takes --local_rank, which torchrun does not",
+        ),
+        (f"{DIST}p.add_argument('--local_rank')\n", (*TWO, "args=[--local_rank=$LOCAL_RANK]"), None),
+        (f"{DIST}p.add_argument('--local_rank', default=os.environ['LOCAL_RANK'])\n", TWO, None),
     ],
 )
 def test_script_that_would_lose_work_has_a_note(
