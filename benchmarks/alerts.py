@@ -46,7 +46,7 @@ for number in range(things):
     courier.offer([Delivery("bench", place, notice)])
     time.sleep(0.05)
 end_s = time.monotonic() + 60
-while courier._errands and time.monotonic() < end_s:
+while courier._deliveries and time.monotonic() < end_s:
     time.sleep(0.05)
 courier.close()
 """
