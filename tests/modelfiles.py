@@ -245,6 +245,33 @@ def model(params):
 def dataset(params, split): return [torch.arange(8.0) * i for i in range(45)] if split == "train" else None
 def loss(model, batch): return F.mse_loss(model(batch), batch)
 """,
+    # Two own `train`: one merges weights in eval mode, as LoRA's does, and one keeps batch norm in eval mode.
+    "modes": """
+class Adapted(nn.Linear):
+    def __init__(self):
+        super().__init__(16, 3)
+        self.weight.requires_grad_(False)
+        self.a, self.b, self.merged = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.zeros(3, 2)), False
+    def train(self, mode=True):
+        if mode == self.merged:
+            self.weight.data += (self.b @ self.a) * (-1 if mode else 1)
+        self.merged = not mode
+        return super().train(mode)
+    def forward(self, x): return F.linear(x, self.weight if self.merged else self.weight + self.b @ self.a, self.bias)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), Adapted()
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+    def forward(self, x): return self.last(torch.relu(self.norm(self.first(x))))
+def model(params): return Net()
+def dataset(params, split):
+    return [(torch.arange(8.0).mul(i + 1).sin(), i % 3) for i in range(45 if split == "train" else 11)]
+def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
+""",
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
     "closure": """
 class SAM(torch.optim.SGD):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from . import data, report, weighted
-from .job import TrainingJob, TrainState
+from .job import TrainingJob, TrainState, train_mode
 
 Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count
 _SPREADERS = ("torch.distributed.fsdp", "torch.distributed.tensor")
@@ -86,8 +86,7 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        train_mode(module, modes)
     job.strategy.compare_passes()
 
 

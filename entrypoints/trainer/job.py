@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -350,9 +350,22 @@ def module_of(spec: Spec, task: Task) -> torch.nn.Module:
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
         raise FormError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
-    if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
-        module.train()
+    # Pretrained models come in eval mode; of a model in training mode, parts frozen in eval mode stay frozen.
+    train_mode(module, [(part, False) for part in module.modules() if module.training and not part.training])
     return module
+
+
+def train_mode(module: torch.nn.Module, modes: Iterable[tuple[torch.nn.Module, bool]]) -> None:
+    """Put the module in training mode, then give the parts their modes, parents first.
+
+    By the classes' own `train`, which may merge weights, or keep a part in eval mode.
+    """
+    module.train()
+    for part, mode in modes:
+        if type(part).train is torch.nn.Module.train:
+            part.training = mode
+        elif part.training != mode:
+            part.train(mode)
 
 
 def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, split: data.Split) -> Probe:

@@ -81,6 +81,7 @@ ROWS = (
     # A rank has one micro-batch. With accumulation the negatives would be other ones.
     Row("contrastive", one=1e-6, settings={"micro_batch_size": 4, "clip_norm": 1.0}, micro=8),
     Row("counters"),
+    Row("modes", one=1e-6, is_quick=True),
     Row("sparse", fsdp=None, settings=NO_MOMENTUM),
     Row("gru", text="recurrent"),
     # Runs, but the state is of other samples: those of virtual rank 0.
