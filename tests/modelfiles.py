@@ -272,6 +272,22 @@ def dataset(params, split):
     return [(torch.arange(8.0).mul(i + 1).sin(), i % 3) for i in range(45 if split == "train" else 11)]
 def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
 """,
+    # A net with a frozen part, and nothing that changes its form: a test adds the change.
+    "form": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.t, self.b = nn.Linear(8, 16), nn.Linear(8, 16).requires_grad_(False), nn.Linear(16, 3)
+    def forward(self, x): return self.b(torch.relu(self.a(x) + self.t(x)))
+def model(params): return Net()
+def dataset(params, split):
+    return [(torch.arange(8.0).mul(i + 1).sin(), i % 3) for i in range(45 if split == "train" else 11)]
+def change(model, step): pass
+def loss(model, batch, progress=None):
+    if model.training and progress:
+        change(model, progress.step)
+    return F.cross_entropy(model(batch[0]), batch[1])
+""",
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
     "closure": """
 class SAM(torch.optim.SGD):

@@ -6,7 +6,6 @@ all under ddp, those of the same shard under hsdp, and of a split layer those of
 
 from __future__ import annotations
 
-import ctypes
 import math
 import zlib
 
@@ -20,8 +19,7 @@ from ..rank import exchange
 from ..rank.exchange import local_part
 from .data import Stream
 from .job import TrainingJob, TrainState
-
-_ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
+from .strategies.buffers import checksum
 
 
 def compare(job: TrainingJob, progress: TrainState) -> None:
@@ -81,16 +79,3 @@ def _piece(tensor: torch.Tensor, holders: range) -> str | None:
     if math.prod(mesh.size(dim) for dim in split) == len(holders):
         return None
     return " ".join([f"{holders.start}", *(f"{dim}={at[dim]}" for dim in split)])
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return a hash of the tensor's bytes: a xor of each row of words at the speed of memory, then crc32."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    words = len(flat) // (8 * _ROW) * _ROW if hasattr(torch, "hash_tensor") else 0  # new in torch 2.9
-    rest = flat[8 * words :]
-    if words:
-        aligned = flat if flat.data_ptr() % 8 == 0 and flat.storage_offset() % 8 == 0 else flat.clone()
-        rows = torch.hash_tensor(aligned[: 8 * words].view(torch.int64).view(-1, _ROW), 1)
-        rest = torch.cat([rows.view(torch.uint8), rest])
-    rest = rest.cpu()
-    return zlib.crc32(ctypes.string_at(rest.data_ptr(), len(rest)))

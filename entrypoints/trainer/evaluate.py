@@ -20,6 +20,7 @@ from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from . import data, report, weighted
 from .job import TrainingJob, TrainState, train_mode
+from .strategies.wrap import explaining
 
 Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count
 _SPREADERS = ("torch.distributed.fsdp", "torch.distributed.tensor")
@@ -151,15 +152,16 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
 
 def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, Number]:
     """Return the task's numbers of a batch: those of `evaluate`, else the loss. Raises TaskError."""
-    found = {"loss": job.task.loss(model, batch)} if job.task.evaluate is None else job.task.evaluate(model, batch)
+    function = "loss" if job.task.evaluate is None else "evaluate"
+    with explaining(function, job.spec.training, job.strategy.module):
+        found = {"loss": job.task.loss(model, batch)} if job.task.evaluate is None else job.task.evaluate(model, batch)
     if not isinstance(found, dict):
         found = {"metric": found}
     try:
         return {str(name): _number(value) for name, value in found.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(
-            f"{'loss' if job.task.evaluate is None else 'evaluate'}(model, batch) must return numbers, means over the "
-            f"batch or (sum, count), by name: {error}"
+            f"{function}(model, batch) must return numbers, means over the batch or (sum, count), by name: {error}"
         ) from error
 
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from ..checkpoints.mirror import Uploader, open_mirror
 from ..checkpoints.saver import Saver
 from ..errors import FormError, TaskError
+from ..format import first_of
 from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
@@ -30,11 +31,12 @@ from . import data, optim, tensorboard
 from .ema import Ema
 from .generators import own_generators
 from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
+from .modelform import ModelForm
 from .own_optimizer import OwnOptimizer
 from .settings import ParallelSettings, ScheduleSettings, Spec, TrainingSettings
 from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
-from .strategies.wrap import Probe, refusals, wrap
+from .strategies.wrap import Probe, explaining, refusals, wrap
 from .task import Task
 from .weighted import Tally
 
@@ -172,6 +174,7 @@ class TrainState:
     path: Path | None = None  # of the newest checkpoint
     parent: dict[str, Any] | None = None  # the origin of the first step's weights: job, step, sha256
     rehearsal: RehearsalSteps | None = None
+    form: ModelForm | None = None  # of the model, before this run's first step
 
     @property
     def last_step(self) -> int:
@@ -350,6 +353,16 @@ def module_of(spec: Spec, task: Task) -> torch.nn.Module:
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
         raise FormError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        raise FormError(
+            f"model(params) returned a {type(module).__name__}; return the model inside: the trainer spreads it itself"
+        )
+    values = [*module.named_parameters(), *module.named_buffers()]
+    if lazy := [name for name, value in values if torch.nn.parameter.is_lazy(value)]:
+        raise FormError(
+            f"{first_of(lazy, 4)} of model(params) has no shape yet, as in LazyLinear: give the layer its input size, "
+            "or call the model once on an example in model(params)"
+        )
     # Pretrained models come in eval mode; of a model in training mode, parts frozen in eval mode stay frozen.
     train_mode(module, [(part, False) for part in module.modules() if module.training and not part.training])
     return module
@@ -384,7 +397,8 @@ def _optimizer(
     wanted = spec.training
     if task.optimizer is not None:
         with strategy.optimized():
-            optimizer = task.optimizer(strategy.module, spec.params)
+            with explaining("optimizer", wanted, strategy.module):
+                optimizer = task.optimizer(strategy.module, spec.params)
         return (optimizer, *own_of(wanted, place, strategy, optimizer), 0.0)
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
     fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)

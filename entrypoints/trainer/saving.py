@@ -46,7 +46,7 @@ class NonFiniteError(ArithmeticError):
 def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None = None) -> None:
     """Copy the state for this step's checkpoint, unless saved; a background thread writes. All ranks call it.
 
-    Raises TaskError, on all ranks, if the copies of the model differ.
+    Raises TaskError if the model's form has changed, and, on all ranks, if the copies of the model differ.
     """
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
@@ -55,6 +55,8 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     begin_s = time.perf_counter()
     progress.begun_step = progress.step
     job.agreement.saving()
+    if progress.form is not None:
+        progress.form.check(progress.step)
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
     with job.strategy.merged() as own:
         drift.compare(job, progress)

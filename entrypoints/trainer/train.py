@@ -32,6 +32,7 @@ from .evaluate import evaluate
 from .generators import reseed
 from .initial import initialize
 from .job import TrainingJob, TrainState, build, connect
+from .modelform import ModelForm
 from .parameter_server import training as parameter_server
 from .resume import resume
 from .saving import NonFiniteError
@@ -39,7 +40,7 @@ from .settings import read_spec, shortened
 from .strategies.blocks import saved_on_host
 from .strategies.fsdp import reshard
 from .strategies.strategy import Feed
-from .strategies.wrap import SparseCalls, explained
+from .strategies.wrap import SparseCalls, explaining
 from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -110,6 +111,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
         return EARLY
     if progress.is_paused and progress.step > progress.last_step:  # the pause was set for an earlier step
         return None
+    form = ModelForm(job.strategy, has_after_step=job.task.after_step is not None, has_optimizer=job.own is not None)
+    progress.form = form
     job.meter.restart()
     heartbeat.at(progress.step)
     watch = unsaved.watch(job)
@@ -121,6 +124,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             verdict = take_step()
             heartbeat.at(progress.step)
             next(watch, None)
+            if form.checked_step is None:
+                form.check(progress.step)
             if job.own is not None:
                 job.own.check(job.strategy.parameter_names)
             stop = verdict.stop
@@ -228,7 +233,8 @@ def _after_step(job: TrainingJob, function: Callable[[Any, int], Any], step: int
     job.strategy.sync_buffers()
     reshard(job.strategy.module)
     job.seed(data.AFTER_STEP, step)
-    function(job.strategy.module, step)
+    with explaining("after_step", job.spec.training, job.strategy.module):
+        function(job.strategy.module, step)
 
 
 def _update(job: TrainingJob, step: int) -> None:
@@ -381,13 +387,8 @@ def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     kept = saved_on_host(module) if training.activation_offload else nullcontext()
     is_first = job.tally.is_weighted is None and not training.compile
     watched = SparseCalls(training, module, job.task.optimizer is not None) if is_first else nullcontext()
-    try:
-        with job.strategy.autocast(), kept, watched:
-            return weighted.checked(job.tally.take(job.task.loss(model, batch)))
-    except (AttributeError, RuntimeError) as error:
-        if (why := explained(error, training, module)) is not None:
-            raise TaskError(why) from error
-        raise
+    with explaining("loss", training, module), job.strategy.autocast(), kept, watched:
+        return weighted.checked(job.tally.take(job.task.loss(model, batch)))
 
 
 def _count_left_out(

@@ -105,6 +105,48 @@ REFUSED = {
     "sparse-clipped": ("sparse", {}, {"clip_norm": 1.0, **NO_MOMENTUM}, "do not go with clip_norm; create the layer"),
 }
 
+FSDP, AFTER = {"strategy": "fsdp"}, "def after_step(model, step):\n    "
+LATE, NEW = "def change(model, step):\n    if step == 4: ", "or a new nn.Parameter"
+# A change of the text "form": the settings, the step after which the run ends, and a part of the refusal.
+CHANGES: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "data": (f"{AFTER}model.b.bias.data = model.b.bias.data.clone()", FSDP, 1, f"b.bias new data (`.data =`) {NEW}"),
+    "late-data": (f"{AFTER}if step == 4: model.b.bias.data = model.b.bias.data.clone()", FSDP, 6, "b.bias new data"),
+    "clamp": (
+        "def change(model, step): model.b.bias.data.clamp_(-0.01, 0.01)",
+        FSDP,
+        0,
+        "loss or forward writes to b.bi",
+    ),
+    "codebook": (
+        "def change(model, step): model.b.bias = nn.Parameter(model.b.bias.detach())",
+        FSDP,
+        0,
+        "writes to b.bi",
+    ),
+    "parameter": (f"{AFTER}model.b.bias = nn.Parameter(model.b.bias * 0.9)", {}, 1, NEW),
+    "layer": (f"{AFTER}if step == 4: model.b = nn.Linear(16, 3)", {}, 6, NEW),
+    "buffer": (f"{AFTER}model.register_buffer('n', model.b.bias * 1)", {}, 1, "n was absent, and is (3,)"),
+    "unfreeze": (f"{AFTER}if step == 4: model.t.requires_grad_(True)", {}, 6, "requires_grad of t.bias, t.weight"),
+    "freeze": (f"{LATE}model.a.requires_grad_(False)", {}, 6, "requires_grad of a.bias, a.weight"),
+    "late": (f"{LATE}model.t.weight.mul_(0.9)", {}, 6, "begins to change t.weight"),
+    "evaluate": (
+        "def evaluate(model, batch): return model.module",
+        {"eval_every": 3},
+        3,
+        "evaluate reads model.module",
+    ),
+    "after": (f"{AFTER}model.module", {}, 0, "after_step reads model.module"),
+    "optimizer": ("def optimizer(model, params): return model.module", {}, 0, "optimizer reads model.module"),
+    "parallel": ("def model(params): return nn.DataParallel(Net())", {}, 0, "returned a DataParallel"),
+    "lazy": ("def model(params): return nn.LazyLinear(3)", {}, 0, "has no shape yet"),
+    "hook": (
+        "def model(params):\n    net = Net()\n    net.b.bias.register_hook(torch.neg)\n    return net",
+        FSDP,
+        0,
+        "strategy: fsdp would lose the hook of parameter b.bias",
+    ),
+}
+
 
 def quick(row: Row) -> Any:
     """Return the row as a parameter; all but the quick rows are left to the soak."""
@@ -209,3 +251,22 @@ def test_file_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     done = Row(text, params=params, settings={**settings, "eval_every": None}).start(tmp_path, 1)
     assert (done.code, done.values("step", "loss")) == (1, {})
     assert why in done.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CHANGES])
+def test_model_that_changes_its_form_is_refused(name: str, tmp_path: Path) -> None:
+    """At the first step, or at the first save after the change."""
+    text, settings, last, why = CHANGES[name]
+    done = Row("form").start(tmp_path, 1, text, **{"eval_every": None, **settings})
+    assert (done.code, max(done.values("step", "loss"), default=0)) == (1, last)
+    assert why in done.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, FSDP], ids=str)
+def test_model_that_keeps_its_form_is_trained(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A part that the loss freezes and unfreezes in each step, and writes in place."""
+    text = f"{LATE.replace('if step == 4: ', '')}model.b.requires_grad_(False).requires_grad_(True)\n"
+    text += f"{AFTER}model.b.bias.clamp_(-0.3, 0.3)\n    model.t.weight.lerp_(model.a.weight, 0.1 * (step > 4))"
+    assert Row("form").start(tmp_path, 1, text, **settings).code == 0

@@ -13,7 +13,9 @@ changed. So each forward pass of a stage has copies of the buffers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,6 +35,7 @@ Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may
 Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
 ROOM_BYTES = 1 << 28  # for copies in the first step, at least
+_ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
 
 
 def places(module: nn.Module) -> list[Place]:
@@ -56,6 +59,12 @@ def _widest_first(found: Iterable[Place]) -> list[Place]:
     return sorted(found, key=lambda place: -int(getattr(*place).element_size()))
 
 
+def kinds_of(module: nn.Module) -> dict[str, str]:
+    """Return shape and type of each tensor that a checkpoint has."""
+    state = module.state_dict().items()
+    return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in state if isinstance(t, torch.Tensor)}
+
+
 def keep_frozen(module: nn.Module) -> Kept:
     """Return copies of the parameters without gradient, the smallest first, within the room of an optimizer's state.
 
@@ -76,6 +85,19 @@ def keep_frozen(module: nn.Module) -> Kept:
 def changed(kept: Kept) -> list[str]:
     """Return the names of the tensors that no longer have their kept values."""
     return [name for name, (at, old) in kept.items() if not torch.equal(local_part(getattr(*at).detach()), old)]
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return a hash of the tensor's bytes: a xor of each row of words at the speed of memory, then crc32."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    words = len(flat) // (8 * _ROW) * _ROW if hasattr(torch, "hash_tensor") else 0  # new in torch 2.9
+    rest = flat[8 * words :]
+    if words:
+        aligned = flat if flat.data_ptr() % 8 == 0 and flat.storage_offset() % 8 == 0 else flat.clone()
+        rows = torch.hash_tensor(aligned[: 8 * words].view(torch.int64).view(-1, _ROW), 1)
+        rest = torch.cat([rows.view(torch.uint8), rest])
+    rest = rest.cpu()
+    return zlib.crc32(ctypes.string_at(rest.data_ptr(), len(rest)))
 
 
 def pack(module: nn.Module) -> torch.Tensor:
@@ -109,6 +131,15 @@ def refusal(names: Iterable[str]) -> str:
     return (
         f"forward changes {first_of(sorted(names), 4)}, without gradient, and this strategy cannot keep such "
         "parameters alike on all ranks: register them as buffers (register_buffer), or set strategy: ddp"
+    )
+
+
+def gradient_refusal(names: Iterable[str]) -> str:
+    """Return why parameters may not be frozen or unfrozen during the training, and the cure."""
+    return (
+        f"loss, forward or after_step changes requires_grad of {first_of(sorted(names), 4)} during the training, which "
+        "the optimizer, the other ranks and a resume would miss: give all parameters a gradient from the start, in "
+        "model(params), and multiply their part of the loss by 0 in the steps without them"
     )
 
 
@@ -153,10 +184,10 @@ class Buffers:
             yield
             return
         self._is_new = False
-        kinds = self._kinds()
+        kinds = kinds_of(self._module)
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
         yield
-        for name, kind in self._kinds().items():
+        for name, kind in kinds_of(self._module).items():
             if kind != kinds.get(name):
                 raise FormError(
                     f"forward changes {name} from {kinds.get(name)} to {kind}, which no resume could load: "
@@ -210,10 +241,6 @@ class Buffers:
             self._lend(own)
         if last and self._is_source:
             self._write(self._end)
-
-    def _kinds(self) -> dict[str, str]:
-        state = self._module.state_dict().items()
-        return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in state if isinstance(t, torch.Tensor)}
 
     def _lend(self, tensors: list[torch.Tensor]) -> None:
         for (owner, name), tensor in zip(self._places, tensors, strict=True):

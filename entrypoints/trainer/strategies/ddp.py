@@ -26,12 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from ...errors import TaskError
 from ...format import first_of
 from ...rank.exchange import local_part
 from ..contradictions import SPARSE
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
-from .buffers import Buffers
+from .buffers import Buffers, gradient_refusal
 from .sparse import spread_sparsely
 from .strategy import (
     LOW,
@@ -203,6 +204,8 @@ def _with_unused(model: DistributedDataParallel, module: nn.Module) -> Callable[
             if (places := _UNUSED.search(str(error))) is None:
                 raise
             missing = [named[int(place)] for place in places[1].split()]
+            if frozen := [name for name, p in missing if not p.requires_grad]:
+                raise TaskError(gradient_refusal(frozen)) from error
             unused = [(name, p) for name, p in missing if p.grad is None]  # in no micro-batch of the step
             zeros = [p.detach().mul(0).to_sparse(1) if p in sparse else torch.full_like(p, -0.0) for _, p in missing]
             torch.autograd.backward([p for _, p in missing], zeros)

@@ -22,10 +22,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ...errors import TaskError
+from ...format import first_of
 from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
-from .buffers import Buffers, Kept, changed, keep_frozen, refusal
+from .buffers import Buffers, checksum, refusal
 from .gathers import GatherNotes
 from .strategy import (
     LOW,
@@ -194,19 +195,32 @@ def _shard(
 
 
 def _refuse_changes(unit: nn.Module, prefix: str) -> None:
-    """Raise TaskError if the unit's first forward pass changes frozen parameters, whose gathered copies fsdp drops."""
-    kept: Kept = {}
+    """Raise TaskError if the unit's first forward pass writes to parameters, whose gathered copies fsdp drops."""
+    kept: dict[str, tuple[Any, ...]] = {}
+
+    def gathered() -> dict[str, tuple[Any, ...]]:
+        found = {} if dist.get_backend() == "fake" else dict(unit.named_parameters(prefix))
+        return {
+            name.removeprefix("module."): (id(p), p._version, p.untyped_storage()._cdata, checksum(p), p.requires_grad)
+            for name, p in found.items()
+            if not isinstance(p, DTensor)
+        }
 
     def before(*_: Any) -> None:
-        for name, (place, value) in keep_frozen(unit).items():
-            if not isinstance(getattr(*place), DTensor):
-                kept[f"{prefix}.{name}".lstrip(".").removeprefix("module.")] = place, value
+        kept.update(gathered())
 
     def after(*_: Any) -> None:
         for handle in handles:
             handle.remove()
-        if names := changed(kept):
-            raise TaskError(refusal(names))
+        now = gathered()
+        names = [name for name, seen in kept.items() if now.get(name, seen)[:-1] != seen[:-1]]
+        if frozen := [name for name in names if not kept[name][-1]]:
+            raise TaskError(refusal(frozen))
+        if names:
+            raise TaskError(
+                f"loss or forward writes to {first_of(names, 4)}, of which fsdp and hsdp drop the gathered copy: "
+                "change it in after_step(model, step), in place, or set strategy: ddp"
+            )
         kept.clear()
 
     handles = [unit.register_forward_pre_hook(before), unit.register_forward_hook(after)]

@@ -6,6 +6,7 @@ and settings that the model or the machine does not allow.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -91,20 +92,31 @@ def wrap(
     return stage.spread(make(replace(setup, blocks=lambda _: stage.blocks)))
 
 
-def explained(error: Exception, settings: TrainingSettings, module: nn.Module) -> str | None:
-    """Return why `loss` could not use the module, and what to change; None for an unrelated error."""
+@contextlib.contextmanager
+def explaining(function: str, settings: TrainingSettings, module: nn.Module) -> Iterator[None]:
+    """Raise TaskError in place of an error of the task's function that `explained` knows."""
+    try:
+        yield
+    except (AttributeError, RuntimeError) as error:
+        if (why := explained(error, settings, module, function)) is not None:
+            raise TaskError(why) from error
+        raise
+
+
+def explained(error: Exception, settings: TrainingSettings, module: nn.Module, function: str = "loss") -> str | None:
+    """Return why the task's function could not use the module, and what to change; None for an unrelated error."""
     if isinstance(error, AttributeError):
         if error.name != "module" or error.obj is not module:
             return None
-        return "loss reads model.module, but under every strategy `model` is your own module: use `model` itself"
+        return f"{function} reads model.module, but under every strategy `model` is your own module: use `model` itself"
     if settings.parallel.tensor > 1:
         return tensor.explained(error)
     blocks = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
     if not blocks or "mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (
-        f"loss uses weights or parts of a block of {settings.strategy} outside the block's own forward pass, where a "
-        f"rank holds only a shard of them: call the block itself, or leave it out of blocks(model). The blocks are "
+        f"{function} uses weights or parts of a block of {settings.strategy} outside the block's own forward pass, "
+        f"where a rank holds only a shard of them: call the block itself, or leave it out of blocks(model). The blocks are "
         f"{first_of(blocks, 4)}"
     )
 
@@ -159,6 +171,10 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
     numbers = [name for name, parameter in module.named_parameters() if not parameter.dim()]
     if settings.shard == "optimizer" and numbers:
         yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
+    hooked = [n for n, p in module.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked and (settings.parallel.ranks > 1 or not facts.is_whole):
+        where = f"strategy: {settings.strategy}" if settings.parallel.ranks == 1 else "parallel"
+        yield f"{where} would lose the hook of parameter {hooked[0]} (register_hook); scale the loss, or set ddp alone"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
         if facts.is_apart:
             yield f"SyncBatchNorm needs all ranks in a step, and under {settings.strategy} each is alone; use BatchNorm"

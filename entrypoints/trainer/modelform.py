@@ -1,0 +1,93 @@
+"""The form of the model, on which the optimizer, the ranks' exchange and a resume rely: it stays as at the start.
+
+Compared after the first step and at every save: names, shapes and types of the saved tensors; the parameters
+themselves, and their memory if a strategy holds shards or rows of it; and which of them need gradients. Parameters
+without gradient may only move from the first step on, since buffers.py watches the first micro-batch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import TaskError
+from ..format import first_of
+from ..rank.exchange import local_part
+from .strategies.buffers import checksum, gradient_refusal, kinds_of
+from .strategies.fsdp import reshard
+from .strategies.strategy import Strategy
+
+
+class ModelForm:
+    """The form of a strategy's model before the first step."""
+
+    def __init__(self, strategy: Strategy, *, has_after_step: bool, has_optimizer: bool) -> None:
+        """`has_after_step` and `has_optimizer`: of the task, which may then move parameters without gradient."""
+        self._module, self._has_after_step = strategy.module, has_after_step
+        self.checked_step: int | None = None
+        self._kinds, self._parameters = kinds_of(self._module), _parameters(self._module)
+        self._trained = {name for name, p in self._parameters.items() if p.requires_grad}
+        is_split = any(isinstance(p, DTensor) for p in strategy.parameter_names())
+        # The storages too are kept, so that no other gets their address.
+        self._memory = {name: _memory(p) for name, p in self._parameters.items() if is_split}
+        # Weights that a `train` merges for an evaluation differ by rounding afterwards.
+        is_merged = any(type(part).train is not nn.Module.train for part in self._module.modules())
+        is_fixed = not (has_after_step or has_optimizer or is_merged)
+        self._sums = self._hashed(name for name in self._parameters if is_fixed and name not in self._trained)
+
+    def check(self, step: int) -> None:
+        """Raise TaskError, with the names, if a part of the form has changed."""
+        if step == self.checked_step:
+            return
+        is_first, self.checked_step = self.checked_step is None, step
+        reshard(self._module)
+        kinds, parameters = kinds_of(self._module), _parameters(self._module)
+        if other := [name for name in self._kinds | kinds if kinds.get(name) != self._kinds.get(name)]:
+            old, new = (of.get(other[0], "absent") for of in (self._kinds, kinds))
+            raise TaskError(
+                f"the model changes its form by step {step}, so no resume could load a checkpoint: "
+                f"{first_of(other, 4)} ({other[0]} was {old}, and is {new}). Create all parts in model(params) with "
+                "their final shapes and types and fill them in place, or register buffers with persistent=False"
+            )
+        moved = [name for name, old in self._memory.items() if _addresses(old) != _addresses(_memory(parameters[name]))]
+        lost = [name for name, p in parameters.items() if name in moved or p is not self._parameters.get(name)]
+        if lost:
+            raise TaskError(
+                f"loss, forward or after_step gives {first_of(lost, 4)} new data (`.data =`) or a new nn.Parameter, "
+                "which the optimizer and the checkpoints do not have: write in place, with p.copy_() under "
+                "torch.no_grad(), and do so in after_step(model, step) under fsdp and hsdp"
+            )
+        trained = {name for name, p in parameters.items() if p.requires_grad}
+        # A loss that leaves parts frozen does so in each step; after_step may do so once.
+        is_loss = is_first and trained < self._trained and not self._has_after_step
+        if trained != self._trained and not is_loss:
+            raise TaskError(gradient_refusal(trained ^ self._trained))
+        self._trained = trained
+        sums = self._hashed(self._sums)
+        late = [name for name, value in sums.items() if value != self._sums[name]]
+        if late and not is_first:
+            raise TaskError(
+                f"loss or forward begins to change {first_of(late, 4)}, without gradient, after the first step, too "
+                "late for the trainer to keep them alike on all ranks: change them from the first micro-batch on, make "
+                "them buffers (register_buffer), or change them in after_step(model, step)"
+            )
+        self._sums = {name: value for name, value in sums.items() if name not in late}
+
+    def _hashed(self, names: Iterable[str]) -> dict[str, int]:
+        return {name: checksum(local_part(self._parameters[name])) for name in names}
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(module.named_parameters(remove_duplicate=False))
+
+
+def _memory(parameter: nn.Parameter) -> list[torch.UntypedStorage]:
+    """Return the storages: of a DTensor two, since `.data =` changes only the outer, which nothing reads."""
+    return [parameter.untyped_storage(), local_part(parameter).untyped_storage()]
+
+
+def _addresses(storages: list[torch.UntypedStorage]) -> list[int]:
+    return [storage._cdata for storage in storages]
