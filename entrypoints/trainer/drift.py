@@ -1,7 +1,7 @@
-"""Copies of the model that differ between the ranks: no loss shows them, and a checkpoint would mix them.
+"""Copies of the model that differ between the ranks: no loss shows the difference, and a checkpoint would mix them.
 
-Each rank hashes its parameters and saved buffers, and the ranks compare the hashes of those that several ranks hold:
-all under ddp, those of the same shard under hsdp, and of a split layer those of the same part and the whole ones.
+Each rank hashes its parameters and saved buffers, and the ranks compare the hashes of tensors on several ranks: all
+under ddp, the tensors of the same shard under hsdp, and of a split layer the same part's and whole tensors.
 """
 
 from __future__ import annotations

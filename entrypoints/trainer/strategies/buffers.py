@@ -134,6 +134,13 @@ def refusal(names: Iterable[str]) -> str:
     )
 
 
+def _grown(name: str, old: str | None, new: str) -> str:
+    return (
+        f"forward changes {name} from {old} to {new}, which no resume could load: create it in model(params) with its "
+        "final shape and type and fill it in place, or register it with persistent=False"
+    )
+
+
 def gradient_refusal(names: Iterable[str]) -> str:
     """Return why parameters may not be frozen or unfrozen during the training, and the cure."""
     return (
@@ -189,11 +196,7 @@ class Buffers:
         yield
         for name, kind in kinds_of(self._module).items():
             if kind != kinds.get(name):
-                raise FormError(
-                    f"forward changes {name} from {kinds.get(name)} to {kind}, which no resume could load: "
-                    "create it in model(params) with its final shape and type and fill it in place, or register it "
-                    "with persistent=False"
-                )
+                raise FormError(_grown(name, kinds.get(name), kind))
         names = set().union(*exchange.gather(changed(kept))) if kept else set()
         moved = dict(found for name, found in kept.items() if name in names)
         is_split = any(isinstance(getattr(*place), DTensor) for place in moved)
@@ -248,5 +251,7 @@ class Buffers:
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:
-        for tensor, value in zip(_tensors(self._places), values, strict=True):
+        for (_, name), tensor, value in zip(self._places, _tensors(self._places), values, strict=True):
+            if tensor.shape != value.shape:
+                raise TaskError(_grown(name, str(tuple(value.shape)), str(tuple(tensor.shape))))
             tensor.copy_(value)

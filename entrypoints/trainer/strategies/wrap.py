@@ -116,8 +116,8 @@ def explained(error: Exception, settings: TrainingSettings, module: nn.Module, f
         return None
     return (
         f"{function} uses weights or parts of a block of {settings.strategy} outside the block's own forward pass, "
-        f"where a rank holds only a shard of them: call the block itself, or leave it out of blocks(model). The blocks are "
-        f"{first_of(blocks, 4)}"
+        f"where a rank holds only a shard of them: call the block itself, or leave it out of blocks(model). "
+        f"The blocks are {first_of(blocks, 4)}"
     )
 
 
