@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import TaskError
 from ..rank import exchange, heartbeat
 from . import data, report, weighted
-from .job import TrainingJob, TrainState, train_mode
+from .job import TrainingJob, TrainState
+from .modelform import train_mode
 from .strategies.wrap import explaining
 
 Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count

@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,6 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from ..checkpoints.mirror import Uploader, open_mirror
 from ..checkpoints.saver import Saver
 from ..errors import FormError, TaskError
-from ..format import first_of
 from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
@@ -31,7 +30,7 @@ from . import data, optim, tensorboard
 from .ema import Ema
 from .generators import own_generators
 from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
-from .modelform import ModelForm
+from .modelform import ModelForm, module_of
 from .own_optimizer import OwnOptimizer
 from .settings import ParallelSettings, ScheduleSettings, Spec, TrainingSettings
 from .strategies.facts import facts_of
@@ -347,40 +346,6 @@ def order_of(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     return data.SampleOrder(seed, len(first), "the sampler's", sampler, len(dataset))
 
 
-def module_of(spec: Spec, task: Task) -> torch.nn.Module:
-    """Return the task's model, with weights from the job's seed, in training mode. Raises TaskError."""
-    data.seed_all(data.mix(spec.training.seed, data.INIT, 1))
-    module = task.model(spec.params)
-    if not isinstance(module, torch.nn.Module):
-        raise FormError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
-    if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-        raise FormError(
-            f"model(params) returned a {type(module).__name__}; return the model inside: the trainer spreads it itself"
-        )
-    values = [*module.named_parameters(), *module.named_buffers()]
-    if lazy := [name for name, value in values if torch.nn.parameter.is_lazy(value)]:
-        raise FormError(
-            f"{first_of(lazy, 4)} of model(params) has no shape yet, as in LazyLinear: give the layer its input size, "
-            "or call the model once on an example in model(params)"
-        )
-    # Pretrained models come in eval mode; of a model in training mode, parts frozen in eval mode stay frozen.
-    train_mode(module, [(part, False) for part in module.modules() if module.training and not part.training])
-    return module
-
-
-def train_mode(module: torch.nn.Module, modes: Iterable[tuple[torch.nn.Module, bool]]) -> None:
-    """Put the module in training mode, then give the parts their modes, parents first.
-
-    By the classes' own `train`, which may merge weights, or keep a part in eval mode.
-    """
-    module.train()
-    for part, mode in modes:
-        if type(part).train is torch.nn.Module.train:
-            part.training = mode
-        elif part.training != mode:
-            part.train(mode)
-
-
 def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, split: data.Split) -> Probe:
     """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
     keys = iter([data.stream(order, 0, split.micro)])
@@ -396,9 +361,8 @@ def _optimizer(
     """Return the optimizer, the task's own, the groups with a rate, and the rate's share at the warm-up's begin."""
     wanted = spec.training
     if task.optimizer is not None:
-        with strategy.optimized():
-            with explaining("optimizer", wanted, strategy.module):
-                optimizer = task.optimizer(strategy.module, spec.params)
+        with strategy.optimized(), explaining("optimizer", wanted, strategy.module):
+            optimizer = task.optimizer(strategy.module, spec.params)
         return (optimizer, *own_of(wanted, place, strategy, optimizer), 0.0)
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
     fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)

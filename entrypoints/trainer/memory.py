@@ -37,8 +37,9 @@ from ..errors import FormError, TaskError
 from . import data, optim, own_optimizer, splits, weighted
 from .contradictions import SPARSE
 from .ema import Ema
-from .job import RankContext, eval_split, module_of, order_of, own_of, train_split
+from .job import RankContext, eval_split, order_of, own_of, train_split
 from .metrics import StorageCounter, require_counts
+from .modelform import module_of
 from .optimizer_facts import OPTIMIZERS
 from .settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from .strategies.blocks import default_blocks, saved_on_host

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import TaskError
+from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank.exchange import local_part
+from . import data
+from .settings import Spec
 from .strategies.buffers import checksum, gradient_refusal, kinds_of
 from .strategies.fsdp import reshard
 from .strategies.strategy import Strategy
+from .task import Task
 
 
 class ModelForm:
@@ -91,3 +94,37 @@ def _memory(parameter: nn.Parameter) -> list[torch.UntypedStorage]:
 
 def _addresses(storages: list[torch.UntypedStorage]) -> list[int]:
     return [storage._cdata for storage in storages]
+
+
+def module_of(spec: Spec, task: Task) -> nn.Module:
+    """Return the task's model, with weights from the job's seed, in training mode. Raises TaskError."""
+    data.seed_all(data.mix(spec.training.seed, data.INIT, 1))
+    module = task.model(spec.params)
+    if not isinstance(module, nn.Module):
+        raise FormError(f"model(params) returned a {type(module).__name__}; it must return a nn.Module")
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise FormError(
+            f"model(params) returned a {type(module).__name__}; return the model inside: the trainer spreads it itself"
+        )
+    values = [*module.named_parameters(), *module.named_buffers()]
+    if lazy := [name for name, value in values if nn.parameter.is_lazy(value)]:
+        raise FormError(
+            f"{first_of(lazy, 4)} of model(params) has no shape yet, as in LazyLinear: give the layer its input size, "
+            "or call the model once on an example in model(params)"
+        )
+    # Pretrained models come in eval mode; of a model in training mode, parts frozen in eval mode stay frozen.
+    train_mode(module, [(part, False) for part in module.modules() if module.training and not part.training])
+    return module
+
+
+def train_mode(module: nn.Module, modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Put the module in training mode, then give the parts their modes, parents first.
+
+    By the classes' own `train`, which may merge weights, or keep a part in eval mode.
+    """
+    module.train()
+    for part, mode in modes:
+        if type(part).train is nn.Module.train:
+            part.training = mode
+        elif part.training != mode:
+            part.train(mode)

@@ -15,11 +15,11 @@ from torch import nn
 from ..errors import TaskError
 from ..format import first_of
 from ..rank.exchange import local_part
-from .drift import checksum
 from .generators import forget, own_generators
 from .job import TrainingJob
 from .own_optimizer import Encoder
 from .search import is_library, walk
+from .strategies.buffers import checksum
 
 _MOST_BYTES = 1 << 22  # of a tensor that is compared by value; of a larger tensor the changes in place count
 _ENTERED = (nn.Module, type, dict, list, tuple, deque, types.FunctionType, types.MethodType, functools.partial)
