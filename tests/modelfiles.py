@@ -289,6 +289,8 @@ def loss(model, batch, progress=None):
     return F.cross_entropy(model(batch[0]), batch[1])
 """,
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
+""",
+    # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization; `subset`: of one bias.
     "closure": """
 class SAM(torch.optim.SGD):
     def step(self, closure):
@@ -298,6 +300,8 @@ def model(params): return nn.Linear(8, 3)
 def dataset(params, split):
     return [(torch.arange(8.0).mul(i).sin(), i % 3) for i in range(45)] if split == "train" else None
 def optimizer(model, params):
+    if params.get("subset"):
+        return torch.optim.SGD([model.bias], 0.5)
     return SAM(model.parameters(), 0.1) if params.get("sam") else torch.optim.LBFGS(model.parameters())
 def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
 """,

@@ -201,12 +201,12 @@ def _measure(
             if earlier is not None and earlier.stop:
                 raise Interrupted
             if job.strategy.exchange is not None:
-                job.scaler.unscale_(job.optimizer)
+                job.scaler.unscale_(job.scaled)
                 job.strategy.exchange(progress.step)
-            job.scaler.step(job.optimizer)
+            job.scaler.step(job.scaled)
             job.strategy.share_update()
             job.scaler.update()
-            job.optimizer.zero_grad()
+            job.clear_gradients()
             progress.step += 1
             job.meter.tick()
             stop = agreement.finish().stop

@@ -138,6 +138,17 @@ class TrainingJob:
         told.step, told.max_steps = progress.step + ahead, progress.max_steps
         told.epoch = (progress.samples + ahead * self.split.global_batch) // self.order.length
 
+    @property
+    def scaled(self) -> Any:
+        """The optimizer, as the loss scaler takes it."""
+        return self.optimizer if self.own is None else self.own.scaled
+
+    def clear_gradients(self) -> None:
+        """Clear all gradients, also of parameters that a task's own optimizer does not change."""
+        self.optimizer.zero_grad()
+        for parameter in self.own.left if self.own is not None else ():
+            parameter.grad = None
+
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its averaged weights, if the job keeps an average."""
         return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
@@ -381,7 +392,9 @@ def own_of(
     """Return the task's optimizer, and the groups with a rate. Raises TaskError."""
     is_apart = facts_of(wanted).averages_weights and place.ranks > 1
     unable = "parallel.pipeline" if place.pipeline > 1 else f"strategy: {wanted.strategy}" if is_apart else None
-    own = OwnOptimizer(optimizer, strategy.parameter_names(), unable)
+    with strategy.optimized():
+        trained = [p for p in strategy.module.parameters() if p.requires_grad]
+    own = OwnOptimizer(optimizer, strategy.parameter_names(), unable, trained)
     groups = own.groups()
     if not groups and wanted.schedule != ScheduleSettings():
         raise FormError(

@@ -13,8 +13,9 @@ import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,8 +74,13 @@ def explained(optimizer: Any) -> Iterator[None]:
 class OwnOptimizer:
     """A task's optimizer, and the optimizers inside."""
 
-    def __init__(self, optimizer: Any, names: Names, unable: str | None = None) -> None:
-        """`unable`: the setting, if any, with which only `state` by parameter can be saved. Raises FormError."""
+    def __init__(
+        self, optimizer: Any, names: Names, unable: str | None = None, trained: Sequence[nn.Parameter] = ()
+    ) -> None:
+        """`unable`: the setting, if any, with which only `state` by parameter can be saved. Raises FormError.
+
+        `trained`: the model's parameters that get gradients.
+        """
         require_form(optimizer)
         self.optimizer, self._unable, self._is_checked = optimizer, unable, False
         # Else all state is in the tree: of a plain class, or of a wrapper that does not call super().__init__.
@@ -86,7 +92,14 @@ class OwnOptimizer:
         inside = self._start.objects.values()
         self.parts = [part for part in inside if hasattr(part, "param_groups")]
         self.generators = (*own_generators(optimizer), *filter(is_generator, inside))
-        if any(p not in names for group in self.groups(rated=False) for p in group["params"]):
+        grouped = {p for group in self.groups(rated=False) for p in group["params"]}
+        self.left = [p for p in trained if p not in grouped]  # get gradients, which zero_grad() does not clear
+        # For the loss scaler, which divides the gradients of param_groups: each parameter once, also those left.
+        own, self.scaled = [p for group in optimizer.param_groups for p in group["params"]], optimizer
+        if len(own) != len(set(own)) or not set(trained) <= set(own):
+            every = [{"params": list(dict.fromkeys([*own, *grouped, *trained]))}]
+            self.scaled = SimpleNamespace(step=optimizer.step, param_groups=every)
+        if any(p not in names for p in grouped):
             raise FormError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
                 "the model, and no checkpoint would have it: make it an nn.Parameter of the model"

@@ -184,7 +184,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if count:
         strategy.scale((len(job.owned) if is_lone else job.split.virtual) / count)
     if training.clip_norm or skips or strategy.exchange is not None or count == 0:
-        job.scaler.unscale_(job.optimizer)
+        job.scaler.unscale_(job.scaled)
     if training.clip_norm:
         norm = strategy.clip(training.clip_norm)
     is_finite = math.isfinite(progress.own_loss if is_lone else verdict.loss)
@@ -204,7 +204,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if job.ema is not None and covered and (is_lone or not is_left_out):
         job.ema.update(progress.step + 1, covered)
     job.scaler.update()
-    job.optimizer.zero_grad()
+    job.clear_gradients()
     progress.step += 1
     progress.samples += job.split.global_batch
     job.meter.tick()
@@ -240,14 +240,14 @@ def _after_step(job: TrainingJob, function: Callable[[Any, int], Any], step: int
 def _update(job: TrainingJob, step: int) -> None:
     """Take the optimizer's step, in which a task's own optimizer may draw random numbers. Raises TaskError."""
     if job.own is None:
-        job.scaler.step(job.optimizer)
+        job.scaler.step(job.scaled)
         return
     words = (job.spec.training.seed, data.OPTIMIZER, step)
     data.seed_all(data.mix(*words, job.strategy.shard))
     for generator in job.own.generators:  # alike on all ranks
         reseed(generator, data.mix(*words))
     with own_optimizer.explained(job.optimizer):
-        job.scaler.step(job.optimizer)
+        job.scaler.step(job.scaled)
 
 
 def _lr_factor(job: TrainingJob, progress: TrainState) -> float:
@@ -293,7 +293,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
             if verdict.failed:
                 saving.retry_later(job, progress)
             if verdict.stop:
-                job.optimizer.zero_grad()
+                job.clear_gradients()
                 strategy.undo_buffers()  # the save then holds the state after the last whole step
                 return verdict
     progress.own_loss = total
@@ -344,7 +344,7 @@ def _piped_gradients(
         total = walk(Feed(job.owned, batch, seed, functools.partial(_loss, job), backward, heartbeat.beat, left))
     earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
     if earlier is not None and earlier.stop:
-        job.optimizer.zero_grad()
+        job.clear_gradients()
         return earlier
     if job.agreement.is_due(must_agree):
         _begin_agreement(job, total, is_known=must_agree or total.device.type == "cpu")

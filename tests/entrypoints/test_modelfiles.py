@@ -89,6 +89,8 @@ ROWS = (
     # The state of the optimizers inside another is not saved.
     Row("gan", settings={"eval_every": None}),
     Row("stream", settings={"eval_every": None}),
+    # The norm for clipping is of all gradients, also of those that the optimizer does not clear.
+    Row("subset", text="closure", params={"subset": True}, settings={"eval_every": None, "clip_norm": 0.1}),
     # Tensors below 1,000 elements stay dense under both kinds of sparse compression.
     Row("small-threshold", **SMALL, settings={"compression": "threshold", **NO_MOMENTUM}),
     Row("small-topk", **SMALL, settings={"compression": "topk", **NO_MOMENTUM}),
@@ -172,7 +174,7 @@ def plain(row: Row, folder: Path, micro: int) -> dict[str, torch.Tensor]:
     batches = data.Batches(dataset, keys, seed=SEED, collate=task.collate, num_workers=0, device=cpu)
     kept: list[torch.Tensor] = []
     for step in range(STEPS):
-        optimizer.zero_grad()
+        model.zero_grad()
         begin = [buffer.clone() for buffer in model.buffers()]
         for virtual in range(split.virtual):
             batch = next(batches)

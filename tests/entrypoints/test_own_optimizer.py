@@ -123,6 +123,13 @@ class LateNoise(SGD):
         self.noise = getattr(self, "noise", None) or torch.Generator()
         super().step()
 
+class Doubled(Plain):
+    """Its groups are those of both optimizers inside, or of the first."""
+    def __init__(self, model, first=False):
+        self.parts = [SGD(model[:1 if first else 3].parameters(), 0.1), SGD(model[2].parameters(), 0.1)]
+        self.first = first
+    param_groups = property(lambda self: [g for part in self.parts[:1 if self.first else 2] for g in part.param_groups])
+
 class Late(SGD):
     def step(self):
         self.inner = getattr(self, "inner", None) or Adam(self.param_groups[0]["params"])
@@ -149,7 +156,7 @@ def made(form: Callable[[nn.Module], Any], unable: str | None = None) -> Any:
     strategy = SimpleNamespace(module=module, saved_elsewhere=(), shared_state=dict)
     strategy.parameter_names = lambda: {p: name for name, p in module.named_parameters()}
     optimizer = form(module)
-    own = OwnOptimizer(optimizer, strategy.parameter_names(), unable)
+    own = OwnOptimizer(optimizer, strategy.parameter_names(), unable, list(module.parameters()))
     more = {"ema": None, "scaler": torch.amp.GradScaler("cpu", enabled=False), "place": SimpleNamespace(pipeline=1)}
     groups = own.groups()
     lrs = [float(group["lr"]) for group in groups]
@@ -192,6 +199,23 @@ def test_each_form_resumes_bit_for_bit(form: str, alone: None) -> None:
     expected = whole.strategy.module.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in again.strategy.module.state_dict().items())
     assert [group["lr"] for group in again.own.groups()] == [group["lr"] for group in whole.own.groups()]
+
+
+@pytest.mark.parametrize(
+    ("form", "left"),
+    [
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1), 0),
+        (lambda m: torch.optim.SGD(m[2].parameters(), 0.1), 2),
+        (lambda m: scope["Doubled"](m), 0),
+        (lambda m: scope["Doubled"](m, first=True), 0),
+    ],
+)
+def test_loss_scaler_gets_each_parameter_once(form: Any, left: int, alone: None) -> None:
+    """Also if param_groups leaves parameters out, or lists them twice."""
+    job = made(form)
+    of_scaler = [id(p) for group in job.own.scaled.param_groups for p in group["params"]]
+    assert sorted(of_scaler) == sorted(map(id, job.strategy.module.parameters()))
+    assert len(job.own.left) == left
 
 
 @pytest.mark.parametrize(
