@@ -288,8 +288,6 @@ def loss(model, batch, progress=None):
         change(model, progress.step)
     return F.cross_entropy(model(batch[0]), batch[1])
 """,
-    # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization.
-""",
     # Optimizers whose step needs a closure: LBFGS, or with `sam` sharpness-aware minimization; `subset`: of one bias.
     "closure": """
 class SAM(torch.optim.SGD):

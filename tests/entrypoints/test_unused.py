@@ -18,12 +18,15 @@ from cloudtrain.entrypoints.trainer.strategies.wrap import wrap
 pytestmark = pytest.mark.slow
 
 # The skipped layers of each micro-batch in turn; 9 is the embedding. Some are skipped by all micro-batches of a step.
-SKIPS = [{0, 2}, {2}, {1, 2, 9}, {2, 3}, set(), {9}, {9}, {1, 9}, {0}, set(), {3}, {3, 9}]
+# With ALL the loss is a constant.
+ALL = set(range(10))
+SKIPS = [{0, 2}, {2}, {1, 2, 9}, {2, 3}, ALL, {9}, {9}, {1, 9}, {0}, ALL, {3}, {3, 9}]
 STEPS, CPU = 6, torch.device("cpu")
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"virtual": 2},
     "accumulation": {"virtual": 4},
     "bf16": {"virtual": 2, "compression": "bf16"},
+    "topk": {"virtual": 2, "compression": "topk", "sparse": True},
     "zero 1": {"virtual": 4, "shard": "optimizer"},
     "skip": {"virtual": 2, "on_nan": "skip"},
     "sparse": {"virtual": 2, "sparse": True},
@@ -41,6 +44,8 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor, skipped: set[int]) -> torch.Tensor:
         """Return a loss that depends on the layers not skipped."""
+        if skipped == ALL:
+            return torch.zeros((), requires_grad=True)
         x = x if 9 in skipped else x + self.embedding(torch.tensor([1, 2]))
         for number, layer in enumerate(self.layers):
             x = x if number in skipped else x + layer(x).tanh()
@@ -86,6 +91,8 @@ def spread(virtual: int, sparse: bool = False, **settings: Any) -> list[float]:
             with strategy.micro_batch(number, number == owned[-1]):
                 (called(strategy, *micro_batch(number, step, virtual)) / strategy.divisor).backward()
         strategy.finish()
+        if strategy.exchange is not None:
+            strategy.exchange(step)
         optimizer.step()
         strategy.share_update()
         optimizer.zero_grad()

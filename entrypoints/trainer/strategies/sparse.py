@@ -183,7 +183,8 @@ class SparseExchange:
             if decay:
                 view.add_(parameter, alpha=decay)
         moved = [(view, p.grad) for view, p in zip(views, self._parameters, strict=True) if p.grad is not None]
-        torch._foreach_add_([view for view, _ in moved], [gradient for _, gradient in moved])
+        if moved:
+            torch._foreach_add_([view for view, _ in moved], [gradient for _, gradient in moved])
         if self._momentum is not None:
             self._residual.add_(self._momentum)
 

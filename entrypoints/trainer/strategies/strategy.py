@@ -243,7 +243,8 @@ def clip_split(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
 @torch.no_grad()
 def scale_gradients(gradients: Iterable[torch.Tensor], factor: float) -> None:
     """Multiply the gradients, or this rank's parts."""
-    torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
+    if parts := [local_part(gradient) for gradient in gradients]:  # none if the loss is a constant
+        torch._foreach_mul_(parts, factor)
 
 
 def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
