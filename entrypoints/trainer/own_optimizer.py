@@ -12,9 +12,11 @@ import inspect
 import itertools
 import sys
 import types
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,7 @@ Names = Mapping[Any, str]  # of the model's parameters
 PLAIN = (type(None), bool, int, float, str)
 _KEEP: Tree = ["keep", None]  # no state, or an object that is elsewhere in the tree
 _LISTS: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque, "set": set}
+_OF_SHARDS = str(Path(dtensor.__file__).parent)  # the code of DTensors
 _ONE_STEP = (
     "the trainer calls step() once, with the gradients of the global batch: return another optimizer, such as AdamW, "
     "or run the training as a script (`script:` in place of `task:`)"
@@ -60,14 +63,25 @@ def require_form(optimizer: Any) -> None:
 
 @contextmanager
 def explained(optimizer: Any) -> Iterator[None]:
-    """Raise an error of step() as FormError if step() wants a closure."""
+    """Raise an error of step() as FormError if step() wants a closure, whole parameters or sparse gradients."""
     try:
         yield
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        name = type(optimizer).__name__
         wants = "closure" in inspect.signature(optimizer.step).parameters
         if wants and any(word in str(error) for word in ("closure", "'NoneType' object is not callable")):
-            why = f"{type(optimizer).__name__}.step() failed without a closure ({error}), and {_ONE_STEP}"
+            why = f"{name}.step() failed without a closure ({error}), and {_ONE_STEP}"
             raise FormError(why) from error
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OF_SHARDS):  # else a peer may be lost
+            raise FormError(
+                f"{name}.step() cannot work on shards of the parameters; set strategy: ddp without `shard`, or return "
+                f"an optimizer that works element by element ({type(error).__name__}: {str(error).partition('. ')[0]})"
+            ) from error
+        if "not support dense gradients" in str(error):
+            raise FormError(
+                f"{name}.step() got a dense gradient ({error}); create the layer with sparse=True, and leave out "
+                "reproducible: strict and compression, which make gradients dense; or return Adam"
+            ) from error
         raise
 
 

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from trainerruns import TASK, joined, parameters, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
@@ -248,6 +251,25 @@ def test_what_a_save_would_lose_is_refused(form: Any, unable: str | None, why: s
 
     with pytest.raises(TaskError, match=why):
         begin()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("Adafactor", r"cannot work on shards of the parameters; set strategy: ddp without `shard`"),
+        ("Rprop", r"cannot work on shards of the parameters; set strategy: ddp without `shard`"),
+        ("SparseAdam", r"got a dense gradient .* leave out reproducible: strict"),
+        ("SGD", ""),
+    ],
+)
+def test_gradients_that_step_cannot_take_are_explained(kind: str, why: str, alone: None) -> None:
+    """In place of torch's text about placements."""
+    whole, mesh = torch.ones(4, 2), init_device_mesh("cpu", (1,))
+    parameter = nn.Parameter(whole if kind == "SparseAdam" else distribute_tensor(whole, mesh, [Shard(0)]))
+    parameter.grad = parameter.detach().clone()
+    optimizer = getattr(torch.optim, kind)([parameter], lr=0.1)
+    with pytest.raises(TaskError, match=why) if why else nullcontext(), own_optimizer.explained(optimizer):
+        optimizer.step()
 
 
 @pytest.mark.slow
