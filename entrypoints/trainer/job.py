@@ -284,7 +284,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         uploader=uploader,
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
-        tally=Tally(split, wanted.tokens_per_sample),
+        tally=Tally(split, wanted.tokens_per_sample, says=place.counts and place.data_rank == 0),
         roots=(task.loss, task.evaluate, task.outputs, task.after_step, strategy.module),
     )
 

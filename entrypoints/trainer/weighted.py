@@ -29,7 +29,9 @@ def is_pair(returned: object) -> bool:
 class Tally:
     """What the task's functions have shown: the form of the loss, the counts of the present step, and collectives."""
 
-    def __init__(self, split: data.Split, tokens_per_sample: int | None) -> None:
+    def __init__(self, split: data.Split, tokens_per_sample: int | None, *, says: bool = False) -> None:
+        """`says`: prints the first (sum, count), which may be a loss and an accuracy by mistake."""
+        self._says = says
         self._unit = 2.0 ** round(math.log2(split.micro * (tokens_per_sample or 1)))
         self._is_compared = False  # the form, over the ranks
         self.is_weighted: bool | None = None  # None until a loss, or an agreement, has shown the form
@@ -56,7 +58,11 @@ class Tally:
             raise FormError(
                 f"loss(model, batch) returned (sum, count) with a sum of {shape} numbers: call .sum() on it"
             )
-        self.count = self.count + checked_count(count) / self._unit
+        terms = checked_count(count)
+        if self._says:
+            self._says = False
+            print(in_words(float(terms)), flush=True)
+        self.count = self.count + terms / self._unit
         return total / self._unit if isinstance(total, torch.Tensor) else total
 
     def compare(self, verdict: Agreed, ranks: int) -> None:
@@ -75,6 +81,14 @@ class Tally:
         if not self.is_weighted:
             return None
         return float(self.count) if is_lone else verdict.count
+
+
+def in_words(count: float) -> str:
+    """Return the effect of (sum, count), and a warning if the first count can hardly be a number of terms."""
+    words = f"loss(model, batch) returns (sum, count), first with a count of {count:g}: sums are divided by counts"
+    if count >= 1 and count.is_integer():
+        return words
+    return f"{words}; if the second part is an accuracy or another metric, and no count, return the loss alone"
 
 
 def checked_count(count: Any) -> torch.Tensor | float:
@@ -102,7 +116,8 @@ def checked_count(count: Any) -> torch.Tensor | float:
 def checked(loss: object) -> torch.Tensor:
     """Return the loss as a scalar. Raises FormError if the loss is no scalar tensor, or has no gradient."""
     if not isinstance(loss, torch.Tensor):
-        raise FormError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
+        hint = "; write (sum, count) as a tuple" if isinstance(loss, list) else ""
+        raise FormError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}{hint}")
     if loss.numel() != 1:
         shape = "x".join(map(str, loss.shape))
         raise FormError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")

@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.agree import Agreed
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.data import Split
-from cloudtrain.entrypoints.trainer.weighted import Tally
+from cloudtrain.entrypoints.trainer.weighted import Tally, checked
 
 # Sequences of 2 to 9 tokens; sample 3 has no target, and is a micro-batch alone under micro_batch_size 1.
 TOKENS = """
@@ -165,13 +165,26 @@ def test_ranks_with_two_forms_are_refused(micro: int, strategy: str, tmp_path: P
         ((torch.ones(()), None), "must be one number without a gradient, and is a NoneType"),
         ((torch.ones(()), -1), "the count in (sum, count) is -1"),
         ((torch.ones(()), float("nan")), "the count in (sum, count) is nan"),
+        ([torch.ones(()), 3], "must return a tensor; it returned [tensor(1.), 3]; write (sum, count) as a tuple"),
     ],
 )
 def test_wrong_pair_is_named(returned: Any, said: str) -> None:
     """The message names the wrong part and the cure."""
     with pytest.raises(TaskError) as error:
-        Tally(Split(8, 2, 1, 4), None).take(returned)
+        checked(Tally(Split(8, 2, 1, 4), None).take(returned))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("count", "is_doubted"), [(12, False), (0.375, True), (0, True), (37.5, True)])
+def test_first_count_is_said(count: float, is_doubted: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once; a count that may be an accuracy with a cure."""
+    tally = Tally(Split(8, 2, 1, 4), None, says=True)
+    for _ in range(2):
+        tally.take((torch.ones(()), count))
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert f"a count of {count:g}" in said[0]
+    assert ("an accuracy or another metric, and no count, return the loss alone" in said[0]) == is_doubted
 
 
 def test_form_must_stay() -> None:
