@@ -104,8 +104,10 @@ def uses_collectives(job: TrainingJob, split: Any, size: int, run: Callable[[Any
         watch = _CollectiveWatch()  # type: ignore[no-untyped-call]
         # A compiled model would not be compiled again after a pass under the watch.
         eager = torch.compiler.set_stance("force_eager")
-        with closing(job.batches(split, iter([keys]))) as batches, eager, job.strategy.autocast(), watch:
-            job.strategy.evaluate(run(next(batches)))
+        with closing(job.batches(split, iter([keys]))) as batches:
+            batch = next(batches)  # the dataset runs without autocast
+        with eager, job.strategy.autocast(), watch:
+            job.strategy.evaluate(run(batch))
         job.tally.uses_collectives = any(exchange.gather(watch.has_seen))
     return bool(job.tally.uses_collectives)
 
