@@ -71,6 +71,8 @@ def refusal(
         ({"module": nn.SyncBatchNorm(2)}, "use BatchNorm"),
         ({"module": nn.SyncBatchNorm(2), "reproducible": "strict", "device": torch.device("cuda")}, "depend on"),
         ({"module": nn.ReLU()}, "nothing to train"),
+        ({"module": nn.Linear(2, 2).half(), "precision": "fp16"}, "needs weights in fp32"),
+        ({"module": nn.Sequential(nn.Linear(2, 2), nn.PReLU(0)), "strategy": "fsdp"}, "parameter 1.weight has no elem"),
         ({"activation_checkpointing": True}, "write blocks"),
         ({"strategy": "fsdp", "blocks": lambda model: [nn.Linear(1, 1)]}, "submodules of the model"),
         ({"strategy": "fsdp", "module": transformer(), "blocks": lambda model: [model.layers]}, "no forward pass"),

@@ -169,6 +169,11 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
     if facts.has_servers and len(kinds) > 1:
         yield f"strategy async needs parameters of one type; there are {', '.join(sorted(map(str, kinds)))}"
     numbers = [name for name, parameter in module.named_parameters() if not parameter.dim()]
+    empty = [name for name, parameter in module.named_parameters() if not parameter.numel()]
+    if empty and not facts.is_whole:
+        yield f"parameter {empty[0]} has no elements, which {settings.strategy} cannot shard; leave it out of the model"
+    if torch.float16 in kinds and settings.precision == "fp16" and settings.compression not in contradictions.SPARSE:
+        yield "precision: fp16 needs weights in fp32: the loss scaler takes no fp16 gradients; call model.float()"
     if settings.shard == "optimizer" and numbers:
         yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
     hooked = [n for n, p in module.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
