@@ -135,8 +135,16 @@ def _why_not(model: torch.nn.Module, error: Exception) -> str:
     """Return why the model has no traced form. torch.onnx says only which part of the export failed: its cause says."""
     if isinstance(error, torch.onnx.OnnxExporterError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    kind = next((type(part).__name__ for part in model.modules() if isinstance(part, torch.nn.RNNBase)), None)
-    if kind is None or not re.search("specialized it to be a constant|user-specified ranges", str(error)):
+    text, recurrent = str(error), (torch.nn.RNNBase, torch.nn.RNNCellBase)
+    kind = next((type(part).__name__ for part in model.modules() if isinstance(part, recurrent)), None)
+    if "data-dependent expression" in text:
+        return (
+            "forward decides by the values of a tensor (an `if`, a loop or a size), which torch does not trace; use "
+            f"torch.where or a mask ({first_line(error)})"
+        )
+    if kind is not None and re.search("pack_padded|argument 'size' failed to unpack", text):
+        return f"torch does not trace the {kind} of a packed sequence; call it with the padded sequence"
+    if kind is None or not re.search("specialized it to be a constant|user-specified ranges", text):
         return _told(error)
     return (
         f"torch traces {kind} for sequences of one length, and the length differs between batches; let "
