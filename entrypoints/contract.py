@@ -421,18 +421,27 @@ _OWN_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "
 def sign_of(error: Mapping[str, Any] | None) -> tuple[Any, ...] | None:
     """Return the sign by which a failure is known again; None if a new start may mend the failure.
 
-    The same sign a second time, which includes the step, is an error of the code, or the machine is too small.
+    The same sign a second time, which includes the step, is an error of the code, or the machine is too small. A kill
+    may come from outside, but hardly twice to the same rank in the same step.
     """
     told = error or {}
-    kind, signal = told.get("kind"), told.get("signal")
+    kind, signal, step = told.get("kind"), told.get("signal"), told.get("step")
+    if kind == "signal" and (signal in _OWN_SIGNALS or OUT_OF_MEMORY in str(told.get("message"))):
+        return None if step is None and not told.get("early") else (step, kind, signal)
+    if kind == "signal":
+        return (step, kind, signal, told.get("rank")) if signal == "SIGKILL" and step is not None else None
     is_own = kind == "hang" or (kind == "exception" and not told.get("peer_lost"))
-    is_own |= kind == "signal" and (signal in _OWN_SIGNALS or OUT_OF_MEMORY in str(told.get("message")))
-    return (told["step"], kind, signal or told.get("type")) if is_own and told.get("step") is not None else None
+    return (step, kind, signal or told.get("type")) if is_own and step is not None else None
+
+
+def step_in_words(error: Mapping[str, Any]) -> str:
+    """Return when a failure with a sign came."""
+    return "before the first step" if error.get("step") is None else f"at step {error['step']}"
 
 
 def sign_fields(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a failure's sign that not every failure has, for a report."""
-    return {key: error[key] for key in ("signal", "step", "again") if error.get(key) is not None}
+    return {key: error[key] for key in ("signal", "step", "early", "again") if error.get(key) is not None}
 
 
 @dataclass(frozen=True)

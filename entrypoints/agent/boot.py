@@ -297,7 +297,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         if failure["rank"] not in by_rank:  # a rank's own record is more precise than its exit code
             by_rank[failure["rank"]] = _with_lines(failure)
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
-    failures = [_at_step(folder, f) for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
+    failures = [_at_step(folder, f, is_task=is_task) for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
     if ended.was_stopped:  # a rank that died of the stop signal has not failed
         failures = [f for f in failures if f.get("signal") != "SIGTERM"]
     if any(f.get("signal") != "SIGTERM" for f in failures):  # torchrun ends the remaining ranks with SIGTERM
@@ -326,10 +326,12 @@ def _needs_group(spec: JobSpec, nodes_count: int) -> bool:
     return not (spec.run.is_own or spec.run.allow_alone or spec.nproc_per_node * nodes_count == 1)
 
 
-def _at_step(folder: Path, failure: dict[str, Any]) -> dict[str, Any]:
-    """Return the failure with the steps that the rank has done, if known."""
+def _at_step(folder: Path, failure: dict[str, Any], *, is_task: bool = False) -> dict[str, Any]:
+    """Return the failure with the steps that the rank has done, if known; `early`: a task's training had not begun."""
     step = heartbeat.steps_done(folder, failure["rank"])
-    return failure if step is None else {**failure, "step": step}
+    if step is None:
+        return {**failure, "early": True} if is_task else failure
+    return {**failure, "step": step}
 
 
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:

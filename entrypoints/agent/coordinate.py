@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import ExitReport, ExitState, sign_of
+from ..contract import ExitReport, ExitState, sign_of, step_in_words
 from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
@@ -237,7 +237,7 @@ class Coordinator:
         self.last_echo = echo
         sign = None if missing else sign_of(first)
         if sign is not None and sign == self.last_sign:  # a second start came to the same end
-            words = f"the start before ended in the same way at step {first['step']}, so a further start would too"
+            words = f"the start before ended in the same way {step_in_words(first)}, so a further start would too"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}", "again": True})
         self.last_sign = sign
         # Ranks that wait at different places fail after a time-out of torch, each start other ranks first.

@@ -31,6 +31,7 @@ from typing import NoReturn
 
 from .. import atomic_json, processes
 from ..checkpoints.folder import CheckpointError
+from ..errors import TaskError
 from ..rank import heartbeat, tracebacks, variables
 from ..scripts import meeting, rank
 from .node_logs import last_lines
@@ -110,7 +111,12 @@ def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
         from ..trainer import train
 
         _take_path(os.environ)
-        ending.code = train.main()
+        try:
+            ending.code = train.main()
+        except SystemExit as leaving:
+            if leaving.code:
+                raise
+            raise TaskError("ended with code 0 before the training was done: the task's code called exit") from leaving
     _note_end(ending)
     _leave(ending.code)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.contract import sign_of
+from cloudtrain.entrypoints.contract import sign_of, step_in_words
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.records import RecordError
 from cloudtrain.entrypoints.sweep.search import FIXED
@@ -291,7 +291,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
     error = job.attempt.state.error or {}
     signs = [sign_of(each.state.error) for each in registry.attempts(job)[-2:]]
     if error.get("again") or (len(signs) == 2 and signs[0] is not None and signs[0] == signs[1]):
-        say(f"no retry: the start before ended in the same way at step {error['step']}: correct the code, then resume")
+        say(f"no retry: the start before ended in the same way {step_in_words(error)}: correct the code, then resume")
         return None
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:

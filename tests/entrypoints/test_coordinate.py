@@ -214,7 +214,11 @@ FULL = {"message": "killed by SIGKILL; meanwhile the kernel killed a process of 
         *(({"signal": name, "step": 10}, {"signal": name, "step": 10}, True) for name in OWN),
         ({"step": 10, **FULL}, {"step": 10, **FULL, "rank": 0}, True),
         ({"kind": "hang", "signal": None, "step": 10}, {"kind": "hang", "signal": None, "step": 10}, True),
-        ({"step": 10}, {"step": 10}, False),  # a kill from outside
+        ({"step": 10}, {"step": 10}, True),
+        ({"step": 10}, {"step": 10, "rank": 2}, False),  # kills from outside
+        ({"step": 10}, {"step": 11}, False),
+        ({"early": True}, {"early": True}, False),
+        ({"signal": "SIGABRT", "early": True}, {"signal": "SIGABRT", "early": True}, True),
         ({"signal": "SIGABRT", "step": 10}, {"signal": "SIGABRT", "step": 20}, False),
         ({"signal": "SIGABRT", "step": 10}, {"signal": "SIGSEGV", "step": 10}, False),
         ({"signal": "SIGABRT"}, {"signal": "SIGABRT"}, False),  # a script without steps
@@ -236,7 +240,8 @@ def test_same_fault_at_the_same_step_is_an_error_of_the_code(
     assert (verdict is not None) is is_code
     if verdict is not None:
         assert (verdict.state, verdict.reason, verdict.restarts) == ("failed", "error", 1)
-        assert "in the same way at step 10" in (verdict.error or {})["message"]
+        when = "before the first step" if "early" in first else "at step 10"
+        assert f"in the same way {when}" in (verdict.error or {})["message"]
 
 
 def test_fault_of_the_code_beside_a_lost_node_is_no_sign() -> None:

@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+
+from cloudtrain.entrypoints.agent import worker
+from cloudtrain.entrypoints.errors import TaskError
 
 SCRIPT = """
 import pickle, sys
@@ -137,6 +140,18 @@ def test_cause_is_recorded_despite_the_scripts_stdout(tmp_path: Path, stream: st
     ended = run(tmp_path, "script", "train.py")
     assert (ended.returncode in (1, 120), failure(tmp_path)["message"]) == (True, "boom")  # 120: flush failed
     assert "ValueError: boom" in ended.stderr
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_exit_of_a_task_before_its_end_is_an_error(code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With code 0 only the other ranks would fail, by the lost connection."""
+
+    def leave() -> NoReturn:
+        sys.exit(code)
+
+    monkeypatch.setattr("cloudtrain.entrypoints.trainer.train.main", leave)
+    with pytest.raises(SystemExit if code else TaskError, match="3" if code else "before the training was done"):
+        worker._run_own(worker._RankProcess(1, None), "task")
 
 
 def test_exit_of_the_script_is_kept(tmp_path: Path) -> None:

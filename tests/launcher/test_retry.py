@@ -128,7 +128,9 @@ ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "message": "killed 
     [
         (ABORTED, {**ABORTED, "rank": 1}, False),
         (ABORTED, {**ABORTED, "step": 20}, True),
-        ({**ABORTED, "signal": "SIGKILL"}, {**ABORTED, "signal": "SIGKILL"}, True),
+        ({**ABORTED, "signal": "SIGKILL"}, {**ABORTED, "signal": "SIGKILL"}, False),
+        ({**ABORTED, "signal": "SIGTERM"}, {**ABORTED, "signal": "SIGTERM"}, True),
+        ({**ABORTED, "step": None, "early": True}, {**ABORTED, "step": None, "early": True}, False),
         (None, ABORTED, True),
         (None, {**ABORTED, "again": True}, False),
     ],
@@ -157,4 +159,4 @@ def test_fault_that_comes_again_at_the_same_step_earns_no_third_start(
     monkeypatch.setattr(Registry, "find", lambda self, key: jobs[-1])
     assert retry.send_if_due(Registry(), jobs[-1]) is None
     assert bool(sent) is goes_on
-    assert ("same way at step 10" in said[0]) is not goes_on
+    assert ("ended in the same way" in said[0]) is not goes_on
