@@ -86,9 +86,8 @@ class Tally:
 def in_words(count: float) -> str:
     """Return the effect of (sum, count), and a warning if the first count can hardly be a number of terms."""
     words = f"loss(model, batch) returns (sum, count), first with a count of {count:g}: sums are divided by counts"
-    if count >= 1 and count.is_integer():
-        return words
-    return f"{words}; if the second part is an accuracy or another metric, and no count, return the loss alone"
+    cure = "; if the second part is an accuracy or another metric, and no count, return the loss alone"
+    return words if count >= 1 and count.is_integer() else words + cure
 
 
 def checked_count(count: Any) -> torch.Tensor | float:

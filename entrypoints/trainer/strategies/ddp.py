@@ -187,15 +187,11 @@ def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strateg
 
 
 class WatchedForward(OneForward):
-    """Notes whether the last loss depends on a parameter: a rank's loss may be a constant, and DDP's hooks then wait.
-
-    The search ends at the first parameter: 1.2 us for an mlp.
-    """
+    """Notes whether the last loss depends on a parameter, for DDP: the search takes 1.2 us for an mlp."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self.reaches = True
-        self._trained = {p for p in module.parameters() if p.requires_grad}
+        self.reaches, self._trained = True, {p for p in module.parameters() if p.requires_grad}
 
     def forward(self, run: Callable[[nn.Module], Any]) -> Any:
         """Return the function's result."""
