@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-import types
 import traceback
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
