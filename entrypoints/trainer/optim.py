@@ -141,8 +141,16 @@ def set_lr(groups: list[dict[str, Any]], base_lrs: list[float], factor: float) -
     lr = base_lrs[0] * factor
     if groups[0]["lr"] != lr or len(base_lrs) > 1:
         for group, base in zip(groups, base_lrs, strict=True):
-            group["lr"] = base * factor
+            put_lr(group, base * factor)
     return lr
+
+
+def put_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the rate of one group, in place if the optimizer's rate is a tensor."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ are seeded before each step, and have no state to save.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import sys
@@ -24,12 +25,14 @@ import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
 from .generators import is_generator, own_generators
+from .optim import put_lr
 from .search import walk
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
@@ -54,7 +57,8 @@ def require_form(optimizer: Any) -> None:
             f"optimizer(model, params) returned a {name} without {first_of(lacking, 3)}; return a torch optimizer, or "
             "an object of a class with step(), zero_grad() and the param_groups of all optimizers inside"
         )
-    signature = inspect.signature(optimizer.step)
+    # A scheduler of torch replaces the method by a function that takes any arguments.
+    signature = inspect.signature(optimizer.step, follow_wrapped=inspect.ismethod(optimizer.step))
     try:
         signature.bind()
     except TypeError as error:
@@ -105,6 +109,11 @@ class OwnOptimizer:
         self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
         inside = self._start.objects.values()
         self.parts = [part for part in inside if hasattr(part, "param_groups")]
+        if outside := _schedulers([optimizer, *self.parts], self._start):  # that a hook or after_step calls
+            optimizer.schedulers_outside = outside
+            self._start = Encoder(self, names)
+        self.rated = self.groups()
+        self._lrs, self._set = [float(group["lr"]) for group in self.rated], list[Any]()
         self.generators = (*own_generators(optimizer), *filter(is_generator, inside))
         grouped = {p for group in self.groups(rated=False) for p in group["params"]}
         self.left = [p for p in trained if p not in grouped]  # get gradients, which zero_grad() does not clear
@@ -125,6 +134,23 @@ class OwnOptimizer:
         """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""
         groups = [group for part in (self.optimizer, *self.parts) for group in part.param_groups]
         return list({id(group): group for group in groups if not rated or group.get("lr") is not None}.values())
+
+    @contextmanager
+    def scheduled(self) -> Iterator[None]:
+        """Set the rates inside. Raises TaskError if something else has changed them since the last call."""
+        now = [_mark(group["lr"]) for group in self.rated]
+        if self._set and now != self._set and not set(now) <= set(self._set):  # a wrapper may hand a rate on
+            where = f"{type(self.optimizer).__name__}.step(), a scheduler inside, or after_step"
+            raise TaskError(f"{where} changes lr, and the training's schedule sets it: leave one of them out")
+        yield
+        self._set = [_mark(group["lr"]) for group in self.rated]
+
+    def load_lrs(self, trees: dict[str, Any] | None) -> None:
+        """Keep this start's rate in groups whose rate was the same at the other start and at the save."""
+        then = [float(group["lr"]) for group in self.rated] if trees is None else trees.get("lrs", self._lrs)
+        for group, at_start, now in zip(self.rated, then, self._lrs, strict=True):
+            if float(group["lr"]) == at_start:
+                put_lr(group, now)
 
     def check(self, names: Callable[[], Names]) -> None:
         """Raise TaskError, after the first step, if a save would lose state. Collective."""
@@ -151,7 +177,7 @@ class OwnOptimizer:
         ranks = exchange.gather({n: _sum(t) if is_sharded else "" for n, t in tensors.items()})
         if differing := [n[4:] for n in ranks[0] | ranks[-1] if len({rank.get(n) for rank in ranks}) > 1]:
             self._refuse(f"the ranks differ in {first_of(differing, 4)}: make it like p, by torch.zeros_like(p)")
-        return tensors, {"tree": tree, "dict": own, "tensors": now.about}
+        return tensors, {"tree": tree, "dict": own, "tensors": now.about, "lrs": self._lrs}
 
     def load_dict(self, state: Tree, tensors: Tensors, parameters: Tensors) -> None:
         """Call the task's `load_state_dict`, if defined, and keep the groups, which others may share."""
@@ -179,9 +205,9 @@ class Encoder:
         self.objects: dict[str, Any] = {}  # that a load fills, by place
         self.plain: dict[str, Tree] = {}  # attributes without tensors
         attributes = dict(vars(root))
-        self._seen = {id(root): root}
+        self.seen = {id(root): root}
         if own.is_torch:  # saving.py saves the groups, and tensors and numbers in `state` by the parameter's name
-            self._seen |= {id(each): each for each in (root.param_groups, *root.param_groups)}
+            self.seen |= {id(each): each for each in (root.param_groups, *root.param_groups)}
             is_by_name = [self._by_name(key, values) for key, values in root.state.items()]
             if all(is_by_name):
                 del attributes["state"]
@@ -214,9 +240,9 @@ class Encoder:
         if is_generator(value):
             self.objects[place] = value
             return _KEEP
-        if id(value) in self._seen and not isinstance(value, tuple):
+        if id(value) in self.seen and not isinstance(value, tuple):
             return _KEEP
-        self._seen[id(value)] = value
+        self.seen[id(value)] = value
         if isinstance(value, Mapping):
             return ["dict", [[self.node(k, place), self._item(v, place, k, near)] for k, v in value.items()]]
         for kind, of in _LISTS.items():
@@ -306,6 +332,18 @@ def _outside(step: Any) -> dict[tuple[str, int], int]:
     kinds = (types.FunctionType, dict, *_LISTS.values())
     held = walk({"": function}, enters=lambda value: isinstance(value, kinds))
     return {(place.partition("[")[0], id(t)): t._version for place, t in held if isinstance(t, torch.Tensor)}
+
+
+def _schedulers(parts: list[Any], known: Encoder) -> list[LRScheduler]:
+    """Return the learning-rate schedulers that change these optimizers and are in no attribute of them."""
+    if not any(hasattr(part.step, "_wrapped_by_lr_sched") for part in parts if hasattr(part, "step")):
+        return []  # a search takes 30 ms
+    found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler) and id(each) not in known.seen]
+    return [each for each in found if any(vars(each).get("optimizer") is part for part in parts)]
+
+
+def _mark(lr: Any) -> Any:
+    return (id(lr), lr._version) if isinstance(lr, torch.Tensor) else lr
 
 
 def _sum(tensor: torch.Tensor) -> str:

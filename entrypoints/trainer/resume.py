@@ -401,9 +401,13 @@ def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
         state.setdefault(named[name], {})[key] = read[full].to(named[name].dtype) if is_alike else read[full]
     if own is not None:  # else the present settings hold
         for group, loaded in zip(groups, saved, strict=True):
+            lr = group.get("lr")
             group.update({**loaded, "params": group["params"]})
+            if isinstance(lr, torch.Tensor) and isinstance(loaded["lr"], torch.Tensor):
+                group["lr"] = lr.copy_(loaded["lr"])  # the optimizer's defaults share it
         if trees is not None:
             filled(own.optimizer, trees["tree"], read, named)
+        own.load_lrs(trees)
 
 
 def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, ...]]) -> str | None:

@@ -50,6 +50,11 @@ class ScheduleSettings(Record):
     patience: int = 3
     """Of plateau: evaluations without gain until the rate is multiplied by `gamma`."""
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether the rate never changes."""
+        return self.name == "constant" and self.warmup_steps == 0
+
 
 @dataclass(frozen=True)
 class MonitorSettings(Record):

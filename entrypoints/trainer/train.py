@@ -171,7 +171,7 @@ def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agre
 def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
     """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
     training, strategy = job.spec.training, job.strategy
-    lr = optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
+    lr = _set_lr(job, progress)
     is_logged = report.is_logged(job, progress, progress.step + 1)
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
@@ -220,9 +220,9 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if not (is_left_out or (skips and not math.isfinite(loss))):  # of a lone step: on any rank
         if not math.isfinite(loss):
             what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
-            saving.fail(job, progress, what, loss=loss, lr=lr)
+            saving.fail(job, progress, what, loss=loss, lr=float(lr))
         if is_logged:
-            report.say_step(job, progress, loss, lr, norm)
+            report.say_step(job, progress, loss, float(lr), norm)
     progress.log_every = verdict.log_every or progress.log_every
     return verdict
 
@@ -248,6 +248,16 @@ def _update(job: TrainingJob, step: int) -> None:
         reseed(generator, data.mix(*words))
     with own_optimizer.explained(job.optimizer):
         job.scaler.step(job.scaled)
+
+
+def _set_lr(job: TrainingJob, progress: TrainState) -> float:
+    """Set the rates of this step, and return the first. Without a schedule a task's own optimizer has its own rates."""
+    if job.own is None:
+        return optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
+    if job.task.schedule is None and job.spec.training.schedule.is_flat:
+        return job.groups[0]["lr"]  # type: ignore[no-any-return]  # a tensor on a GPU is read only if logged
+    with job.own.scheduled():
+        return optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
 
 
 def _lr_factor(job: TrainingJob, progress: TrainState) -> float:

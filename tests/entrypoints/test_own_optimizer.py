@@ -138,6 +138,23 @@ class Late(SGD):
         self.inner = getattr(self, "inner", None) or Adam(self.param_groups[0]["params"])
         self.inner.step()
 
+class Falling(SGD):
+    later = True
+    def step(self):
+        super().step()
+        self.param_groups[0]["lr"] *= 0.8
+
+class Overruled(Falling):
+    later = property()
+
+def hooked(model):
+    """A scheduler that only a hook refers to, and a rate in a tensor."""
+    made = Adam(model.parameters(), lr=torch.tensor(0.01))
+    later = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
+    made.register_step_post_hook(lambda *_: later.step())
+    made.later = True
+    return made
+
 OWN = {
     "list": lambda model: Composite(model, "list"),
     "dict": lambda model: WithDict(model, "dict"),
@@ -145,6 +162,9 @@ OWN = {
     "plain": lambda model: Plain(AdamW(model.parameters(), lr=0.01)),
     "shared": lambda model: Sam(model.parameters()),
     "elsewhere": lambda model: Elsewhere(model.parameters()),
+    "falling": lambda model: Falling(model.parameters(), 0.05),
+    "hooked": hooked,
+    "tensor": lambda model: Adam(model.parameters(), lr=torch.tensor(0.01)),
     "torch": lambda model: AdamW([{"params": [p], "lr": 0.01} for p in model.parameters()], betas=(0.8, 0.9)),
 }
 '''
@@ -169,7 +189,9 @@ def made(form: Callable[[nn.Module], Any], unable: str | None = None) -> Any:
 def train(job: Any, steps: range) -> None:
     """Take the steps, with a schedule and other data in each."""
     for step in steps:
-        optim.set_lr(job.groups, job.base_lrs, 1.0 / (1 + step))
+        if not hasattr(job.optimizer, "later"):  # a schedule of its own
+            with job.own.scheduled():
+                optim.set_lr(job.groups, job.base_lrs, 1.0 / (1 + step))
         data.seed_all(step, job.own.generators)
         job.strategy.module(torch.randn(5, 3)).square().sum().backward()
         with own_optimizer.explained(job.optimizer):
@@ -240,6 +262,11 @@ def test_loss_scaler_gets_each_parameter_once(form: Any, left: int, alone: None)
             "parallel.pipeline",
             r"parallel.pipeline saves only .* move dict.momenta.0",
         ),
+        (
+            lambda m: scope["Overruled"](m.parameters(), 0.1),
+            None,
+            r"Overruled.step\(\), .* changes lr, and .* leave one",
+        ),
         (lambda m: scope["Closure"](m.parameters(), 0.1), None, r"Closure.step\(\) failed without a closure \('None"),
     ],
 )
@@ -247,7 +274,7 @@ def test_what_a_save_would_lose_is_refused(form: Any, unable: str | None, why: s
     """At the start, or at the latest after the first step, with a cure."""
 
     def begin() -> None:
-        train(made(form, unable), range(1))
+        train(made(form, unable), range(2))
 
     with pytest.raises(TaskError, match=why):
         begin()
